@@ -1,0 +1,188 @@
+"""The service: create_app(), the five REST endpoints, and `python app.py`."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import sys
+import time
+from pathlib import Path
+
+from flask import Blueprint, Flask, Response, g, request, send_file
+from werkzeug.middleware.proxy_fix import ProxyFix
+
+import accounts
+import auth
+import cli
+import clock
+import models
+import problems
+import settings
+import sockets
+from auth import require_api_key
+from models import Key, User
+from ratelimit import Allowance, Limiter
+
+API_VERSION = "1.0.0"
+HERE = Path(__file__).parent
+MAX_BODY_BYTES = 16 * 1024
+API_HEADERS = [
+    ("Cache-Control", "no-store"),
+    ("Access-Control-Allow-Origin", "*"),
+    (
+        "Access-Control-Expose-Headers",
+        "RateLimit-Policy, RateLimit, X-RateLimit-Limit, X-RateLimit-Remaining, "
+        "X-RateLimit-Reset, Retry-After",
+    ),
+]
+PREFLIGHT_HEADERS = [
+    ("Access-Control-Allow-Methods", "GET"),
+    ("Access-Control-Allow-Headers", "X-API-Key"),
+    ("Access-Control-Max-Age", "86400"),
+]
+
+WELCOME = """
+  {url}   user: demo   password: {password}
+  Your API key, shown this once:
+
+    {key}
+
+  Try it:
+
+    curl {url}/api/v1/demo/year
+    curl {url}/api/v1/status
+    curl -H "X-API-Key: {key}" {url}/api/v1/protected/test
+    curl -H "X-API-Key: {key}" {url}/api/v1/user/me
+    curl -H "X-API-Key: {key}" {url}/api/v1/usage/stats
+
+  Sockets: {ws}/api/v1/ws/echo and {ws}/api/v1/ws/time?api_key={key}
+"""
+
+api = Blueprint("api", __name__, url_prefix="/api/v1")
+
+
+def create_app(config: settings.Settings | None = None) -> Flask:
+    """Build the application; raises SettingsError, or DatabaseError if there is no database."""
+    config = config or settings.load()
+    models.init(config)
+
+    app = Flask(__name__)
+    app.secret_key = config.secret_key
+    app.json.sort_keys = False  # type: ignore[attr-defined]
+    app.extensions["settings"] = config
+    app.extensions["guard"] = auth.Guard(config.quotas, Limiter(models.load_usage))
+    if config.proxy_hops:
+        hops = config.proxy_hops
+        app.wsgi_app = ProxyFix(app.wsgi_app, x_for=hops, x_proto=hops)  # type: ignore[method-assign]
+
+    app.register_blueprint(api)
+    app.add_url_rule("/openapi.json", view_func=openapi)
+    app.after_request(finish)
+    sockets.register(app, config)
+    cli.register(app)
+    problems.register(app)
+    return app
+
+
+@api.get("/demo/year")
+def year() -> dict[str, object]:
+    moment = time.time()
+    number = clock.utc(moment).year
+    return {
+        "year": number,
+        "message": f"The current year is {number}.",
+        "timestamp": clock.timestamp(moment),
+    }
+
+
+@api.get("/status")
+def status() -> dict[str, object]:
+    key = request.headers.get("X-API-Key")
+    return {
+        "status": "operational",
+        "version": API_VERSION,
+        "authenticated": bool(key and auth.guard().find(key)),
+    }
+
+
+@api.get("/protected/test")
+@require_api_key
+def protected_test(key: Key, allowance: Allowance) -> dict[str, object]:
+    return {
+        "success": True,
+        "message": "Your API key is valid.",
+        "api_key_name": key.name,
+        "api_key_type": key.type,
+        "rate_limit_tier": allowance.quota.tier,
+        "timestamp": clock.timestamp(time.time()),
+    }
+
+
+@api.get("/user/me")
+@require_api_key
+def user_me(key: Key, allowance: Allowance) -> dict[str, object]:
+    with models.database.connection_context():
+        user = User.get_by_id(key.user_id)
+        key_count = models.live_keys(user)
+    return {
+        "user_id": user.id,
+        "username": user.username,
+        "email": user.email,
+        "created_at": clock.date_time(user.created_at),
+        "api_key_count": key_count,
+    }
+
+
+@api.get("/usage/stats")
+@require_api_key
+def usage_stats(key: Key, allowance: Allowance) -> dict[str, object]:
+    return {
+        "api_key_name": key.name,
+        "total_requests": allowance.total,
+        "rate_limit_tier": allowance.quota.tier,
+        "requests_remaining": allowance.remaining,
+        "reset_time": clock.date_time(allowance.reset),
+    }
+
+
+def openapi() -> Response:
+    response = send_file(HERE / "openapi.json")
+    response.headers["Access-Control-Allow-Origin"] = "*"
+    return response
+
+
+def finish(response: Response) -> Response:
+    """Add what every answer of the API carries; the limits only where a key was accepted."""
+    if request.path.startswith("/api/"):
+        response.headers.extend(API_HEADERS)
+        if "allowance" in g:
+            response.headers.extend(auth.limit_headers(g.allowance))
+        if request.method == "OPTIONS":
+            response.headers.extend(PREFLIGHT_HEADERS)
+    return response
+
+
+def main() -> None:
+    """The demo: make a first user and key, then become the production server."""
+    if not hasattr(os, "fork"):
+        raise SystemExit("This service needs a POSIX system; on Windows, run it in WSL.")
+    os.chdir(HERE)
+    os.environ.setdefault("SECRET_KEY", secrets.token_hex())
+    config = settings.load()
+    address = f"127.0.0.1:{config.port}"
+    models.init(config)
+    with models.database.connection_context():
+        if not User.select().exists():
+            introduce(f"http://{address}")
+    os.execv(sys.executable, [sys.executable, "-m", "gunicorn", "--bind", address])
+
+
+def introduce(url: str) -> None:
+    password = secrets.token_urlsafe(12)
+    user = accounts.create_user("demo", "demo@example.com", password)
+    _, key = auth.create_key(user, "demo", "production")
+    print(WELCOME.format(url=url, ws=url.replace("http", "ws"), password=password, key=key), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,166 @@
+"""Who is calling, and whether they may: API keys, and @require_api_key."""
+
+from __future__ import annotations
+
+import secrets
+import zlib
+from collections.abc import Callable, Mapping
+from functools import wraps
+from hashlib import sha256
+from hmac import compare_digest
+from string import ascii_letters, digits
+from typing import cast
+
+from flask import Flask, current_app, g, request
+
+import clock
+import models
+from models import ApiKey, Key, User
+from problems import Problem
+from ratelimit import DEFAULT_TIER, Allowance, Limiter, Quota
+
+PREFIXES = {"production": "sk_live_", "development": "sk_test_"}
+BASE62 = digits + ascii_letters
+ID_LENGTH, SECRET_LENGTH, CHECKSUM_LENGTH = 8, 32, 6
+REMEMBERED_KEYS = 200_000  # about 600 bytes each
+CHALLENGE = {"WWW-Authenticate": 'ApiKey realm="api", header="X-API-Key"'}
+QUOTA_EXCEEDED = "https://iana.org/assignments/http-problem-types#quota-exceeded"
+
+
+def create_key(user: User, name: str, type: str, tier: str = DEFAULT_TIER) -> tuple[ApiKey, str]:
+    """Store a new key; the second value is the key itself, which exists nowhere else.
+
+    Raises KeyLimitReached when the user has 25 live keys.
+    """
+    key_id = _random(ID_LENGTH)
+    body = f"{PREFIXES[type]}{key_id}_{_random(SECRET_LENGTH)}"
+    key = body + checksum(body)
+    with models.database.atomic():
+        if models.live_keys(user) >= models.MAX_LIVE_KEYS:
+            raise KeyLimitReached
+        row = ApiKey.create(
+            id=key_id, user=user, name=name, type=type, tier=tier, digest=digest(key)
+        )
+    return row, key
+
+
+class KeyLimitReached(Exception):
+    """The user already has as many live keys as allowed."""
+
+
+def checksum(text: str) -> str:
+    """CRC-32 in six base62 characters: tells a mistyped or made-up key without a look-up."""
+    number, characters = zlib.crc32(text.encode()), ""
+    for _ in range(CHECKSUM_LENGTH):
+        number, index = divmod(number, len(BASE62))
+        characters = BASE62[index] + characters
+    return characters
+
+
+def digest(key: str) -> str:
+    """What is stored of a key. Plain SHA-256 suffices: 190 random bits cannot be guessed."""
+    return sha256(key.encode()).hexdigest()
+
+
+def _random(length: int) -> str:
+    return "".join(secrets.choice(BASE62) for _ in range(length))
+
+
+class Guard:
+    """Checks keys and spends their allowance, remembering the keys it has seen.
+
+    A remembered key is trusted until `forget` or `forget_all`. The background calls the first
+    within a second of any change of the key, the second when it cannot see the changes.
+    """
+
+    def __init__(self, quotas: Mapping[str, Quota], limiter: Limiter) -> None:
+        self._quotas, self.limiter = quotas, limiter
+        self._known: dict[str, Key] = {}
+
+    def check(self, presented: str | None) -> Key:
+        """The live key that was presented; raises Problem 401, or DatabaseError."""
+        if not presented:
+            raise Problem(401, "missing_api_key", "Send your API key in X-API-Key.", CHALLENGE)
+        key = self.find(presented)
+        if not key:
+            raise Problem(401, "invalid_api_key", "This API key is not valid.", CHALLENGE)
+        return key
+
+    def find(self, presented: str) -> Key | None:
+        """The live key, or None for any that is unknown, malformed, wrong or revoked."""
+        key_id = presented[ID_LENGTH : 2 * ID_LENGTH]  # both prefixes are as long as an id
+        key = self._known.get(key_id) or self._look_up(key_id, presented)
+        return key if key and compare_digest(key.digest, digest(presented)) else None
+
+    def spend(self, key: Key) -> Allowance:
+        """Count one request of the key; raises Problem 429, or DatabaseError."""
+        g.allowance = allowance = self.limiter.hit(key.id, self.quota(key.tier))
+        if not allowance.accepted:
+            raise _rate_limited(allowance)
+        return allowance
+
+    def peek(self, key_id: str, tier: str) -> Allowance:
+        """What `spend` would answer, with nothing counted."""
+        return self.limiter.peek(key_id, self.quota(tier))
+
+    def quota(self, tier: str) -> Quota:
+        return self._quotas.get(tier) or self._quotas[DEFAULT_TIER]
+
+    def forget(self, key_id: str) -> None:
+        self._known.pop(key_id, None)
+
+    def forget_all(self) -> None:
+        self._known.clear()
+
+    def _look_up(self, key_id: str, presented: str) -> Key | None:
+        if checksum(presented[:-CHECKSUM_LENGTH]) != presented[-CHECKSUM_LENGTH:]:
+            return None
+        key = models.find_key(key_id)
+        if key:
+            if len(self._known) >= REMEMBERED_KEYS:
+                self._known.clear()
+            self._known[key_id] = key
+        return key
+
+
+def _rate_limited(allowance: Allowance) -> Problem:
+    quota = allowance.quota
+    return Problem(
+        429,
+        "rate_limited",
+        f"All {quota.limit} requests of this window are used up.",
+        {"Retry-After": str(allowance.seconds_left)},
+        type=QUOTA_EXCEEDED,
+        reset_time=clock.date_time(allowance.reset),
+        **{"violated-policies": [quota.tier]},
+    )
+
+
+def guard(app: Flask | None = None) -> Guard:
+    return cast(Guard, (app or current_app).extensions["guard"])
+
+
+def require_api_key(
+    view: Callable[[Key, Allowance], dict[str, object]],
+) -> Callable[[], dict[str, object]]:
+    """Let a view run for a good key within its limits, and hand it both."""
+
+    @wraps(view)
+    def guarded() -> dict[str, object]:
+        keys = guard()
+        key = keys.check(request.headers.get("X-API-Key"))
+        return view(key, keys.spend(key))
+
+    return guarded
+
+
+def limit_headers(allowance: Allowance) -> list[tuple[str, str]]:
+    """Both header families (draft-ietf-httpapi-ratelimit-headers, and X-RateLimit)."""
+    (tier, limit, seconds), _, remaining, reset, seconds_left, _ = allowance
+    return [
+        ("RateLimit-Policy", f'"{tier}";q={limit};w={seconds}'),
+        ("RateLimit", f'"{tier}";r={remaining};t={seconds_left}'),
+        ("X-RateLimit-Limit", str(limit)),
+        ("X-RateLimit-Remaining", str(remaining)),
+        ("X-RateLimit-Reset", str(reset)),
+    ]

@@ -1,0 +1,116 @@
+"""Administration from a shell: `flask user ...` and `flask key ...`."""
+
+from __future__ import annotations
+
+import sys
+import time
+
+import click
+from flask import Flask, current_app
+from flask.cli import AppGroup
+
+import accounts
+import auth
+import clock
+from models import ApiKey, KeyUsage, User, change_key, database
+
+users = AppGroup("user", help="Create and list users.")
+keys = AppGroup("key", help="Create, list, change and revoke API keys.")
+
+
+def register(app: Flask) -> None:
+    app.cli.add_command(users)
+    app.cli.add_command(keys)
+
+
+@users.command("create")
+@click.argument("username")
+@click.argument("email")
+@click.option("--password-stdin", is_flag=True, help="Read the password from standard input.")
+def create_user(username: str, email: str, password_stdin: bool) -> None:
+    """Create a user; the password is asked for."""
+    if password_stdin:
+        password = sys.stdin.readline().rstrip("\n")
+    else:
+        password = click.prompt("Password", hide_input=True, confirmation_prompt=True)
+    try:
+        accounts.create_user(username, email, password)
+    except accounts.Invalid as invalid:
+        raise click.ClickException(str(invalid)) from None
+
+
+@users.command("list")
+@database.connection_context()
+def list_users() -> None:
+    """List users: id, name, email, created."""
+    for user in User.select().order_by(User.id):
+        echo(user.id, user.username, user.email, clock.date_time(user.created_at))
+
+
+@keys.command("create")
+@click.argument("username")
+@click.argument("name")
+@click.option("--type", "kind", type=click.Choice(list(auth.PREFIXES)), required=True)
+@click.option("--tier", default="free", show_default=True)
+def create_key(username: str, name: str, kind: str, tier: str) -> None:
+    """Create a key and print it, alone and once."""
+    try:
+        accounts.check(name=name)
+        with database.connection_context():
+            echo(auth.create_key(find_user(username), name, kind, known(tier))[1])
+    except (accounts.Invalid, auth.KeyLimitReached) as error:
+        raise click.ClickException(str(error)) from None
+
+
+@keys.command("list")
+@click.argument("username", required=False)
+@database.connection_context()
+def list_keys(username: str | None) -> None:
+    """List keys: id, owner, name, type, tier, state, last used."""
+    query = ApiKey.select(ApiKey, User).join(User).order_by(User.id, ApiKey.created_at)
+    if username:
+        query = query.where(ApiKey.user == find_user(username))
+    used = dict(KeyUsage.select(KeyUsage.key_id, KeyUsage.last_used_at).tuples())
+    for key in query:
+        state = "revoked" if key.revoked_at else "live"
+        last = clock.date_time(used[key.id]) if key.id in used else "never"
+        echo(key.id, key.user.username, key.name, key.type, key.tier, state, last)
+
+
+@keys.command("tier")
+@click.argument("key_id", metavar="ID")
+@click.argument("tier")
+def set_tier(key_id: str, tier: str) -> None:
+    """Give a key another tier; a running server notices within two seconds."""
+    change(key_id, tier=known(tier))
+
+
+@keys.command("revoke")
+@click.argument("key_id", metavar="ID")
+def revoke_key(key_id: str) -> None:
+    """Revoke a key for good; a running server notices within two seconds."""
+    change(key_id, revoked_at=int(time.time()))
+
+
+def echo(*columns: object) -> None:
+    click.echo("\t".join(map(str, columns)))
+
+
+def find_user(username: str) -> User:
+    user = accounts.find(username)
+    if not user:
+        raise click.ClickException(f"There is no user {username!r}.")
+    return user
+
+
+def known(tier: str) -> str:
+    tiers = current_app.extensions["settings"].quotas
+    if tier not in tiers:
+        raise click.ClickException(f"RATE_LIMITS has no tier {tier!r}, only {', '.join(tiers)}.")
+    return tier
+
+
+def change(key_id: str, **changes: object) -> None:
+    with database.connection_context():
+        if not change_key(key_id, **changes):
+            raise click.ClickException(f"There is no live key with the id {key_id!r}.")

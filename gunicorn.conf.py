@@ -1,0 +1,158 @@
+"""How the service is served: worker, limits, logging, clean stop."""
+
+from __future__ import annotations
+
+import logging
+import re
+import resource
+import socket
+from typing import Any
+
+import gevent
+from gunicorn.arbiter import Arbiter
+from gunicorn.errors import AppImportError
+from gunicorn.glogging import Logger
+from gunicorn.workers.ggevent import GeventWorker
+
+import settings
+
+GOODBYE_SECONDS = 1.5  # for requests under way, before a stop closes idle connections
+WORKERS = 1  # more would each count for themselves and so double every allowance
+
+
+class Worker(GeventWorker):
+    """gunicorn's gevent worker with fair turns, a background, and a stop that loses nothing."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.idle: set[socket.socket] = set()
+
+    def load_wsgi(self) -> None:
+        try:
+            super().load_wsgi()
+        except settings.SettingsError as error:
+            raise AppImportError(str(error)) from None
+
+    def run(self) -> None:
+        # Imported here because in the master, before gevent's patches, it would be too early.
+        from background import Background
+
+        background = Background(self.wsgi)
+        tasks = [gevent.spawn(background.run), gevent.spawn(self.say_goodbye)]
+        try:
+            super().run()
+        finally:
+            background.stop()
+            gevent.joinall(tasks, timeout=GOODBYE_SECONDS)
+
+    def say_goodbye(self) -> None:
+        """Once the worker is to stop, close the sockets, and later the idle connections."""
+        from sockets import crowd
+
+        while self.alive:
+            gevent.sleep(0.1)
+        crowd(self.wsgi).end_all()
+        gevent.sleep(GOODBYE_SECONDS)
+        for client in self.idle:
+            client.shutdown(socket.SHUT_RD)
+
+    def handle_quit(self, sig: int, frame: object) -> None:
+        """SIGINT and SIGQUIT stop as carefully as SIGTERM; some platforms stop with SIGINT."""
+        self.handle_exit(sig, frame)
+
+    def handle(self, listener: Any, client: Any, addr: Any) -> None:
+        self.idle.add(client)
+        try:
+            super().handle(listener, client, addr)
+        finally:
+            self.idle.discard(client)
+
+    def handle_request(self, listener_name: Any, req: Any, sock: Any, addr: Any) -> None:
+        self.idle.discard(sock)
+        try:
+            super().handle_request(listener_name, req, sock, addr)
+        finally:
+            self.idle.add(sock)
+            gevent.sleep(0)  # a busy connection would keep the turn as long as it has requests
+
+
+class Redacting(logging.Formatter):
+    """Cuts API keys out of every line: gunicorn quotes request lines that it cannot parse."""
+
+    SECRET = re.compile(r"(sk_(?:live|test)_|api_key=)[^\s&'\"]+", re.IGNORECASE)
+
+    def format(self, record: logging.LogRecord) -> str:
+        return self.SECRET.sub(r"\1[redacted]", super().format(record))
+
+
+class Log(Logger):
+    """gunicorn's log, redacted, and with the service's own lines in it."""
+
+    def setup(self, cfg: Any) -> None:
+        super().setup(cfg)
+        for handler in self.error_log.handlers:
+            handler.setFormatter(Redacting(self.error_fmt, self.datefmt))
+        for handler in self.access_log.handlers:
+            handler.setFormatter(Redacting(self.access_fmt))
+        logging.root.handlers = list(self.error_log.handlers)
+        logging.root.setLevel(self.loglevel)
+
+
+def on_starting(server: Arbiter) -> None:
+    if server.cfg.workers != WORKERS:
+        raise settings.SettingsError(
+            f"--workers {server.cfg.workers}: the counters are in process, so {WORKERS} has to serve"
+        )
+
+
+def nworkers_changed(server: Arbiter, new_value: int, old_value: int | None) -> None:
+    """SIGTTIN asks for one more worker; see WORKERS."""
+    if new_value != WORKERS:
+        server.log.warning("not changing the number of workers: the counters are in process")
+        server.num_workers = WORKERS
+
+
+def when_ready(server: Arbiter) -> None:
+    tiers = ", ".join(f"{q.tier} {q.limit} per {q.seconds} s" for q in service.quotas.values())
+    server.log.info(
+        "serving %s, database %s, %d worker, %d sockets, tiers: %s",
+        ", ".join(map(str, server.LISTENERS)),
+        service.database_path,
+        WORKERS,
+        service.max_sockets,
+        tiers,
+    )
+    if service.web_concurrency > WORKERS:
+        server.log.warning(
+            "WEB_CONCURRENCY=%d is ignored: the counters are in process", service.web_concurrency
+        )
+    if service.platform:
+        server.log.warning(
+            "%s forgets %s at every restart, unless it is on a mounted volume: see DATABASE_URL",
+            service.platform,
+            service.database_path,
+        )
+
+
+files = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))
+service = settings.load()
+if not service.secret_key:
+    raise settings.SettingsError(
+        "SECRET_KEY is not set; make one with: python3 -c 'import secrets; print(secrets.token_hex())'"
+    )
+
+wsgi_app = "app:create_app()"
+bind = f"0.0.0.0:{service.port}"
+worker_class = Worker
+workers = WORKERS
+logger_class = Log
+access_log_format = '%(h)s "%(m)s %(U)s" %(s)s %(B)s %(L)ss'  # no query, no referrer: no keys
+worker_connections = service.max_sockets + settings.SPARE_FILES // 2
+backlog = 4096  # thousands of sockets may come back at once
+keepalive = 75 if service.proxy_hops else 5  # routers keep connections long; also limits a header
+graceful_timeout = 4  # then the master kills; Fly waits 5 s
+control_socket_disable = True  # two services of one user would take each other's
+http_parser = "python"  # "auto" takes a laxer one where it is installed
+forwarded_allow_ips = ""  # whom to trust is PROXY_HOPS' business alone
+forwarder_headers = ""  # or SCRIPT_NAME would shift every path

@@ -1,0 +1,142 @@
+"""Fixed-window rate limits, counted in memory; knows neither Flask nor a database.
+
+    limiter = Limiter()
+    limiter.hit("some key", Quota("free", limit=1000, seconds=3600)).remaining
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import time
+from collections.abc import Callable, Iterable
+from threading import Lock
+from typing import NamedTuple
+
+UNITS = {"second": 1, "minute": 60, "hour": 3600, "day": 86400}
+QUOTA = re.compile(r"([a-z][a-z0-9_-]{0,31})=([1-9][0-9]{0,11})/(second|minute|hour|day)", re.ASCII)
+DEFAULT_TIER = "free"
+IDLE_SECONDS = 60  # a counter is dropped this long after its window ended
+SWEEP_SIZE = 1000  # fewer counters than this are not worth a sweep
+
+
+class Quota(NamedTuple):
+    """What a tier allows: `limit` requests in each window of `seconds`."""
+
+    tier: str
+    limit: int
+    seconds: int
+
+
+class Allowance(NamedTuple):
+    """One answer of the limiter; headers, bodies and pages all render this."""
+
+    quota: Quota
+    accepted: bool
+    remaining: int
+    reset: int  # Unix seconds at which the window ends
+    seconds_left: int  # until then, rounded up, so at least 1
+    total: int  # everything ever counted for the key
+
+
+class Usage(NamedTuple):
+    """What a key has used: how it is loaded, and as `Spent` how it is saved."""
+
+    total: int = 0
+    reset: int = 0
+    used: int = 0  # in the window that ends at `reset`
+
+
+class Spent(NamedTuple):
+    """Requests counted for a key since they were last taken to be saved."""
+
+    key: str
+    requests: int
+    usage: Usage
+
+
+def parse_quotas(text: str) -> dict[str, Quota]:
+    """Read `free=1000/hour,pro=10000/hour`; raises ValueError that says what is wrong."""
+    quotas: dict[str, Quota] = {}
+    for part in text.split(","):
+        found = QUOTA.fullmatch(part.strip())
+        if not found:
+            raise ValueError(f"{part.strip()!r} is not like free=1000/hour")
+        tier, limit, unit = found.groups()
+        if tier in quotas:
+            raise ValueError(f"tier {tier!r} is given twice")
+        quotas[tier] = Quota(tier, int(limit), UNITS[unit])
+    if DEFAULT_TIER not in quotas:
+        raise ValueError(f"tier {DEFAULT_TIER!r} is missing")
+    return quotas
+
+
+class Limiter:
+    """Counts requests per key in windows on UTC boundaries; safe for threads and greenlets.
+
+    `load` brings back what an earlier process counted for a key. With it, what is counted is
+    kept until `take_unsaved` hands it over; without it, counts live and die with their window.
+    """
+
+    def __init__(
+        self,
+        load: Callable[[str], Usage] | None = None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._load, self._clock = load, clock
+        self._usage: dict[str, Usage] = {}
+        self._unsaved: dict[str, int] = {}
+        self._sweep_at = SWEEP_SIZE
+        self._lock = Lock()
+
+    def hit(self, key: str, quota: Quota) -> Allowance:
+        """Count one request, unless the allowance of the current window is used up."""
+        return self._answer(key, quota, cost=1)
+
+    def peek(self, key: str, quota: Quota) -> Allowance:
+        """The same answer, with nothing counted."""
+        return self._answer(key, quota, cost=0)
+
+    def take_unsaved(self) -> list[Spent]:
+        """What was counted since the last call; `put_back` it if it could not be saved."""
+        with self._lock:
+            unsaved, self._unsaved = self._unsaved, {}
+            return [Spent(key, requests, self._usage[key]) for key, requests in unsaved.items()]
+
+    def put_back(self, spent: Iterable[Spent]) -> None:
+        with self._lock:
+            for key, requests, usage in spent:
+                self._unsaved[key] = self._unsaved.get(key, 0) + requests
+                self._usage.setdefault(key, usage)
+
+    def _answer(self, key: str, quota: Quota, cost: int) -> Allowance:
+        # Outside the lock, because loading may wait for a database.
+        known = self._usage.get(key) or (self._load(key) if self._load else Usage())
+        now = self._clock()
+        reset = (int(now) // quota.seconds + 1) * quota.seconds
+        with self._lock:
+            total, window, used = self._usage.get(key, known)
+            if window != reset:
+                used = 0
+            accepted = used < quota.limit
+            if accepted and cost:
+                total, used = total + 1, used + 1
+                self._count(key, Usage(total, reset, used), now)
+        remaining = max(0, quota.limit - used)
+        return Allowance(quota, accepted, remaining, reset, math.ceil(reset - now), total)
+
+    def _count(self, key: str, usage: Usage, now: float) -> None:
+        self._usage[key] = usage
+        if self._load:
+            self._unsaved[key] = self._unsaved.get(key, 0) + 1
+        if len(self._usage) >= self._sweep_at:
+            self._sweep(now)
+
+    def _sweep(self, now: float) -> None:
+        """Drop what is over and saved. Sweeping at twice the size left keeps the cost constant."""
+        self._usage = {
+            key: usage
+            for key, usage in self._usage.items()
+            if key in self._unsaved or usage.reset + IDLE_SECONDS > now
+        }
+        self._sweep_at = max(SWEEP_SIZE, 2 * len(self._usage))
