@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import os
 import secrets
 import sys
 import time
+from collections.abc import Iterable
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from flask import Blueprint, Flask, Response, g, request, send_file
+from flask import Blueprint, Flask, Response, request, send_file
+from flask.json.provider import DefaultJSONProvider
 from werkzeug.middleware.proxy_fix import ProxyFix
 
 import accounts
@@ -19,13 +23,18 @@ import models
 import problems
 import settings
 import sockets
-from auth import require_api_key
+import web
+from auth import ALLOWANCE, require_api_key
 from models import Key, User
 from ratelimit import Allowance, Limiter
+
+if TYPE_CHECKING:
+    from _typeshed.wsgi import StartResponse, WSGIApplication, WSGIEnvironment
 
 API_VERSION = "1.0.0"
 HERE = Path(__file__).parent
 MAX_BODY_BYTES = 16 * 1024
+ENCODER = json.JSONEncoder(separators=(",", ":"))
 API_HEADERS = [
     ("Cache-Control", "no-store"),
     ("Access-Control-Allow-Origin", "*"),
@@ -61,6 +70,13 @@ WELCOME = """
 api = Blueprint("api", __name__, url_prefix="/api/v1")
 
 
+class Json(DefaultJSONProvider):
+    """Flask's, with an encoder that is made once and not for every answer."""
+
+    def response(self, *args: Any, **kwargs: Any) -> Response:
+        return Response(ENCODER.encode(args[0]) + "\n", mimetype="application/json")
+
+
 def create_app(config: settings.Settings | None = None) -> Flask:
     """Build the application; raises SettingsError, or DatabaseError if there is no database."""
     config = config or settings.load()
@@ -68,17 +84,17 @@ def create_app(config: settings.Settings | None = None) -> Flask:
 
     app = Flask(__name__)
     app.secret_key = config.secret_key
-    app.json.sort_keys = False  # type: ignore[attr-defined]
+    app.json = Json(app)
     app.extensions["settings"] = config
     app.extensions["guard"] = auth.Guard(config.quotas, Limiter(models.load_usage))
-    if config.proxy_hops:
-        hops = config.proxy_hops
+    app.wsgi_app = with_api_headers(app.wsgi_app)  # type: ignore[method-assign]
+    if hops := config.proxy_hops:
         app.wsgi_app = ProxyFix(app.wsgi_app, x_for=hops, x_proto=hops)  # type: ignore[method-assign]
 
     app.register_blueprint(api)
     app.add_url_rule("/openapi.json", view_func=openapi)
-    app.after_request(finish)
     sockets.register(app, config)
+    web.register(app)
     cli.register(app)
     problems.register(app)
     return app
@@ -151,15 +167,26 @@ def openapi() -> Response:
     return response
 
 
-def finish(response: Response) -> Response:
-    """Add what every answer of the API carries; the limits only where a key was accepted."""
-    if request.path.startswith("/api/"):
-        response.headers.extend(API_HEADERS)
-        if "allowance" in g:
-            response.headers.extend(auth.limit_headers(g.allowance))
-        if request.method == "OPTIONS":
-            response.headers.extend(PREFLIGHT_HEADERS)
-    return response
+def with_api_headers(wsgi_app: WSGIApplication) -> WSGIApplication:
+    """Add what every answer of the API carries; the limits only where a key was accepted.
+
+    At the WSGI level because werkzeug takes 25 µs for so many headers, a third of a request.
+    """
+
+    def application(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
+        def start(status: str, headers: list[tuple[str, str]], *args: Any) -> Any:
+            if environ["PATH_INFO"].startswith("/api/"):
+                headers += API_HEADERS
+                if ALLOWANCE in environ:
+                    headers += auth.limit_headers(environ[ALLOWANCE])
+                if environ["REQUEST_METHOD"] == "OPTIONS":
+                    headers += PREFLIGHT_HEADERS
+            return start_response(status, headers, *args)
+
+        return wsgi_app(environ, start)
+
+    return application
+
 
 
 def main() -> None:

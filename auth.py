@@ -11,7 +11,7 @@ from hmac import compare_digest
 from string import ascii_letters, digits
 from typing import cast
 
-from flask import Flask, current_app, g, request
+from flask import Flask, current_app, request
 
 import clock
 import models
@@ -23,6 +23,7 @@ PREFIXES = {"production": "sk_live_", "development": "sk_test_"}
 BASE62 = digits + ascii_letters
 ID_LENGTH, SECRET_LENGTH, CHECKSUM_LENGTH = 8, 32, 6
 REMEMBERED_KEYS = 200_000  # about 600 bytes each
+ALLOWANCE = "demo.allowance"  # in the WSGI environ: the limiter's answer to this request
 CHALLENGE = {"WWW-Authenticate": 'ApiKey realm="api", header="X-API-Key"'}
 QUOTA_EXCEEDED = "https://iana.org/assignments/http-problem-types#quota-exceeded"
 
@@ -94,7 +95,8 @@ class Guard:
 
     def spend(self, key: Key) -> Allowance:
         """Count one request of the key; raises Problem 429, or DatabaseError."""
-        g.allowance = allowance = self.limiter.hit(key.id, self.quota(key.tier))
+        allowance = self.limiter.hit(key.id, self.quota(key.tier))
+        request.environ[ALLOWANCE] = allowance
         if not allowance.accepted:
             raise _rate_limited(allowance)
         return allowance
@@ -148,7 +150,7 @@ def require_api_key(
     @wraps(view)
     def guarded() -> dict[str, object]:
         keys = guard()
-        key = keys.check(request.headers.get("X-API-Key"))
+        key = keys.check(request.environ.get("HTTP_X_API_KEY"))
         return view(key, keys.spend(key))
 
     return guarded

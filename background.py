@@ -12,7 +12,8 @@ from peewee import SqliteDatabase
 from auth import guard
 from models import OPTIONS, outage
 from ratelimit import Spent
-from sockets import REVOKED, crowd
+from channel import REVOKED
+from sockets import crowd
 
 SYNC_SECONDS = 0.5
 HOUR = 3600

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import re
 import resource
 import socket
+from types import SimpleNamespace
 from typing import Any
 
 import gevent
@@ -37,6 +39,10 @@ class Worker(GeventWorker):
         # Imported here because in the master, before gevent's patches, it would be too early.
         from background import Background
 
+        # Asked again for a connection that came just before the stop, it would be closed already.
+        address = self.sockets[0].getsockname()
+        self.listener = SimpleNamespace(getsockname=lambda: address)
+        gc.freeze()  # what was made until now stays: no need to look at it again and again
         background = Background(self.wsgi)
         tasks = [gevent.spawn(background.run), gevent.spawn(self.say_goodbye)]
         try:
@@ -54,7 +60,7 @@ class Worker(GeventWorker):
         crowd(self.wsgi).end_all()
         gevent.sleep(GOODBYE_SECONDS)
         for client in self.idle:
-            client.shutdown(socket.SHUT_RD)
+            client._sock.shutdown(socket.SHUT_RD)  # gevent's own would raise in the reader
 
     def handle_quit(self, sig: int, frame: object) -> None:
         """SIGINT and SIGQUIT stop as carefully as SIGTERM; some platforms stop with SIGINT."""
@@ -63,17 +69,37 @@ class Worker(GeventWorker):
     def handle(self, listener: Any, client: Any, addr: Any) -> None:
         self.idle.add(client)
         try:
-            super().handle(listener, client, addr)
+            super().handle(self.listener, client, addr)
         finally:
             self.idle.discard(client)
 
     def handle_request(self, listener_name: Any, req: Any, sock: Any, addr: Any) -> None:
         self.idle.discard(sock)
+        answer = Answer(sock)
         try:
-            super().handle_request(listener_name, req, sock, addr)
+            super().handle_request(listener_name, req, answer, addr)
         finally:
+            answer.flush()
             self.idle.add(sock)
-            gevent.sleep(0)  # a busy connection would keep the turn as long as it has requests
+        gevent.sleep(0)  # a busy connection would keep the turn as long as it has requests
+
+
+class Answer:
+    """A socket that sends an answer in one piece; gunicorn would send head and body each alone."""
+
+    def __init__(self, sock: Any) -> None:
+        self.unbuffered = sock
+        self._parts: list[bytes] = []
+        self.sendall = self._parts.append
+
+    def flush(self) -> None:
+        data = b"".join(self._parts)
+        sent = self.unbuffered.send(data) if data else 0
+        if sent < len(data):
+            self.unbuffered.sendall(data[sent:])
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.unbuffered, name)
 
 
 class Redacting(logging.Formatter):
@@ -154,5 +180,6 @@ keepalive = 75 if service.proxy_hops else 5  # routers keep connections long; al
 graceful_timeout = 4  # then the master kills; Fly waits 5 s
 control_socket_disable = True  # two services of one user would take each other's
 http_parser = "python"  # "auto" takes a laxer one where it is installed
-forwarded_allow_ips = ""  # whom to trust is PROXY_HOPS' business alone
-forwarder_headers = ""  # or SCRIPT_NAME would shift every path
+sendfile = False  # it would overtake what an Answer holds
+# Whom to trust is PROXY_HOPS' business alone: nothing is taken from anybody, so nobody is checked.
+forwarded_allow_ips, forwarder_headers, secure_scheme_headers = "*", "", {}

@@ -1,58 +1,40 @@
-"""The two WebSockets, echo and time (RFC 6455), over flask-sock.
-
-flask-sock and simple-websocket route and accept a connection; from then on one greenlet reads
-and writes it, with wsproto for the frames. Their own reader thread never starts: it would queue
-without bound, write beside the handler without a lock, and cost a second greenlet per socket.
-"""
+"""The two WebSockets, echo and time, over flask-sock: who gets in, and what they are told."""
 
 from __future__ import annotations
 
 import base64
-import json
 import logging
-import math
-import random
-import socket
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
-from types import SimpleNamespace
+from collections.abc import Callable
 
 import gevent
 from flask import Blueprint, Flask, current_app, g, request
 from flask_sock import Sock
 from simple_websocket import Server
-from wsproto import events
 from wsproto.utilities import LocalProtocolError
 
 import clock
-from auth import guard
+from auth import ALLOWANCE, guard
+from channel import BUG, GOING_AWAY, GONE, SERVER_OPTIONS, Channel, Closed, frame
 from problems import Problem, bad_handshake, upgrade_required
 from settings import Settings
 
 log = logging.getLogger(__name__)
 
-MAX_MESSAGE_BYTES = 65_536
-READ_BYTES = 16_384
-SEND_BUFFER_BYTES = 262_144  # of the kernel's, for each socket: bounds what a stuck client costs
-PING_SECONDS = 25
-STUCK_SECONDS = 10  # how long a client may leave a ping unanswered or a message untaken
-GOODBYE_SECONDS = 1  # how long the client gets to answer a close
-MARGIN_SECONDS = 0.1  # no tick is nearer than this to the turn of a second
-SPREAD_SECONDS = 0.18  # first ticks are spread over this long
 RETRY_SECONDS = 10  # for those who have, or find, too many sockets open
-GOING_AWAY, NOT_TEXT, GONE, REVOKED, TOO_BIG, BUG = 1001, 1003, 1006, 1008, 1009, 1011
+TICKS = 50  # a second
+QUIET = 5  # ticks on either side of the turn of a second without any update
+REACH = 10  # ticks until the first update, at most
 
 routes = Blueprint("sockets", __name__, url_prefix="/api/v1/ws")
 
 
 def register(app: Flask, config: Settings) -> None:
     """Add both sockets to the app."""
-    app.config["SOCK_SERVER_OPTIONS"] = {
-        "thread_class": lambda target: SimpleNamespace(name="", start=lambda: None),
-        "event_class": object,
-    }
+    app.config["SOCK_SERVER_OPTIONS"] = SERVER_OPTIONS
     app.extensions["crowd"] = Crowd(config.max_sockets, config.max_sockets_per_caller)
+    app.extensions["metronome"] = Metronome()
     app.register_blueprint(routes)
 
 
@@ -60,147 +42,60 @@ def echo(channel: Channel) -> None:
     """Send every text back, one reply a message, in order."""
     for text in channel.texts():
         now = time.time()
-        channel.send(
-            type="echo",
-            message=text,
-            timestamp=clock.timestamp(now),
-            server_time=clock.display(now),
-        )
+        reply = {"timestamp": clock.timestamp(now), "server_time": clock.display(now)}
+        channel.send(frame(type="echo", message=text, **reply))
 
 
 def stream_time(channel: Channel) -> None:
-    """Greet, then tell the time once a second; what the client says is read and dropped."""
-    channel.send(type="auth_success", api_key_name=g.key.name)
-    phase = first_tick(time.time(), random.random())
-    delay = phase - time.time()
-    while True:
-        for _ in channel.texts(delay):
+    """Greet, then leave the talking to the metronome; what the client says is dropped."""
+    channel.send(frame(type="auth_success", api_key_name=g.key.name))
+    audience = current_app.extensions["metronome"].join(channel)
+    try:
+        for _ in channel.texts():
             pass
-        now = time.time()
-        channel.send(
-            type="time_update", formatted=clock.display(now), timestamp=clock.timestamp(now)
-        )
-        delay = seconds_to_tick(time.time(), phase)
+    finally:
+        audience.remove(channel)
 
 
-def first_tick(now: float, chance: float) -> float:
-    """When to tick first: soon, away from the turn of the second, `chance` (0 to 1) spreading."""
-    earliest = max(now, math.floor(now) + MARGIN_SECONDS)
-    if earliest % 1 > 1 - MARGIN_SECONDS:
-        earliest = math.ceil(now) + MARGIN_SECONDS
-    latest = min(now + SPREAD_SECONDS, math.floor(earliest) + 1 - MARGIN_SECONDS)
-    return earliest + chance * max(0, latest - earliest)
+class Metronome:
+    """Tells the time to many channels, each once a second and at its own phase of the second.
 
-
-def seconds_to_tick(now: float, phase: float) -> float:
-    """Until the next moment with this phase; one that is all but now was a tick woken early.
-
-    Reckoned from the clock each time, so that nothing drifts and a clock that is set does no harm.
-    """
-    left = (phase - now) % 1
-    return left if left > MARGIN_SECONDS else left + 1
-
-
-class Closed(gevent.GreenletExit):
-    """The connection is over; `code` says why. gunicorn lets a GreenletExit pass in silence."""
-
-    def __init__(self, code: int, reply: events.Event | None = None) -> None:
-        self.code = code
-        self.reply = reply
-
-
-class Channel:
-    """One open WebSocket; only `end` may be called from another greenlet.
-
-    The methods raise Closed, or OSError when the connection breaks.
+    One greenlet serves them all: a timer and a switch for each would cost more than the sending.
+    No phase is near the turn of the second, so that being a little late neither skips nor repeats
+    a displayed second.
     """
 
-    def __init__(self, server: Server) -> None:
-        self._sock, self._wire = server.sock, server.ws
-        self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
-        self._greenlet = gevent.getcurrent()
-        self._parts: list[str] = []
-        self._size = 0
-        self._sending = False
-        self._ping_at = time.monotonic() + PING_SECONDS
-        self._answer_by = math.inf
+    def __init__(self) -> None:
+        self._audiences: list[set[Channel]] = [set() for _ in range(TICKS)]
+        self._running = False
 
-    def send(self, **message: str) -> None:
-        """Send one JSON text message, whole."""
-        self._send(events.TextMessage(json.dumps(message)))
+    def join(self, channel: Channel) -> set[Channel]:
+        """Start the updates, within 0.2 s; removed from the returned set, the channel gets none."""
+        if not self._running:
+            self._running = True
+            gevent.spawn(self._run)
+        tick = int(time.time() * TICKS)
+        phases = [coming % TICKS for coming in range(tick + 1, tick + REACH + 1)]
+        loud = [phase for phase in phases if QUIET <= phase <= TICKS - QUIET]
+        audience = min((self._audiences[phase] for phase in loud), key=len)
+        audience.add(channel)
+        return audience
 
-    def texts(self, seconds: float = math.inf) -> Iterator[str]:
-        """The client's messages, until so many seconds have passed.
-
-        The next is not read before the caller is done with the last: a client that sends
-        faster than it is served is held back by TCP.
-        """
-        deadline = time.monotonic() + seconds
-        while (left := deadline - time.monotonic()) > 0:
-            self._sock.settimeout(min(left, self._beat()))
-            try:
-                data = self._sock.recv(READ_BYTES)
-            except TimeoutError:
-                continue
-            self._answer_by = math.inf  # whatever it sent, it is alive
-            self._wire.receive_data(data or None)
-            for event in self._wire.events():
-                yield from self._take(event)
-                gevent.sleep(0)  # there may be no end of them: let others have their turn
-
-    def end(self, code: int) -> None:
-        """Make the greenlet that serves this channel close it."""
-        gevent.kill(self._greenlet, Closed(code), block=False)
-
-    def close(self, closed: Closed) -> None:
-        """Say goodbye, as far as the connection still allows."""
-        if closed.code == GONE or self._sending:  # nobody there, or half a frame is out
-            return
-        try:
-            self._send(closed.reply or events.CloseConnection(closed.code))
-            self._sock.shutdown(socket.SHUT_WR)
-            with gevent.Timeout(GOODBYE_SECONDS, False):
-                # Unread input would make the kernel reset the connection, and the code be lost.
-                while self._sock.recv(READ_BYTES):
-                    pass
-        except (OSError, LocalProtocolError, Closed):
-            pass
-
-    def _send(self, event: events.Event) -> None:
-        data = self._wire.send(event)
-        self._sending = True
-        self._sock.settimeout(STUCK_SECONDS)
-        self._sock.sendall(data)
-        self._sending = False
-
-    def _beat(self) -> float:
-        """Keep the pings going; returns the seconds until this has to be called again."""
-        now = time.monotonic()
-        if now >= self._answer_by:
-            raise Closed(GONE)
-        if now >= self._ping_at:
-            self._send(events.Ping())
-            self._ping_at, self._answer_by = now + PING_SECONDS, now + STUCK_SECONDS
-        return min(self._ping_at, self._answer_by) - now
-
-    def _take(self, event: events.Event) -> Iterator[str]:
-        match event:
-            case events.TextMessage():
-                if event.data:
-                    self._parts.append(event.data)
-                    self._size += len(event.data.encode())
-                if self._size > MAX_MESSAGE_BYTES:
-                    raise Closed(TOO_BIG)
-                if event.message_finished:
-                    text = "".join(self._parts)
-                    self._parts, self._size = [], 0
-                    yield text
-            case events.BytesMessage():
-                raise Closed(NOT_TEXT)
-            case events.Ping():
-                self._send(event.response())
-            case events.CloseConnection():  # the client's, or wsproto's verdict on a bad frame
-                raise Closed(event.code, event.response())
+    def _run(self) -> None:
+        tick = int(time.time() * TICKS)
+        while True:
+            tick += 1
+            while 0 < (ahead := tick / TICKS - time.time()) < 1:
+                gevent.sleep(ahead)
+            if abs(ahead) >= 1:  # the clock was set, or the process stood still
+                tick = int(time.time() * TICKS)
+            audience = self._audiences[tick % TICKS]
+            if audience:
+                now = time.time()
+                moment = {"formatted": clock.display(now), "timestamp": clock.timestamp(now)}
+                data = frame(type="time_update", **moment)
+                for channel in audience:  # push never yields, so nobody leaves meanwhile
+                    channel.push(data)
 
 
 class Crowd:
@@ -257,7 +152,8 @@ def admit() -> None:
         keys = guard()
         g.key = keys.check(request.args.get("api_key") or request.headers.get("X-API-Key"))
         g.caller = g.key.id
-        g.allowance = keys.peek(g.key.id, g.key.tier)  # its headers go onto a refusal, too
+        # The headers of the limits belong onto a refusal, too.
+        request.environ[ALLOWANCE] = keys.peek(g.key.id, g.key.tier)
         crowd().check(g.caller)
         keys.spend(g.key)
     else:
@@ -293,6 +189,9 @@ def keep_handshake() -> None:
     environ["HTTP_HOST"] = "localhost"
     environ["HTTP_CONNECTION"], environ["HTTP_UPGRADE"] = "Upgrade", "websocket"
     environ["HTTP_SEC_WEBSOCKET_VERSION"], environ["HTTP_SEC_WEBSOCKET_KEY"] = "13", nonce
+    # The Worker in gunicorn.conf.py holds an answer back until it is whole; frames cannot wait.
+    client = environ["gunicorn.socket"]
+    environ["gunicorn.socket"] = getattr(client, "unbuffered", client)
 
 
 def serve(talk: Callable[[Channel], None]) -> Callable[[Server], None]:
