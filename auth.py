@@ -1,7 +1,5 @@
 """Who is calling, and whether they may: API keys, and @require_api_key."""
 
-from __future__ import annotations
-
 import secrets
 import zlib
 from collections.abc import Callable, Mapping
@@ -9,7 +7,6 @@ from functools import wraps
 from hashlib import sha256
 from hmac import compare_digest
 from string import ascii_letters, digits
-from typing import cast
 
 from flask import Flask, current_app, request
 
@@ -27,26 +24,27 @@ ALLOWANCE = "demo.allowance"  # in the WSGI environ: the limiter's answer to thi
 CHALLENGE = {"WWW-Authenticate": 'ApiKey realm="api", header="X-API-Key"'}
 QUOTA_EXCEEDED = "https://iana.org/assignments/http-problem-types#quota-exceeded"
 
-
-def create_key(user: User, name: str, type: str, tier: str = DEFAULT_TIER) -> tuple[ApiKey, str]:
-    """Store a new key; the second value is the key itself, which exists nowhere else.
-
-    Raises KeyLimitReached when the user has 25 live keys.
-    """
-    key_id = _random(ID_LENGTH)
-    body = f"{PREFIXES[type]}{key_id}_{_random(SECRET_LENGTH)}"
-    key = body + checksum(body)
-    with models.database.atomic():
-        if models.live_keys(user) >= models.MAX_LIVE_KEYS:
-            raise KeyLimitReached
-        row = ApiKey.create(
-            id=key_id, user=user, name=name, type=type, tier=tier, digest=digest(key)
-        )
-    return row, key
+View = Callable[[Key, Allowance], dict[str, object]]
 
 
 class KeyLimitReached(Exception):
     """The user already has as many live keys as allowed."""
+
+
+def create_key(user: User, name: str, type: str, tier: str = DEFAULT_TIER) -> tuple[ApiKey, str]:
+    """Store a new key; the second value is the key itself, which exists nowhere else.
+
+    Raises KeyLimitReached.
+    """
+    key_id, secret = _random(ID_LENGTH), _random(SECRET_LENGTH)
+    key = f"{PREFIXES[type]}{key_id}_{secret}"
+    key += checksum(key)
+    with models.database.atomic():
+        if models.live_keys(user).count() >= models.MAX_LIVE_KEYS:
+            raise KeyLimitReached(f"There are {models.MAX_LIVE_KEYS} live keys already.")
+        row = ApiKey(id=key_id, user=user, name=name, type=type, tier=tier, digest=digest(key))
+        row.save(force_insert=True)
+    return row, key
 
 
 def checksum(text: str) -> str:
@@ -70,12 +68,13 @@ def _random(length: int) -> str:
 class Guard:
     """Checks keys and spends their allowance, remembering the keys it has seen.
 
-    A remembered key is trusted until `forget` or `forget_all`. The background calls the first
-    within a second of any change of the key, the second when it cannot see the changes.
+    A remembered key is trusted until `forget`, which the background calls within a second of any
+    change to the key, or for all keys when it cannot see the changes.
     """
 
     def __init__(self, quotas: Mapping[str, Quota], limiter: Limiter) -> None:
-        self._quotas, self.limiter = quotas, limiter
+        self.limiter = limiter
+        self._quotas = quotas
         self._known: dict[str, Key] = {}
 
     def check(self, presented: str | None) -> Key:
@@ -108,11 +107,11 @@ class Guard:
     def quota(self, tier: str) -> Quota:
         return self._quotas.get(tier) or self._quotas[DEFAULT_TIER]
 
-    def forget(self, key_id: str) -> None:
-        self._known.pop(key_id, None)
-
-    def forget_all(self) -> None:
-        self._known.clear()
+    def forget(self, key_id: str | None = None) -> None:
+        if key_id is None:
+            self._known.clear()
+        else:
+            self._known.pop(key_id, None)
 
     def _look_up(self, key_id: str, presented: str) -> Key | None:
         if checksum(presented[:-CHECKSUM_LENGTH]) != presented[-CHECKSUM_LENGTH:]:
@@ -120,31 +119,26 @@ class Guard:
         key = models.find_key(key_id)
         if key:
             if len(self._known) >= REMEMBERED_KEYS:
-                self._known.clear()
+                self.forget()
             self._known[key_id] = key
         return key
 
 
 def _rate_limited(allowance: Allowance) -> Problem:
-    quota = allowance.quota
-    return Problem(
-        429,
-        "rate_limited",
-        f"All {quota.limit} requests of this window are used up.",
-        {"Retry-After": str(allowance.seconds_left)},
-        type=QUOTA_EXCEEDED,
-        reset_time=clock.date_time(allowance.reset),
-        **{"violated-policies": [quota.tier]},
-    )
+    limit, tier = allowance.quota.limit, allowance.quota.tier
+    detail = f"All {limit} requests of this window are used up."
+    members = {"type": QUOTA_EXCEEDED, "violated-policies": [tier]}
+    members["reset_time"] = clock.date_time(allowance.reset)
+    retry = {"Retry-After": str(allowance.seconds_left)}
+    return Problem(429, "rate_limited", detail, retry, **members)
 
 
 def guard(app: Flask | None = None) -> Guard:
-    return cast(Guard, (app or current_app).extensions["guard"])
+    found: Guard = (app or current_app).extensions["guard"]
+    return found
 
 
-def require_api_key(
-    view: Callable[[Key, Allowance], dict[str, object]],
-) -> Callable[[], dict[str, object]]:
+def require_api_key(view: View) -> Callable[[], dict[str, object]]:
     """Let a view run for a good key within its limits, and hand it both."""
 
     @wraps(view)
@@ -157,7 +151,7 @@ def require_api_key(
 
 
 def limit_headers(allowance: Allowance) -> list[tuple[str, str]]:
-    """Both header families (draft-ietf-httpapi-ratelimit-headers, and X-RateLimit)."""
+    """Both header families: draft-ietf-httpapi-ratelimit-headers, and X-RateLimit."""
     (tier, limit, seconds), _, remaining, reset, seconds_left, _ = allowance
     return [
         ("RateLimit-Policy", f'"{tier}";q={limit};w={seconds}'),

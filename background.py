@@ -1,7 +1,5 @@
 """What happens twice a second beside the requests: counts are saved, changed keys forgotten."""
 
-from __future__ import annotations
-
 import time
 
 import gevent
@@ -10,15 +8,15 @@ from gevent.event import Event
 from peewee import SqliteDatabase
 
 from auth import guard
+from channel import REVOKED
 from models import OPTIONS, outage
 from ratelimit import Spent
-from channel import REVOKED
 from sockets import crowd
 
 SYNC_SECONDS = 0.5
 HOUR = 3600
 KEPT_HOURS = 24  # of hourly usage, for the chart
-LATELY_SECONDS = 60  # how old a change may be when it is first seen: clocks may differ that much
+LATELY_SECONDS = 60  # how old a change may be when first seen: clocks may differ that much
 
 SAVE_USAGE = """INSERT INTO key_usage (key_id, total, reset, used, last_used_at)
     VALUES (?, ?, ?, ?, ?) ON CONFLICT (key_id) DO UPDATE SET
@@ -35,11 +33,11 @@ class Background:
 
     def __init__(self, app: Flask) -> None:
         self._guard, self._crowd = guard(app), crowd(app)
-        self._database = SqliteDatabase(app.extensions["settings"].database_path, **OPTIONS)
+        self._database = SqliteDatabase(app.extensions["settings"].database, **OPTIONS)
         self._stopping = Event()
 
     def run(self) -> None:
-        """Sync until `stop`, and once more."""
+        """Sync until `stop`, and then once more."""
         while not self._stopping.wait(SYNC_SECONDS):
             self.sync()
         self.sync()
@@ -54,7 +52,7 @@ class Background:
         result = gevent.get_hub().threadpool.apply(self._exchange, (spent,))
         if isinstance(result, Exception):
             self._guard.limiter.put_back(spent)
-            self._guard.forget_all()  # or a revoked key would go unnoticed
+            self._guard.forget()  # or a revoked key would go unnoticed
             outage.began(result)
             return
         outage.ended()
@@ -76,7 +74,7 @@ class Background:
             return error
 
     def _save(self, spent: list[Spent], now: int) -> None:
-        """A request counts for the hour and the minute in which it is saved: a second late."""
+        """A request counts for the hour in which it is saved, half a second late."""
         hour = now - now % HOUR
         usage = [(key, requests, used.reset, used.used, now) for key, requests, used in spent]
         with self._database.atomic():

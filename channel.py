@@ -5,8 +5,6 @@ for the frames. The reader thread of simple-websocket never starts: it would que
 write beside the handler without a lock, and cost a second greenlet per socket.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import os

@@ -1,7 +1,5 @@
 """Administration from a shell: `flask user ...` and `flask key ...`."""
 
-from __future__ import annotations
-
 import sys
 import time
 
@@ -12,7 +10,8 @@ from flask.cli import AppGroup
 import accounts
 import auth
 import clock
-from models import ApiKey, KeyUsage, User, change_key, database
+import models
+from models import ApiKey, KeyUsage, User, database
 
 users = AppGroup("user", help="Create and list users.")
 keys = AppGroup("key", help="Create, list, change and revoke API keys.")
@@ -30,11 +29,11 @@ def register(app: Flask) -> None:
 def create_user(username: str, email: str, password_stdin: bool) -> None:
     """Create a user; the password is asked for."""
     if password_stdin:
-        password = sys.stdin.readline().rstrip("\n")
+        password = sys.stdin.readline().rstrip("\r\n")
     else:
         password = click.prompt("Password", hide_input=True, confirmation_prompt=True)
     try:
-        accounts.create_user(username, email, password)
+        accounts.create(username, email, password)
     except accounts.Invalid as invalid:
         raise click.ClickException(str(invalid)) from None
 
@@ -44,7 +43,7 @@ def create_user(username: str, email: str, password_stdin: bool) -> None:
 def list_users() -> None:
     """List users: id, name, email, created."""
     for user in User.select().order_by(User.id):
-        echo(user.id, user.username, user.email, clock.date_time(user.created_at))
+        print_row(user.id, user.username, user.email, clock.date_time(user.created_at))
 
 
 @keys.command("create")
@@ -52,12 +51,12 @@ def list_users() -> None:
 @click.argument("name")
 @click.option("--type", "kind", type=click.Choice(list(auth.PREFIXES)), required=True)
 @click.option("--tier", default="free", show_default=True)
+@database.connection_context()
 def create_key(username: str, name: str, kind: str, tier: str) -> None:
     """Create a key and print it, alone and once."""
     try:
         accounts.check(name=name)
-        with database.connection_context():
-            echo(auth.create_key(find_user(username), name, kind, known(tier))[1])
+        print_row(auth.create_key(find_user(username), name, kind, known(tier))[1])
     except (accounts.Invalid, auth.KeyLimitReached) as error:
         raise click.ClickException(str(error)) from None
 
@@ -74,7 +73,7 @@ def list_keys(username: str | None) -> None:
     for key in query:
         state = "revoked" if key.revoked_at else "live"
         last = clock.date_time(used[key.id]) if key.id in used else "never"
-        echo(key.id, key.user.username, key.name, key.type, key.tier, state, last)
+        print_row(key.id, key.user.username, key.name, key.type, key.tier, state, last)
 
 
 @keys.command("tier")
@@ -92,7 +91,13 @@ def revoke_key(key_id: str) -> None:
     change(key_id, revoked_at=int(time.time()))
 
 
-def echo(*columns: object) -> None:
+@database.connection_context()
+def change(key_id: str, **changes: object) -> None:
+    if not models.change_key(key_id, **changes):
+        raise click.ClickException(f"There is no live key with the id {key_id!r}.")
+
+
+def print_row(*columns: object) -> None:
     click.echo("\t".join(map(str, columns)))
 
 
@@ -108,9 +113,3 @@ def known(tier: str) -> str:
     if tier not in tiers:
         raise click.ClickException(f"RATE_LIMITS has no tier {tier!r}, only {', '.join(tiers)}.")
     return tier
-
-
-def change(key_id: str, **changes: object) -> None:
-    with database.connection_context():
-        if not change_key(key_id, **changes):
-            raise click.ClickException(f"There is no live key with the id {key_id!r}.")

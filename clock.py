@@ -1,12 +1,9 @@
-"""The forms in which the API writes a moment; every moment is Unix seconds, always UTC."""
-
-from __future__ import annotations
+"""The forms in which the API writes a moment; a moment is Unix seconds, and always UTC."""
 
 from datetime import datetime, timezone
 
 
 def utc(moment: float) -> datetime:
-    """The moment as an aware datetime."""
     return datetime.fromtimestamp(moment, timezone.utc)
 
 
@@ -16,10 +13,10 @@ def timestamp(moment: float) -> str:
 
 
 def date_time(moment: float) -> str:
-    """The form without milliseconds: `2026-11-20T23:52:07Z`."""
+    """Without milliseconds: `2026-11-20T23:52:07Z`."""
     return utc(moment).isoformat(timespec="seconds")[:-6] + "Z"
 
 
 def display(moment: float) -> str:
-    """The form for people: `2026-11-20 23:52:07 UTC`."""
+    """For people: `2026-11-20 23:52:07 UTC`."""
     return utc(moment).isoformat(sep=" ", timespec="seconds")[:-6] + " UTC"

@@ -1,7 +1,5 @@
 """How the service is served: worker, limits, logging, clean stop."""
 
-from __future__ import annotations
-
 import gc
 import logging
 import re
@@ -19,7 +17,7 @@ from gunicorn.workers.ggevent import GeventWorker
 import settings
 
 GOODBYE_SECONDS = 1.5  # for requests under way, before a stop closes idle connections
-WORKERS = 1  # more would each count for themselves and so double every allowance
+WORKERS = 1  # each would count for itself: two would double every allowance
 
 
 class Worker(GeventWorker):
@@ -127,37 +125,26 @@ class Log(Logger):
 def on_starting(server: Arbiter) -> None:
     if server.cfg.workers != WORKERS:
         raise settings.SettingsError(
-            f"--workers {server.cfg.workers}: the counters are in process, so {WORKERS} has to serve"
+            f"--workers {server.cfg.workers} is not possible: each would count for itself"
         )
 
 
-def nworkers_changed(server: Arbiter, new_value: int, old_value: int | None) -> None:
-    """SIGTTIN asks for one more worker; see WORKERS."""
-    if new_value != WORKERS:
-        server.log.warning("not changing the number of workers: the counters are in process")
+def nworkers_changed(server: Arbiter, new: int, old: int | None) -> None:
+    """A SIGTTIN asks for one more."""
+    if new != WORKERS:
+        server.log.warning("staying with one worker: each would count for itself")
         server.num_workers = WORKERS
 
 
 def when_ready(server: Arbiter) -> None:
+    address, database = ", ".join(map(str, server.LISTENERS)), service.database
     tiers = ", ".join(f"{q.tier} {q.limit} per {q.seconds} s" for q in service.quotas.values())
-    server.log.info(
-        "serving %s, database %s, %d worker, %d sockets, tiers: %s",
-        ", ".join(map(str, server.LISTENERS)),
-        service.database_path,
-        WORKERS,
-        service.max_sockets,
-        tiers,
-    )
-    if service.web_concurrency > WORKERS:
-        server.log.warning(
-            "WEB_CONCURRENCY=%d is ignored: the counters are in process", service.web_concurrency
-        )
+    server.log.info("serving %s, database %s, 1 worker, tiers: %s", address, database, tiers)
+    if service.web_concurrency != WORKERS:
+        server.log.warning("WEB_CONCURRENCY is ignored: each worker would count for itself")
     if service.platform:
-        server.log.warning(
-            "%s forgets %s at every restart, unless it is on a mounted volume: see DATABASE_URL",
-            service.platform,
-            service.database_path,
-        )
+        hint = "%s loses %s at every restart unless it is on a mounted volume; see DATABASE_URL"
+        server.log.warning(hint, service.platform, database)
 
 
 files = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
@@ -165,7 +152,7 @@ resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))
 service = settings.load()
 if not service.secret_key:
     raise settings.SettingsError(
-        "SECRET_KEY is not set; make one with: python3 -c 'import secrets; print(secrets.token_hex())'"
+        "SECRET_KEY is not set; make one: python3 -c 'import secrets; print(secrets.token_hex())'"
     )
 
 wsgi_app = "app:create_app()"

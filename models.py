@@ -1,21 +1,11 @@
 """Users, their API keys, what the keys have used: peewee models and the database."""
 
-from __future__ import annotations
-
 import logging
 import time
 from typing import NamedTuple
 
-from peewee import (
-    BigIntegerField,
-    CharField,
-    CompositeKey,
-    DatabaseError,
-    DatabaseProxy,
-    ForeignKeyField,
-    Model,
-    fn,
-)
+import peewee
+from peewee import BigIntegerField, CharField, ForeignKeyField, fn
 from playhouse.pool import PooledSqliteDatabase
 
 from ratelimit import DEFAULT_TIER, Usage
@@ -24,21 +14,20 @@ from settings import Settings, SettingsError
 log = logging.getLogger(__name__)
 
 MAX_LIVE_KEYS = 25
-BUSY_SECONDS = 0.2  # a locked database holds up the whole process that long, so not long
 OPTIONS = {
     "autoconnect": False,  # a query outside a connection_context is a mistake: fail loudly
     "lock_type": "IMMEDIATE",  # read-then-write loses nothing when two processes do it
-    "timeout": BUSY_SECONDS,
+    "timeout": 0.2,  # a locked database holds up the whole process, so not for long
     "pragmas": {"journal_mode": "wal", "synchronous": "normal", "foreign_keys": 1},
 }
-database = DatabaseProxy()
+database = peewee.DatabaseProxy()
 
 
 def now() -> int:
     return int(time.time())
 
 
-class Table(Model):
+class Table(peewee.Model):
     class Meta:
         database = database
         legacy_table_names = False
@@ -51,12 +40,12 @@ class User(Table):
     created_at = BigIntegerField(default=now)
 
 
-for _field in (User.username, User.email):  # unique, whatever the capitals
-    User.add_index(User.index(fn.LOWER(_field), unique=True, name=f"user_{_field.name}"))
+for name in ("username", "email"):  # unique, whatever the capitals
+    User.add_index(User.index(fn.LOWER(getattr(User, name)), unique=True, name=f"user_{name}"))
 
 
 class ApiKey(Table):
-    """Of the secret only a digest is kept. `changed_at` lets other processes notice."""
+    """Of the secret only a digest is kept. `changed_at` is how other processes notice."""
 
     id = CharField(max_length=8, primary_key=True)
     user = ForeignKeyField(User, backref="keys")
@@ -70,7 +59,7 @@ class ApiKey(Table):
 
 
 class KeyUsage(Table):
-    """One row per used key. No foreign keys here: a row deleted by hand must not stop the saving."""
+    """One row per used key; no foreign key, so that no row deleted by hand stops the saving."""
 
     key_id = CharField(max_length=8, primary_key=True)
     total = BigIntegerField()
@@ -87,8 +76,7 @@ class HourlyUsage(Table):
     requests = BigIntegerField()
 
     class Meta:
-        primary_key = CompositeKey("hour", "key_id")
-        without_rowid = True
+        primary_key = peewee.CompositeKey("hour", "key_id")
 
 
 class Key(NamedTuple):
@@ -104,16 +92,16 @@ class Key(NamedTuple):
 
 def init(settings: Settings) -> None:
     """Bind the models to the database and create what is missing; raises SettingsError."""
-    database.initialize(PooledSqliteDatabase(settings.database_path, **OPTIONS))
+    database.initialize(PooledSqliteDatabase(settings.database, **OPTIONS))
     try:
         with database.connection_context():
             database.create_tables([User, ApiKey, KeyUsage, HourlyUsage])
-    except DatabaseError as error:
-        raise SettingsError(f"DATABASE_URL: {settings.database_path}: {error}") from None
+    except peewee.DatabaseError as error:
+        raise SettingsError(f"DATABASE_URL: {settings.database}: {error}") from None
 
 
-def live_keys(user: User | int) -> int:
-    return ApiKey.select().where(ApiKey.user == user, ApiKey.revoked_at.is_null()).count()
+def live_keys(user: User | int) -> peewee.ModelSelect:
+    return ApiKey.select().where(ApiKey.user == user, ApiKey.revoked_at.is_null())
 
 
 def change_key(key_id: str, **changes: object) -> bool:
@@ -122,26 +110,25 @@ def change_key(key_id: str, **changes: object) -> bool:
     return bool(query.where(ApiKey.id == key_id, ApiKey.revoked_at.is_null()).execute())
 
 
-# The request path. peewee takes 150 µs to build these queries and SQLite 5 to answer: hence SQL.
-
-FIND_KEY = """SELECT id, user_id, name, type, tier, digest
-              FROM api_key WHERE id = ? AND revoked_at IS NULL"""
-LOAD_USAGE = "SELECT total, reset, used FROM key_usage WHERE key_id = ?"
+# The request path: peewee takes 150 µs to build these queries and SQLite 5 to answer, hence SQL.
 
 
 def find_key(key_id: str) -> Key | None:
     """The live key with this id; raises DatabaseError."""
-    with database.connection_context():
-        row = database.execute_sql(FIND_KEY, (key_id,)).fetchone()
+    columns = "id, user_id, name, type, tier, digest"
+    row = _row(f"SELECT {columns} FROM api_key WHERE id = ? AND revoked_at IS NULL", key_id)
     return Key(*row) if row else None
 
 
 def load_usage(key_id: str) -> Usage:
     """What the key had used when that was last saved; raises DatabaseError."""
-    with database.connection_context():
-        row = database.execute_sql(LOAD_USAGE, (key_id,)).fetchone()
+    row = _row("SELECT total, reset, used FROM key_usage WHERE key_id = ?", key_id)
     return Usage(*row) if row else Usage()
 
+
+def _row(query: str, key_id: str) -> tuple | None:  # type: ignore[type-arg]
+    with database.connection_context():
+        return database.execute_sql(query, (key_id,)).fetchone()  # type: ignore[no-any-return]
 
 
 class Outage:

@@ -1,7 +1,5 @@
 """Every error under /api/ as `application/problem+json` (RFC 9457)."""
 
-from __future__ import annotations
-
 import json
 import logging
 from collections.abc import Mapping
@@ -9,19 +7,14 @@ from http import HTTPStatus
 
 from flask import Flask, Response, request
 from peewee import DatabaseError, InterfaceError
-from werkzeug.exceptions import (
-    HTTPException,
-    InternalServerError,
-    MethodNotAllowed,
-    ServiceUnavailable,
-)
+from werkzeug import exceptions
+from werkzeug.exceptions import HTTPException
 from werkzeug.routing.exceptions import WebsocketMismatch
 
 import models
 
 log = logging.getLogger(__name__)
 
-RETRY_SECONDS = 1
 KNOWN = {
     400: ("bad_request", "The request could not be understood."),
     404: ("not_found", "There is nothing at this path."),
@@ -35,7 +28,7 @@ KNOWN = {
 class Problem(HTTPException):
     """An answer that is an error: a status, a stable word for programs, a sentence for people.
 
-    Further members go into the body, `headers` onto the answer.
+    `headers` go onto the answer, further members into its body.
     """
 
     def __init__(
@@ -46,14 +39,8 @@ class Problem(HTTPException):
         headers: Mapping[str, str] | None = None,
         **members: object,
     ) -> None:
-        body = {
-            "type": "about:blank",
-            "title": HTTPStatus(status).phrase,
-            "status": status,
-            "detail": detail,
-            "code": word,
-            **members,
-        }
+        body = {"type": "about:blank", "title": HTTPStatus(status).phrase, "status": status}
+        body |= {"detail": detail, "code": word, **members}
         response = Response(json.dumps(body) + "\n", status, headers)
         response.content_type = "application/problem+json"
         super().__init__(detail, response)
@@ -64,13 +51,14 @@ def bad_handshake(detail: str) -> Problem:
     return Problem(400, "bad_handshake", detail)
 
 
-def upgrade_required(detail: str, headers: Mapping[str, str] | None = None) -> Problem:
+def upgrade_required(detail: str, **headers: str) -> Problem:
     """426: this path speaks WebSocket version 13 and nothing else."""
-    return Problem(426, "upgrade_required", detail, {"Connection": "upgrade", "Upgrade": "websocket", **(headers or {})})
+    headers |= {"Connection": "upgrade", "Upgrade": "websocket"}
+    return Problem(426, "upgrade_required", detail, headers)
 
 
 def register(app: Flask) -> None:
-    """Answer every error under /api/ with a problem; errors elsewhere stay as they are."""
+    """Answer every error under /api/ with a problem; errors elsewhere stay what they are."""
     app.register_error_handler(HTTPException, _http_error)
     app.register_error_handler(DatabaseError, _unavailable)
     app.register_error_handler(InterfaceError, _unavailable)
@@ -85,19 +73,17 @@ def _http_error(error: HTTPException) -> HTTPException:
             return bad_handshake("There is no WebSocket at this path.")
         return upgrade_required("Connect to this path with a WebSocket client.")
     status = error.code if error.code in KNOWN else 400
-    headers = {}
-    if isinstance(error, MethodNotAllowed):
-        headers["Allow"] = ", ".join(sorted(error.valid_methods or ()))
-    if isinstance(error, ServiceUnavailable):
-        headers["Retry-After"] = str(RETRY_SECONDS)
+    headers = {
+        name: value for name, value in error.get_headers() if name in ("Allow", "Retry-After")
+    }
     return Problem(status, *KNOWN[status], headers)
 
 
 def _unavailable(error: Exception) -> HTTPException:
     models.outage.began(error)
-    return _http_error(ServiceUnavailable(retry_after=RETRY_SECONDS))
+    return _http_error(exceptions.ServiceUnavailable(retry_after=1))
 
 
 def _bug(error: Exception) -> HTTPException:
     log.exception("bug in %s %s", request.method, request.path, exc_info=error)
-    return _http_error(InternalServerError())
+    return _http_error(exceptions.InternalServerError())

@@ -1,10 +1,8 @@
 """Fixed-window rate limits, counted in memory; knows neither Flask nor a database.
 
-    limiter = Limiter()
-    limiter.hit("some key", Quota("free", limit=1000, seconds=3600)).remaining
+limiter = Limiter()
+limiter.hit("some key", Quota("free", limit=1000, seconds=3600)).remaining
 """
-
-from __future__ import annotations
 
 import math
 import re
@@ -14,7 +12,7 @@ from threading import Lock
 from typing import NamedTuple
 
 UNITS = {"second": 1, "minute": 60, "hour": 3600, "day": 86400}
-QUOTA = re.compile(r"([a-z][a-z0-9_-]{0,31})=([1-9][0-9]{0,11})/(second|minute|hour|day)", re.ASCII)
+QUOTA = re.compile(r"([a-z][a-z0-9_-]{0,31})=([1-9][0-9]{0,11})/(second|minute|hour|day)")
 DEFAULT_TIER = "free"
 IDLE_SECONDS = 60  # a counter is dropped this long after its window ended
 SWEEP_SIZE = 1000  # fewer counters than this are not worth a sweep
@@ -29,7 +27,7 @@ class Quota(NamedTuple):
 
 
 class Allowance(NamedTuple):
-    """One answer of the limiter; headers, bodies and pages all render this."""
+    """The limiter's answer; headers, bodies and pages all render this one value."""
 
     quota: Quota
     accepted: bool
@@ -40,15 +38,15 @@ class Allowance(NamedTuple):
 
 
 class Usage(NamedTuple):
-    """What a key has used: how it is loaded, and as `Spent` how it is saved."""
+    """What a key has used: all in all, and in the window that ends at `reset`."""
 
     total: int = 0
     reset: int = 0
-    used: int = 0  # in the window that ends at `reset`
+    used: int = 0
 
 
 class Spent(NamedTuple):
-    """Requests counted for a key since they were last taken to be saved."""
+    """Requests counted for a key since they were last taken, and where that led."""
 
     key: str
     requests: int
@@ -58,10 +56,10 @@ class Spent(NamedTuple):
 def parse_quotas(text: str) -> dict[str, Quota]:
     """Read `free=1000/hour,pro=10000/hour`; raises ValueError that says what is wrong."""
     quotas: dict[str, Quota] = {}
-    for part in text.split(","):
-        found = QUOTA.fullmatch(part.strip())
+    for part in map(str.strip, text.split(",")):
+        found = QUOTA.fullmatch(part)
         if not found:
-            raise ValueError(f"{part.strip()!r} is not like free=1000/hour")
+            raise ValueError(f"{part!r} is not like free=1000/hour")
         tier, limit, unit = found.groups()
         if tier in quotas:
             raise ValueError(f"tier {tier!r} is given twice")
@@ -74,28 +72,37 @@ def parse_quotas(text: str) -> dict[str, Quota]:
 class Limiter:
     """Counts requests per key in windows on UTC boundaries; safe for threads and greenlets.
 
-    `load` brings back what an earlier process counted for a key. With it, what is counted is
-    kept until `take_unsaved` hands it over; without it, counts live and die with their window.
+    `load` brings back what an earlier process counted for a key. With it, counts are kept until
+    `take_unsaved` hands them over; without it, they live and die with their window.
     """
 
     def __init__(
-        self,
-        load: Callable[[str], Usage] | None = None,
-        clock: Callable[[], float] = time.time,
+        self, load: Callable[[str], Usage] | None = None, clock: Callable[[], float] = time.time
     ) -> None:
-        self._load, self._clock = load, clock
+        self._load, self._clock, self._lock = load, clock, Lock()
         self._usage: dict[str, Usage] = {}
         self._unsaved: dict[str, int] = {}
         self._sweep_at = SWEEP_SIZE
-        self._lock = Lock()
 
-    def hit(self, key: str, quota: Quota) -> Allowance:
+    def hit(self, key: str, quota: Quota, cost: int = 1) -> Allowance:
         """Count one request, unless the allowance of the current window is used up."""
-        return self._answer(key, quota, cost=1)
+        # Outside the lock, because loading may wait for a database.
+        known = self._usage.get(key) or (self._load(key) if self._load else Usage())
+        now = self._clock()
+        reset = (int(now) // quota.seconds + 1) * quota.seconds
+        with self._lock:
+            total, window, used = self._usage.get(key, known)
+            used = used if window == reset else 0
+            accepted = used < quota.limit
+            if accepted and cost:
+                total, used = total + cost, used + cost
+                self._keep(key, Usage(total, reset, used), now)
+        remaining = max(0, quota.limit - used)
+        return Allowance(quota, accepted, remaining, reset, math.ceil(reset - now), total)
 
     def peek(self, key: str, quota: Quota) -> Allowance:
         """The same answer, with nothing counted."""
-        return self._answer(key, quota, cost=0)
+        return self.hit(key, quota, cost=0)
 
     def take_unsaved(self) -> list[Spent]:
         """What was counted since the last call; `put_back` it if it could not be saved."""
@@ -109,34 +116,14 @@ class Limiter:
                 self._unsaved[key] = self._unsaved.get(key, 0) + requests
                 self._usage.setdefault(key, usage)
 
-    def _answer(self, key: str, quota: Quota, cost: int) -> Allowance:
-        # Outside the lock, because loading may wait for a database.
-        known = self._usage.get(key) or (self._load(key) if self._load else Usage())
-        now = self._clock()
-        reset = (int(now) // quota.seconds + 1) * quota.seconds
-        with self._lock:
-            total, window, used = self._usage.get(key, known)
-            if window != reset:
-                used = 0
-            accepted = used < quota.limit
-            if accepted and cost:
-                total, used = total + 1, used + 1
-                self._count(key, Usage(total, reset, used), now)
-        remaining = max(0, quota.limit - used)
-        return Allowance(quota, accepted, remaining, reset, math.ceil(reset - now), total)
-
-    def _count(self, key: str, usage: Usage, now: float) -> None:
+    def _keep(self, key: str, usage: Usage, now: float) -> None:
         self._usage[key] = usage
         if self._load:
             self._unsaved[key] = self._unsaved.get(key, 0) + 1
-        if len(self._usage) >= self._sweep_at:
-            self._sweep(now)
-
-    def _sweep(self, now: float) -> None:
-        """Drop what is over and saved. Sweeping at twice the size left keeps the cost constant."""
-        self._usage = {
-            key: usage
-            for key, usage in self._usage.items()
-            if key in self._unsaved or usage.reset + IDLE_SECONDS > now
-        }
-        self._sweep_at = max(SWEEP_SIZE, 2 * len(self._usage))
+        if len(self._usage) >= self._sweep_at:  # doubling keeps the cost of a request constant
+            self._usage = {
+                key: usage
+                for key, usage in self._usage.items()
+                if key in self._unsaved or usage.reset + IDLE_SECONDS > now
+            }
+            self._sweep_at = max(SWEEP_SIZE, 2 * len(self._usage))

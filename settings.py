@@ -1,7 +1,5 @@
 """The environment, read once into one typed and validated value."""
 
-from __future__ import annotations
-
 import os
 import resource
 from collections.abc import Mapping
@@ -16,7 +14,7 @@ PLATFORMS = {
     "FLY_APP_NAME": "Fly",
     "RAILWAY_ENVIRONMENT": "Railway",
 }
-SPARE_FILES = 256  # open files kept back from WebSockets: requests, the database, logs
+SPARE_FILES = 256  # open files kept back from WebSockets: for requests, the database, logs
 SQLITE = "sqlite:///"
 
 
@@ -32,7 +30,7 @@ class Settings:
     """Everything that can be set; `load` holds the defaults."""
 
     port: int
-    database_url: str
+    database: Path
     secret_key: str | None = field(repr=False)
     quotas: dict[str, Quota]
     max_sockets: int
@@ -42,63 +40,46 @@ class Settings:
     platform: str | None
     web_concurrency: int
 
-    @property
-    def database_path(self) -> Path:
-        return Path(self.database_url.removeprefix(SQLITE))
-
 
 def load(environ: Mapping[str, str] = os.environ) -> Settings:
     """Read the settings; raises SettingsError on the first that is wrong."""
-    platform = next((name for key, name in PLATFORMS.items() if environ.get(key)), None)
+    platform = next((name for variable, name in PLATFORMS.items() if environ.get(variable)), None)
     if environ.get("REDIS_URL"):
         raise SettingsError("REDIS_URL is not supported by this version; unset it")
+    files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+
+    def integer(name: str, default: int, low: int, high: int = 10**6) -> int:
+        text = environ.get(name) or str(default)
+        if not (text.isascii() and text.isdecimal() and low <= int(text) <= high):
+            raise SettingsError(f"{name} must be a whole number from {low} to {high}, not {text!r}")
+        return int(text)
+
+    signups = environ.get("SIGNUPS") or "open"
+    if signups not in ("open", "closed"):
+        raise SettingsError(f"SIGNUPS must be open or closed, not {signups!r}")
+    try:
+        quotas = parse_quotas(environ.get("RATE_LIMITS") or "free=1000/hour,pro=10000/hour")
+    except ValueError as error:
+        raise SettingsError(f"RATE_LIMITS: {error}") from None
     return Settings(
-        port=_integer(environ, "PORT", 8000, 1, 65535),
-        database_url=_database_url(environ.get("DATABASE_URL") or f"{SQLITE}demo.db"),
+        port=integer("PORT", 8000, 1, 65535),
+        database=_database(environ.get("DATABASE_URL") or f"{SQLITE}demo.db"),
         secret_key=environ.get("SECRET_KEY", "").strip() or None,
-        quotas=_quotas(environ.get("RATE_LIMITS") or "free=1000/hour,pro=10000/hour"),
-        max_sockets=min(_integer(environ, "MAX_SOCKETS", 5000, 0), _files() - SPARE_FILES),
-        max_sockets_per_caller=_integer(environ, "MAX_SOCKETS_PER_CALLER", 100, 0),
-        signups=_choice(environ, "SIGNUPS", "open", "closed") == "open",
-        proxy_hops=_integer(environ, "PROXY_HOPS", 1 if platform else 0, 0, 10),
+        quotas=quotas,
+        max_sockets=min(integer("MAX_SOCKETS", 5000, 0), max(0, files - SPARE_FILES)),
+        max_sockets_per_caller=integer("MAX_SOCKETS_PER_CALLER", 100, 0),
+        signups=signups == "open",
+        proxy_hops=integer("PROXY_HOPS", 1 if platform else 0, 0, 10),
         platform=platform,
-        web_concurrency=_integer(environ, "WEB_CONCURRENCY", 1, 1),
+        web_concurrency=integer("WEB_CONCURRENCY", 1, 1),
     )
 
 
-def _integer(
-    environ: Mapping[str, str], name: str, default: int, low: int, high: int = 10**6
-) -> int:
-    text = environ.get(name) or str(default)
-    if not (text.isascii() and text.isdecimal() and low <= int(text) <= high):
-        raise SettingsError(f"{name} must be a whole number from {low} to {high}, not {text!r}")
-    return int(text)
-
-
-def _choice(environ: Mapping[str, str], name: str, *choices: str) -> str:
-    value = environ.get(name) or choices[0]
-    if value not in choices:
-        raise SettingsError(f"{name} must be {' or '.join(choices)}, not {value!r}")
-    return value
-
-
-def _quotas(text: str) -> dict[str, Quota]:
-    try:
-        return parse_quotas(text)
-    except ValueError as error:
-        raise SettingsError(f"RATE_LIMITS: {error}") from None
-
-
-def _database_url(url: str) -> str:
-    # The URL may hold a password, so no message repeats it.
-    path = Path(url.removeprefix(SQLITE))
+def _database(url: str) -> Path:
     if not url.startswith(SQLITE) or url == SQLITE or ":memory:" in url:
+        # The URL may hold a password, so it is not repeated.
         raise SettingsError("DATABASE_URL must be sqlite:///FILE (sqlite:////FILE is absolute)")
+    path = Path(url.removeprefix(SQLITE))
     if path.is_dir() or not os.access(path.parent, os.W_OK):
         raise SettingsError(f"DATABASE_URL: {path} cannot be created or opened")
-    return url
-
-
-def _files() -> int:
-    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    return 10**6 if limit == resource.RLIM_INFINITY else max(limit, 2 * SPARE_FILES)
+    return path

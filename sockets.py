@@ -1,12 +1,12 @@
 """The two WebSockets, echo and time, over flask-sock: who gets in, and what they are told."""
 
-from __future__ import annotations
-
 import base64
 import logging
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
 
 import gevent
 from flask import Blueprint, Flask, current_app, g, request
@@ -104,8 +104,7 @@ class Crowd:
     def __init__(self, limit: int, limit_per_caller: int) -> None:
         self._limit, self._limit_per_caller = limit, limit_per_caller
         self._channels: defaultdict[str, set[Channel]] = defaultdict(set)
-        self._size = 0
-        self._leaving = False
+        self._size, self._leaving = 0, False
 
     def check(self, caller: str) -> None:
         """Raises Problem when there is no room for one more."""
@@ -117,15 +116,17 @@ class Crowd:
         if len(self._channels.get(caller, ())) >= self._limit_per_caller:
             raise Problem(429, "too_many_sockets", "You have too many sockets open.", retry)
 
-    def enter(self, caller: str, channel: Channel) -> None:
+    @contextmanager
+    def member(self, caller: str, channel: Channel) -> Iterator[None]:
         self._channels[caller].add(channel)
         self._size += 1
-
-    def leave(self, caller: str, channel: Channel) -> None:
-        self._channels[caller].remove(channel)
-        self._size -= 1
-        if not self._channels[caller]:
-            del self._channels[caller]
+        try:
+            yield
+        finally:
+            self._size -= 1
+            self._channels[caller].remove(channel)
+            if not self._channels[caller]:
+                del self._channels[caller]
 
     def end(self, caller: str, code: int) -> None:
         """Close all channels of one caller."""
@@ -159,7 +160,7 @@ def admit() -> None:
     else:
         g.caller = request.remote_addr or ""
         crowd().check(g.caller)
-    keep_handshake()
+    keep_handshake(request.environ)
 
 
 def check_handshake() -> None:
@@ -167,7 +168,7 @@ def check_handshake() -> None:
     headers = request.headers
     version = headers.get("Sec-WebSocket-Version")
     if version and version != "13":
-        raise upgrade_required("Only version 13 is spoken here.", {"Sec-WebSocket-Version": "13"})
+        raise upgrade_required("Speak version 13 here.", **{"Sec-WebSocket-Version": "13"})
     try:
         nonce = base64.b64decode(headers.get("Sec-WebSocket-Key", ""), validate=True)
     except ValueError:
@@ -180,44 +181,42 @@ def check_handshake() -> None:
         raise bad_handshake("Host is missing or malformed.")
 
 
-def keep_handshake() -> None:
+def keep_handshake(environ: dict[str, Any]) -> None:
     """Leave wsproto only what it needs: no extension to negotiate, no header to stumble over."""
-    environ = request.environ
-    nonce = environ["HTTP_SEC_WEBSOCKET_KEY"]
+    handshake = {
+        "HTTP_HOST": "localhost",
+        "HTTP_CONNECTION": "Upgrade",
+        "HTTP_UPGRADE": "websocket",
+        "HTTP_SEC_WEBSOCKET_VERSION": "13",
+        "HTTP_SEC_WEBSOCKET_KEY": environ["HTTP_SEC_WEBSOCKET_KEY"],
+    }
     for name in [name for name in environ if name.startswith("HTTP_")]:
         del environ[name]
-    environ["HTTP_HOST"] = "localhost"
-    environ["HTTP_CONNECTION"], environ["HTTP_UPGRADE"] = "Upgrade", "websocket"
-    environ["HTTP_SEC_WEBSOCKET_VERSION"], environ["HTTP_SEC_WEBSOCKET_KEY"] = "13", nonce
     # The Worker in gunicorn.conf.py holds an answer back until it is whole; frames cannot wait.
     client = environ["gunicorn.socket"]
-    environ["gunicorn.socket"] = getattr(client, "unbuffered", client)
+    environ |= handshake | {"gunicorn.socket": getattr(client, "unbuffered", client)}
 
 
 def serve(talk: Callable[[Channel], None]) -> Callable[[Server], None]:
     """Wrap a talk into a flask-sock handler that always ends with a close code and a log line."""
 
     def handler(server: Server) -> None:
-        opened, caller, here = time.monotonic(), g.caller, crowd()
-        channel = Channel(server)
+        opened, channel, closed = time.monotonic(), Channel(server), Closed(GONE)
         log.info("open %s", request.path)
-        here.enter(caller, channel)
-        closed = Closed(GONE)
         try:
-            talk(channel)
+            with crowd().member(g.caller, channel):
+                talk(channel)
         except Closed as reason:
             closed = reason
         except (OSError, LocalProtocolError):
-            pass
+            pass  # the client is gone
         except Exception:
             log.exception("bug in %s", request.path)
             closed = Closed(BUG)
-        finally:
-            here.leave(caller, channel)
-            server.connected = False  # or flask-sock would close once more
-            channel.close(closed)
-            seconds = time.monotonic() - opened
-            log.info("closed %s after %.1f s: %d", request.path, seconds, closed.code)
+        server.connected = False  # or flask-sock would close once more
+        channel.close(closed)
+        seconds = time.monotonic() - opened
+        log.info("closed %s after %.1f s: %d", request.path, seconds, closed.code)
 
     return handler
 

@@ -37,7 +37,9 @@ def resident_kib(pid: int) -> int:
     return int(status.split("VmRSS:")[1].split()[0])
 
 
-def measure_requests(host: str, port: int, key: str, stop: threading.Event, out: list[float]) -> None:
+def measure_requests(
+    host: str, port: int, key: str, stop: threading.Event, out: list[float]
+) -> None:
     connection = http.client.HTTPConnection(host, port)
     while not stop.wait(0.01):
         started = time.perf_counter()
@@ -81,7 +83,9 @@ def main(url: str, key: str, pid: int, count: int = 9000, seconds: int = 20) -> 
     grown = resident_kib(pid) - before
     stop.set()
     requests.join()
-    print(f"{count} sockets, {seconds} s: {min(updates.values())} to {max(updates.values())} updates")
+    print(
+        f"{count} sockets, {seconds} s: {min(updates.values())} to {max(updates.values())} updates"
+    )
     print(f"{100 * cpu / seconds:.0f} % of a core, {grown / count:.1f} KiB a socket")
     p50, p99 = (1000 * statistics.quantiles(latencies, n=100)[i] for i in (49, 98))
     print(f"/protected/test meanwhile: p50 {p50:.1f} ms, p99 {p99:.1f} ms")
