@@ -1,0 +1,95 @@
+"""Fixtures: `app -> client -> ...` inside this process, `server` over the wire."""
+
+import contextlib
+import secrets
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from flask import Flask
+from flask.testing import FlaskClient, FlaskCliRunner
+
+import accounts
+import app as service
+import auth
+import models
+import settings
+from models import User
+from serving import Server
+
+# Beside the defaults, two tiers small enough to use up.
+TIERS = "free=1000/hour,pro=10000/hour,five=5/minute,blink=5/second"
+
+StartServer = Callable[..., Server]
+NewKey = Callable[..., str]
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> settings.Settings:
+    url = f"sqlite:///{tmp_path}/test.db"
+    return settings.load(
+        {"DATABASE_URL": url, "SECRET_KEY": secrets.token_hex(), "RATE_LIMITS": TIERS}
+    )
+
+
+@pytest.fixture
+def app(config: settings.Settings) -> Iterator[Flask]:
+    yield service.create_app(config)
+    models.database.close_all()
+
+
+@pytest.fixture
+def client(app: Flask) -> FlaskClient:
+    return app.test_client()
+
+
+@pytest.fixture
+def cli(app: Flask) -> FlaskCliRunner:
+    return app.test_cli_runner()
+
+
+@pytest.fixture
+def ada(app: Flask) -> User:
+    """Ada, a user with a password nobody knows."""
+    return accounts.create("ada", "ada@example.com", secrets.token_urlsafe())
+
+
+@pytest.fixture
+def new_key(ada: User) -> NewKey:
+    """Makes keys for Ada: `new_key(tier="five")`."""
+
+    def create(name: str = "ci", type: str = "production", tier: str = "free") -> str:
+        with models.database.connection_context():
+            return auth.create_key(ada, name, type, tier)[1]
+
+    return create
+
+
+@pytest.fixture
+def key(new_key: NewKey) -> str:
+    return new_key()
+
+
+@pytest.fixture(scope="session")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """One real server for all tests that only talk to it."""
+    running = Server(tmp_path_factory.mktemp("server"), RATE_LIMITS=TIERS)
+    try:
+        yield running.start()
+        running.close(signal.SIGTERM)
+    finally:
+        running.close()
+
+
+@pytest.fixture
+def start_server(tmp_path: Path) -> Iterator[StartServer]:
+    """Starts servers for one test: `start_server(MAX_SOCKETS="3")`."""
+    with contextlib.ExitStack() as running:
+
+        def start(**environment: str) -> Server:
+            server = Server(tmp_path / secrets.token_hex(4), **environment)
+            running.callback(server.close)
+            return server.start()
+
+        yield start

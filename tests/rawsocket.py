@@ -1,0 +1,164 @@
+"""A client that says over TCP exactly what a test wants said, right or wrong."""
+
+import base64
+import json
+import os
+import socket
+import struct
+from email.parser import Parser
+from types import TracebackType
+from typing import Any, NamedTuple
+
+TEXT, BINARY, CLOSE, PING, PONG = 1, 2, 8, 9, 10
+CONTINUATION = 0
+UPGRADE = {
+    "Host": "localhost",
+    "Connection": "Upgrade",
+    "Upgrade": "websocket",
+    "Sec-WebSocket-Version": "13",
+    "Sec-WebSocket-Key": base64.b64encode(bytes(16)).decode(),
+}
+
+
+class Answer(NamedTuple):
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+
+class Frame(NamedTuple):
+    opcode: int
+    payload: bytes
+
+    @property
+    def close_code(self) -> int:
+        assert self.opcode == CLOSE, self
+        return int.from_bytes(self.payload[:2], "big")
+
+    def json(self) -> Any:
+        assert self.opcode == TEXT, self
+        return json.loads(self.payload)
+
+
+def frame(
+    opcode: int, payload: bytes = b"", fin: bool = True, reserved: int = 0, masked: bool = True
+) -> bytes:
+    """The bytes of a WebSocket frame, allowed or not."""
+    head = bytes([fin << 7 | reserved << 4 | opcode])
+    size, mask_bit = len(payload), masked << 7
+    if size < 126:
+        head += bytes([mask_bit | size])
+    elif size < 1 << 16:
+        head += bytes([mask_bit | 126]) + struct.pack("!H", size)
+    else:
+        head += bytes([mask_bit | 127]) + struct.pack("!Q", size)
+    if not masked:
+        return head + payload
+    mask = os.urandom(4)
+    pattern = (mask * (size // 4 + 1))[:size]
+    mixed = int.from_bytes(payload, "big") ^ int.from_bytes(pattern, "big")
+    return head + mask + mixed.to_bytes(size, "big")
+
+
+def close_frame(code: int | None = None, reason: bytes = b"") -> bytes:
+    return frame(CLOSE, b"" if code is None else struct.pack("!H", code) + reason)
+
+
+class RawSocket:
+    """One connection to the server; its reads fail after ten seconds."""
+
+    def __init__(self, port: int, receive_buffer: int = 0) -> None:
+        self.sock = socket.socket()
+        if receive_buffer:
+            self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
+        self.sock.settimeout(10)
+        self.sock.connect(("127.0.0.1", port))
+        self._buffer = b""
+
+    def __enter__(self) -> "RawSocket":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.sock.close()
+
+    def send(self, data: bytes) -> None:
+        self.sock.sendall(data)
+
+    def request(self, path: str, method: str = "GET", **headers: str) -> Answer:
+        """Ask over this connection; a header name's dashes are written as underscores."""
+        named = {"Host": "localhost"}
+        named |= {name.replace("_", "-"): value for name, value in headers.items()}
+        self.send(request_bytes(path, named, method))
+        return self.answer(has_body=method != "HEAD")
+
+    def answer(self, has_body: bool = True) -> Answer:
+        """The next HTTP answer."""
+        head = self._until(b"\r\n\r\n").decode("latin-1")
+        line, _, rest = head.partition("\r\n")
+        headers = dict(Parser().parsestr(rest).items())
+        size = int(headers.get("Content-Length", 0)) if has_body else 0
+        return Answer(int(line.split()[1]), headers, self.read(size))
+
+    def open(self, path: str, changes: dict[str, str | None] | None = None) -> "RawSocket":
+        """Upgrade to a WebSocket; fails unless the server agrees."""
+        answer = self.handshake(path, changes)
+        assert answer.status == 101, answer
+        return self
+
+    def handshake(
+        self, path: str, changes: dict[str, str | None] | None = None, version: str = "HTTP/1.1"
+    ) -> Answer:
+        """Ask for an upgrade; `changes` replace headers, None takes one away."""
+        headers = {**UPGRADE, **(changes or {})}
+        present = {name: value for name, value in headers.items() if value is not None}
+        self.send(request_bytes(path, present, version=version))
+        return self.answer()
+
+    def frame(self) -> Frame:
+        """The next frame from the server, which must be a legal one."""
+        first, second = self.read(2)
+        assert first & 0x70 == 0, "a reserved bit is set"
+        assert second < 128, "a server masks nothing"
+        size = second
+        if size == 126:
+            (size,) = struct.unpack("!H", self.read(2))
+        elif size == 127:
+            (size,) = struct.unpack("!Q", self.read(8))
+        return Frame(first & 0x0F, self.read(size))
+
+    def read(self, size: int) -> bytes:
+        while len(self._buffer) < size:
+            self._more()
+        data, self._buffer = self._buffer[:size], self._buffer[size:]
+        return data
+
+    def ended(self) -> bool:
+        """Whether the server closes the connection, in good order, saying nothing more."""
+        return not self._buffer and self.sock.recv(65_536) == b""
+
+    def _until(self, end: bytes) -> bytes:
+        while end not in self._buffer:
+            self._more()
+        found, _, self._buffer = self._buffer.partition(end)
+        return found
+
+    def _more(self) -> None:
+        data = self.sock.recv(1 << 20)
+        if not data:
+            raise ConnectionError(f"the server ended the connection after {self._buffer!r}")
+        self._buffer += data
+
+
+def request_bytes(
+    path: str, headers: dict[str, str], method: str = "GET", version: str = "HTTP/1.1"
+) -> bytes:
+    lines = [f"{method} {path} {version}", *(f"{name}: {text}" for name, text in headers.items())]
+    return "\r\n".join([*lines, "", ""]).encode("latin-1")

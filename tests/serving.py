@@ -1,0 +1,190 @@
+"""The real server, started as on a platform: the Procfile's command and an environment."""
+
+import contextlib
+import http.client
+import os
+import secrets
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import IO
+
+REPOSITORY = Path(__file__).parent.parent
+START_SECONDS = 15
+SETTINGS = {
+    "PORT",
+    "DATABASE_URL",
+    "SECRET_KEY",
+    "RATE_LIMITS",
+    "MAX_SOCKETS",
+    "MAX_SOCKETS_PER_CALLER",
+    "SIGNUPS",
+    "PROXY_HOPS",
+    "REDIS_URL",
+    "WEB_CONCURRENCY",
+    "GUNICORN_CMD_ARGS",
+    "FORWARDED_ALLOW_IPS",
+    "DYNO",
+    "RENDER",
+    "FLY_APP_NAME",
+    "RAILWAY_ENVIRONMENT",
+}
+KEYS_PER_USER = 25
+
+
+def clean_environment(**settings: str) -> dict[str, str]:
+    """This process's environment with none of the service's settings but the given ones."""
+    inherited = {name: value for name, value in os.environ.items() if name not in SETTINGS}
+    return {**inherited, "PYTHONUNBUFFERED": "1", **settings}
+
+
+def free_port() -> int:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        port: int = sock.getsockname()[1]
+        return port
+
+
+def serve_command() -> list[str]:
+    """The Procfile's command, run by this Python's own gunicorn."""
+    name, _, command = (REPOSITORY / "Procfile").read_text().strip().partition(":")
+    assert (name, shlex.split(command)) == ("web", ["gunicorn"])
+    return [sys.executable, "-m", "gunicorn"]
+
+
+def eventually(condition: Callable[[], object], seconds: float = 5, what: str = "") -> None:
+    """Wait until the condition holds; fails when it does not in time."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, what or "it did not happen in time"
+        time.sleep(0.02)
+
+
+class StartError(Exception):
+    """The server ended by itself; `status` is its exit status, `output` what it printed."""
+
+    def __init__(self, status: int, output: str) -> None:
+        super().__init__(f"exit status {status}:\n{output}")
+        self.status, self.output = status, output
+
+
+class Server:
+    """A running server with a directory of its own for the database and the log."""
+
+    def __init__(self, directory: Path, **settings: str) -> None:
+        self.directory = directory
+        self.database = directory / "data" / "service.db"
+        self.database.parent.mkdir(parents=True, exist_ok=True)
+        self.port = free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.ws_url = f"ws://127.0.0.1:{self.port}"
+        defaults = {
+            "PORT": str(self.port),
+            "DATABASE_URL": f"sqlite:///{self.database}",
+            "SECRET_KEY": secrets.token_hex(),
+            "HOME": str(directory),
+        }
+        self.env = clean_environment(**defaults | settings)
+        self._log = directory / "server.log"
+        self._users: list[str] = []
+        self._keys = 0
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def pid(self) -> int:
+        """Of the master; its worker is `worker_pid`."""
+        assert self._process
+        return self._process.pid
+
+    @property
+    def worker_pid(self) -> int:
+        children = Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text().split()
+        assert len(children) == 1, f"one worker, not {children}"
+        return int(children[0])
+
+    def start(self) -> "Server":
+        """Start, and wait for an answer; raises StartError."""
+        with self._log.open("ab") as log:
+            self._process = self._spawn(log)
+        eventually(self._answers, START_SECONDS, "the server did not answer")
+        return self
+
+    def stop(self, how: signal.Signals = signal.SIGTERM) -> tuple[int, float]:
+        """Send the signal; returns the exit status and the seconds it took."""
+        assert self._process
+        started = time.monotonic()
+        if how == signal.SIGKILL:  # as a power cut: nobody is left to tidy up
+            os.killpg(self.pid, how)
+        else:
+            self._process.send_signal(how)
+        status = self._process.wait(timeout=20)
+        return status, time.monotonic() - started
+
+    def restart(self) -> "Server":
+        """Start again after a stop: same port, same database."""
+        assert self._process
+        assert self._process.poll() is not None
+        return self.start()
+
+    def close(self, how: signal.Signals = signal.SIGKILL) -> None:
+        """Leave nothing running, whatever the test did."""
+        if self._process and self._process.poll() is None:
+            self.stop(how)
+
+    def log(self) -> str:
+        return self._log.read_text()
+
+    def log_lines(self, word: str) -> list[str]:
+        return [line for line in self.log().splitlines() if word in line]
+
+    def flask(self, *args: str, input: str | None = None) -> str:
+        """What `flask ...` prints in this server's environment; it must succeed."""
+        command = [sys.executable, "-m", "flask", *args]
+        done = subprocess.run(
+            command, cwd=REPOSITORY, env=self.env, input=input, capture_output=True, text=True
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    def new_key(self, name: str = "test key", tier: str = "free", type: str = "production") -> str:
+        """A new key of some user, made as an administrator makes one."""
+        if self._keys % KEYS_PER_USER == 0:
+            self.new_user(f"user{len(self._users)}")
+        self._keys += 1
+        arguments = [self._users[-1], name, "--type", type, "--tier", tier]
+        return self.flask("key", "create", *arguments).strip()
+
+    def new_user(self, name: str) -> None:
+        password = secrets.token_urlsafe()
+        address = f"{name}@example.com"
+        self.flask("user", "create", name, address, "--password-stdin", input=f"{password}\n")
+        self._users.append(name)
+
+    def connection(self) -> http.client.HTTPConnection:
+        return http.client.HTTPConnection("127.0.0.1", self.port, timeout=10)
+
+    def _spawn(self, log: IO[bytes]) -> "subprocess.Popen[bytes]":
+        return subprocess.Popen(
+            serve_command(),
+            cwd=REPOSITORY,
+            env=self.env,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+
+    def _answers(self) -> bool:
+        assert self._process
+        if self._process.poll() is not None:
+            raise StartError(self._process.returncode, self.log())
+        connection = self.connection()
+        with contextlib.closing(connection), contextlib.suppress(OSError):
+            connection.request("GET", "/api/v1/status")
+            return connection.getresponse().status == 200
+        return False
