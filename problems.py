@@ -46,6 +46,11 @@ class Problem(HTTPException):
         super().__init__(detail, response)
 
 
+def known(status: int, headers: Mapping[str, str] | None = None) -> Problem:
+    """A problem that its status says all about."""
+    return Problem(status, *KNOWN[status], headers)
+
+
 def bad_handshake(detail: str) -> Problem:
     """400: it asks for a WebSocket in a way that RFC 6455 does not allow."""
     return Problem(400, "bad_handshake", detail)
@@ -76,7 +81,7 @@ def _http_error(error: HTTPException) -> HTTPException:
     headers = {
         name: value for name, value in error.get_headers() if name in ("Allow", "Retry-After")
     }
-    return Problem(status, *KNOWN[status], headers)
+    return known(status, headers)
 
 
 def _unavailable(error: Exception) -> HTTPException:
