@@ -6,6 +6,7 @@ import re
 import resource
 import socket
 import time
+from contextlib import suppress
 from email.utils import formatdate
 from functools import lru_cache
 from types import SimpleNamespace
@@ -46,12 +47,13 @@ class Worker(GeventWorker):
         self.listener = SimpleNamespace(getsockname=lambda: address)
         gc.freeze()  # what was made until now stays: no need to look at it again and again
         background = Background(self.wsgi)
-        tasks = [gevent.spawn(background.run), gevent.spawn(self.say_goodbye)]
+        saving = gevent.spawn(background.run)
+        gevent.spawn(self.say_goodbye)
         try:
             super().run()
         finally:
             background.stop()
-            gevent.joinall(tasks, timeout=GOODBYE_SECONDS)
+            saving.join(timeout=GOODBYE_SECONDS)
 
     def say_goodbye(self) -> None:
         """Once the worker is to stop, close the sockets, and later the idle connections."""
@@ -62,7 +64,8 @@ class Worker(GeventWorker):
         crowd(self.wsgi).end_all()
         gevent.sleep(GOODBYE_SECONDS)
         for client in self.idle:
-            client._sock.shutdown(socket.SHUT_RD)  # gevent's own would raise in the reader
+            with suppress(OSError):
+                client._sock.shutdown(socket.SHUT_RD)  # gevent's own would raise in the reader
 
     def handle_quit(self, sig: int, frame: object) -> None:
         """SIGINT and SIGQUIT stop as carefully as SIGTERM; some platforms stop with SIGINT."""
@@ -152,8 +155,10 @@ def http_date(second: int) -> str:
 # gunicorn formats the date anew for every answer, which takes a thirtieth of the whole request.
 util.http_date = lambda timestamp=None: http_date(int(timestamp or time.time()))
 
-files = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))
+hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+for files in (10_240, hard_limit):  # macOS calls its limit infinite, and then refuses infinity
+    with suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (files, hard_limit))
 service = settings.load()
 if not service.secret_key:
     raise settings.SettingsError(
