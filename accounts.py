@@ -1,6 +1,7 @@
 """People: what they may call themselves, and their passwords."""
 
 import re
+from collections.abc import Callable
 
 import gevent
 from peewee import IntegrityError, fn
@@ -9,7 +10,7 @@ from werkzeug.security import check_password_hash, generate_password_hash
 from models import User, database
 
 EMAIL = re.compile(r"[^@\s]{1,64}@[^@\s.]+(\.[^@\s.]+)+")
-RULES = {
+RULES: dict[str, tuple[Callable[[str], object], str]] = {
     "username": (
         lambda text: re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]{1,31}", text),
         "Use 2 to 32 letters, digits, dots, dashes or underscores, the first a letter or digit.",

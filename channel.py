@@ -42,8 +42,7 @@ class Closed(gevent.GreenletExit):
 def frame(**message: str) -> bytes:
     """The JSON text message as the bytes on the wire; a server's are the same for every client."""
     payload = json.dumps(message, ensure_ascii=False)
-    data: bytes = FrameProtocol(client=False, extensions=[]).send_data(payload)
-    return data
+    return bytes(FrameProtocol(client=False, extensions=[]).send_data(payload))
 
 
 class Channel:

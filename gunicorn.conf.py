@@ -30,7 +30,7 @@ class Worker(GeventWorker):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.idle: set[socket.socket] = set()
+        self.idle: set[Any] = set()  # gevent sockets
 
     def load_wsgi(self) -> None:
         try:
@@ -179,4 +179,5 @@ control_socket_disable = True  # two services of one user would take each other'
 http_parser = "python"  # "auto" takes a laxer one where it is installed
 sendfile = False  # it would overtake what an Answer holds
 # Whom to trust is PROXY_HOPS' business alone: nothing is taken from anybody, so nobody is checked.
-forwarded_allow_ips, forwarder_headers, secure_scheme_headers = "*", "", {}
+forwarded_allow_ips, forwarder_headers = "*", ""
+secure_scheme_headers: dict[str, str] = {}

@@ -78,8 +78,15 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     try:
         yield running.start()
         running.close(signal.SIGTERM)
+        assert "Traceback" not in running.log()
     finally:
         running.close()
+
+
+@pytest.fixture(scope="session")
+def server_key(server: Server) -> str:
+    """A key of that server, for tests that do not count."""
+    return server.new_key("shared key")
 
 
 @pytest.fixture
