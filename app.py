@@ -85,6 +85,7 @@ def create_app(config: settings.Settings | None = None) -> Flask:
     if hops := config.proxy_hops:
         app.wsgi_app = ProxyFix(app.wsgi_app, x_for=hops, x_proto=hops)  # type: ignore[method-assign]
 
+    app.url_map.merge_slashes = False  # or it would redirect, to whatever Host was sent
     app.register_blueprint(api)
     app.add_url_rule("/openapi.json", view_func=openapi)
     sockets.register(app, config)
@@ -95,7 +96,7 @@ def create_app(config: settings.Settings | None = None) -> Flask:
 
 
 def with_api_headers(wsgi_app: Any) -> Any:
-    """Add what every answer of the API carries, the limits where a key was accepted; 413.
+    """Add what every answer of the API carries, and refuse what is no request for it.
 
     At the WSGI level, because werkzeug takes 25 µs for so many headers: a tenth of a request.
     """
@@ -112,8 +113,12 @@ def with_api_headers(wsgi_app: Any) -> Any:
                 headers += PREFLIGHT_HEADERS
             return start_response(status, headers, *args)
 
-        too_large = int(environ.get("CONTENT_LENGTH") or 0) > MAX_BODY_BYTES
-        return (problems.known(413) if too_large else wsgi_app)(environ, start)
+        if int(environ.get("CONTENT_LENGTH") or 0) > MAX_BODY_BYTES:
+            return problems.known(413)(environ, start)
+        host = environ.get("HTTP_HOST") or environ["SERVER_PROTOCOL"] == "HTTP/1.0"
+        if not (host or "HTTP_UPGRADE" in environ):  # RFC 9112 part 3.2; a handshake has its own
+            return problems.known(400)(environ, start)
+        return wsgi_app(environ, start)
 
     return application
 

@@ -2,7 +2,7 @@
 
 import logging
 import time
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import peewee
 from peewee import BigIntegerField, CharField, ForeignKeyField, fn
@@ -126,9 +126,10 @@ def load_usage(key_id: str) -> Usage:
     return Usage(*row) if row else Usage()
 
 
-def _row(query: str, key_id: str) -> tuple | None:  # type: ignore[type-arg]
+def _row(query: str, key_id: str) -> tuple[Any, ...] | None:
     with database.connection_context():
-        return database.execute_sql(query, (key_id,)).fetchone()  # type: ignore[no-any-return]
+        row: tuple[Any, ...] | None = database.execute_sql(query, (key_id,)).fetchone()
+    return row
 
 
 class Outage:

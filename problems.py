@@ -75,7 +75,7 @@ def _http_error(error: HTTPException) -> HTTPException:
         return error
     if isinstance(error, WebsocketMismatch):
         if request.headers.get("Upgrade", "").lower() == "websocket":
-            return bad_handshake("There is no WebSocket at this path.")
+            return bad_handshake("This path is no WebSocket, or Connection: Upgrade is missing.")
         return upgrade_required("Connect to this path with a WebSocket client.")
     status = error.code if error.code in KNOWN else 400
     headers = {
