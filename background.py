@@ -16,7 +16,7 @@ from sockets import crowd
 SYNC_SECONDS = 0.5
 HOUR = 3600
 KEPT_HOURS = 24  # of hourly usage, for the chart
-LATELY_SECONDS = 60  # how old a change may be when first seen: clocks may differ that much
+LATELY_SECONDS = 60  # changes are looked for that much further back: clocks may differ
 
 SAVE_USAGE = """INSERT INTO key_usage (key_id, total, reset, used, last_used_at)
     VALUES (?, ?, ?, ?, ?) ON CONFLICT (key_id) DO UPDATE SET
@@ -34,6 +34,7 @@ class Background:
     def __init__(self, app: Flask) -> None:
         self._guard, self._crowd = guard(app), crowd(app)
         self._database = SqliteDatabase(app.extensions["settings"].database, **OPTIONS)
+        self._seen_until = int(time.time())
         self._stopping = Event()
 
     def run(self) -> None:
@@ -68,8 +69,10 @@ class Background:
             with self._database.connection_context():
                 if spent:
                     self._save(spent, now)
-                changes = self._database.execute_sql(CHANGED_KEYS, (now - LATELY_SECONDS,))
-                return list(changes.fetchall())
+                since = self._seen_until - LATELY_SECONDS
+                changes = self._database.execute_sql(CHANGED_KEYS, (since,)).fetchall()
+            self._seen_until = now
+            return list(changes)
         except Exception as error:  # returned, because gevent prints what a thread raises
             return error
 
