@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
-from http import HTTPStatus
-
 import gevent
-from flask import Blueprint, Flask, Request, Response, abort, render_template, request
+from flask import (
+    Blueprint,
+    Flask,
+    Request,
+    Response,
+    abort,
+    current_app,
+    g,
+    render_template,
+    request,
+)
 from flask.sessions import SecureCookieSession, SecureCookieSessionInterface
+from flask.typing import ResponseReturnValue
 from werkzeug.exceptions import RequestTimeout
 
 import clock
+from accounts import Invalid
 from ratelimit import Limiter
 from web import people, profile
 
+INVALID = 422  # the status of a form that comes back
 MAX_FORM_BYTES = 16 * 1024
 FORM_SECONDS = 10  # for a form to arrive, in total
 SECURITY_HEADERS = {
@@ -23,23 +34,10 @@ SECURITY_HEADERS = {
     "Referrer-Policy": "same-origin",
     "X-Content-Type-Options": "nosniff",
 }
-ERRORS = {
-    403: "This form was sent from another site, so nothing was changed.",
-    404: "There is nothing at this address.",
-    405: "This address cannot be used in that way.",
-    408: "The form took too long to arrive. Please send it again.",
-    411: "The form came without its length.",
-    413: "The form is too large.",
-    429: "There were too many tries.",
-    500: "Something went wrong on our side.",
-    503: "The database cannot be reached. Please try again in a moment.",
-}
 
 pages = Blueprint("web", __name__, template_folder="templates")
 pages.register_blueprint(people.pages)
 pages.register_blueprint(profile.pages)
-pages.add_app_template_filter(clock.date_time)
-pages.add_app_template_filter(clock.display)
 
 
 class PageSessions(SecureCookieSessionInterface):
@@ -58,6 +56,9 @@ def register(app: Flask) -> None:
     app.config["SESSION_COOKIE_SAMESITE"] = "Lax"
     app.extensions["throttles"] = Limiter()
     app.static_folder = "web/static"
+    app.jinja_env.trim_blocks = app.jinja_env.lstrip_blocks = True
+    app.jinja_env.filters |= {"date_time": clock.date_time, "display": clock.display}
+    app.jinja_env.globals["signups"] = app.extensions["settings"].signups
     app.register_blueprint(pages)
 
 
@@ -67,29 +68,12 @@ def console() -> str:
 
 
 @pages.before_request
-def refuse_other_sites() -> None:
-    """Answer 403 to a POST that another site made a browser send.
-
-    With neither header it is no browser of this decade: they all send Origin with a POST. A curl
-    user is let in; an attacker gains nothing, for without a victim's browser there is no victim's
-    cookie, and an older browser keeps it back, too, since it is SameSite.
-    """
+def receive_form() -> None:
+    """Take in a form, if it comes from our own pages and is neither large nor slow."""
     if request.method != "POST":
         return
-    site, origin = request.headers.get("Sec-Fetch-Site"), request.headers.get("Origin")
-    if site:
-        ours = site == "same-origin" or (site == "none" and not origin)
-    else:
-        ours = not origin or origin.endswith(f"://{request.host}")
-    if not ours:
+    if not sent_from_here():
         abort(403)
-
-
-@pages.before_request
-def read_form() -> None:
-    """Take in the form, if it is neither large nor slow."""
-    if request.method != "POST":
-        return
     if request.content_length is None:
         abort(411)
     if request.content_length > MAX_FORM_BYTES:
@@ -98,7 +82,29 @@ def read_form() -> None:
         request.get_data()
 
 
+def sent_from_here() -> bool:
+    """False when a page of another site made a browser send this request.
+
+    With neither header it was no browser of this decade: they all send Origin with a POST. So curl
+    gets in. An attacker gains nothing: what counts is the cookie of somebody's browser, and one
+    too old to send Origin keeps that back from other sites' forms, because it is SameSite.
+    """
+    site, origin = request.headers.get("Sec-Fetch-Site"), request.headers.get("Origin")
+    if site:
+        return site == "same-origin" or (site == "none" and not origin)
+    return not origin or origin.endswith(f"://{request.host}")
+
+
 pages.before_request(people.recognise)
+
+
+@pages.errorhandler(Invalid)
+def form_again(invalid: Invalid) -> ResponseReturnValue:
+    """The page at the address of the form, with what was typed and what is wrong with it."""
+    g.errors = invalid.errors
+    endpoint, _ = current_app.url_map.bind("").match(request.path, "GET")
+    page: str = current_app.view_functions[endpoint]()  # type: ignore[assignment]
+    return page, INVALID
 
 
 @pages.after_app_request
@@ -109,13 +115,6 @@ def finish(response: Response) -> Response:
     response.headers.update(SECURITY_HEADERS)
     if response.mimetype == "text/html":
         response.headers["Cache-Control"] = "no-store"
-        if response.status_code >= 400 and response.status_code != people.INVALID:
-            response.set_data(error_page(response))
+        if response.status_code >= 400 and response.status_code != INVALID:
+            response.set_data(render_template("error.html", answer=response))
     return response
-
-
-def error_page(response: Response) -> str:
-    title = HTTPStatus(response.status_code).phrase
-    message = ERRORS.get(response.status_code, "This request could not be understood.")
-    wait = response.headers.get("Retry-After")
-    return render_template("error.html", title=title, message=message, wait=wait)

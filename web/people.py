@@ -1,0 +1,110 @@
+"""Signing up, logging in and out, and who is logged in."""
+
+from hashlib import sha256
+from hmac import compare_digest
+
+from flask import Blueprint, abort, current_app, g, redirect, render_template, request, session
+from flask.typing import ResponseReturnValue
+from werkzeug.exceptions import TooManyRequests
+
+import accounts
+from accounts import Invalid
+from models import User, database
+from ratelimit import Quota
+
+ATTEMPTS = Quota("attempts of an address", 30, 60)
+SIGN_UPS = Quota("sign-ups of an address", 20, 3600)
+CLAIMS = Quota("sign-ups for a name", 10, 60)
+FAILURES = Quota("wrong passwords of an account", 10, 60)
+
+pages = Blueprint("people", __name__)
+
+
+@pages.get("/sign-up")
+def sign_up_form() -> str:
+    return render_template("sign-up.html")
+
+
+@pages.post("/sign-up")
+def sign_up() -> ResponseReturnValue:
+    username, email, password = typed("username"), typed("email"), request.form.get("password", "")
+    throttle(ATTEMPTS, request.remote_addr)
+    accounts.check(username=username, email=email, password=password)  # mistakes are free
+    throttle(SIGN_UPS, request.remote_addr)
+    throttle(CLAIMS, username)
+    return enter(accounts.create(username, email, password))
+
+
+@pages.get("/log-in")
+def log_in_form() -> str:
+    return render_template("log-in.html")
+
+
+@pages.post("/log-in")
+def log_in() -> ResponseReturnValue:
+    throttle(ATTEMPTS, request.remote_addr)
+    user = prove(typed("username"), request.form.get("password", ""))
+    if not user:
+        raise Invalid(form="The user name or the password is wrong.")
+    return enter(user)
+
+
+@pages.post("/log-out")
+def log_out() -> ResponseReturnValue:
+    session.clear()
+    return redirect("/", 303)
+
+
+@pages.before_request
+def keep_sign_ups_closed() -> None:
+    if request.path == "/sign-up" and not current_app.extensions["settings"].signups:
+        abort(404)
+
+
+def prove(username: str, password: str) -> User | None:
+    """The user of this name if this is the password; raises TooManyRequests.
+
+    Failures count after the check, too: of many guesses at once, ten get an answer.
+    """
+    throttle(FAILURES, username, cost=0)
+    with database.connection_context():
+        user = accounts.find(username)
+    right = accounts.verify_password(user, password)
+    throttle(FAILURES, username, cost=not right)
+    return user if right else None
+
+
+def throttle(quota: Quota, who: str | None, cost: int = 1) -> None:
+    """Count a try; raises TooManyRequests when the quota is used up."""
+    name = f"{quota.tier} {(who or '').lower()[:64]}"
+    allowance = current_app.extensions["throttles"].hit(name, quota, cost)
+    if not allowance.accepted:
+        raise TooManyRequests(retry_after=allowance.seconds_left)
+
+
+def enter(user: User) -> ResponseReturnValue:
+    """Begin a session of this user, with nothing left of the one before."""
+    session.clear()
+    session.update(user=user.id, mark=mark(user))
+    return redirect("/settings/security", 303)
+
+
+def recognise() -> None:
+    """Find out who is logged in: `g.user`, or None."""
+    g.user, g.errors = None, {}
+    if "user" in session:
+        with database.connection_context():
+            user = User.get_or_none(User.id == session["user"])
+        if user and compare_digest(mark(user), session["mark"]):
+            g.user = user
+        else:
+            session.clear()
+
+
+def mark(user: User) -> str:
+    """Changes with the password, and so ends all sessions that began with another."""
+    return sha256(user.password_hash.encode()).hexdigest()[:16]
+
+
+def typed(name: str) -> str:
+    return request.form.get(name, "").strip()
