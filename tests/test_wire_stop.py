@@ -1,0 +1,381 @@
+"""How the real server starts, refuses to start, stops and is killed."""
+
+import contextlib
+import http.client
+import os
+import random
+import shutil
+import signal
+import sqlite3
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import quote
+
+import pytest
+
+import auth
+from conftest import StartServer
+from rawsocket import RawSocket, handshake_bytes
+from serving import REPOSITORY, Server, StartError, clean_environment, eventually, free_port
+
+ECHO, TIME = "/api/v1/ws/echo", "/api/v1/ws/time"
+TEST, STATS = "/api/v1/protected/test", "/api/v1/usage/stats"
+
+
+def ask(server: Server, path: str, key: str) -> int:
+    """Make a request; returns its status."""
+    with RawSocket(server.port) as connection:
+        return connection.request(path, X_API_Key=key).status
+
+
+def total_requests(server: Server, key: str) -> int:
+    """What was counted for the key before this question."""
+    with RawSocket(server.port) as connection:
+        answer = connection.request(STATS, X_API_Key=key)
+    total: int = answer.json()["total_requests"]
+    return total - 1
+
+
+class TestStop:
+    @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT])
+    def test_everybody_is_told_and_nothing_is_lost(
+        self, start_server: StartServer, how: signal.Signals
+    ) -> None:
+        server = start_server()
+        key = server.new_key()
+        stopping = threading.Thread(target=lambda: stopped.append(server.stop(how)))
+        stopped: list[tuple[int, float]] = []
+        with contextlib.ExitStack() as stack:
+            sockets = [stack.enter_context(RawSocket(server.port)) for _ in range(50)]
+            for number, client in enumerate(sockets):
+                client.open(f"{TIME}?api_key={key}" if number % 2 else ECHO)
+            idle, under_way = (stack.enter_context(RawSocket(server.port)) for _ in range(2))
+            assert idle.request(TEST, X_API_Key=key).status == 200
+            under_way.send(f"GET {TEST} HTTP/1.1\r\nHost: a\r\nX-API-Key: {key}\r\n".encode())
+
+            started = time.monotonic()
+            stopping.start()
+            codes = [close_code(client) for client in sockets]
+            told = time.monotonic() - started
+            under_way.send(b"\r\n")
+            answer = under_way.answer()
+            stopping.join()
+
+        assert codes == [1001] * 50
+        assert told < 1
+        assert answer.status == 200
+        assert answer.json()["success"] is True
+        status, seconds = stopped[0]
+        assert status == 0
+        assert seconds < 5
+        assert "Traceback" not in server.log()
+        assert total_requests(server.restart(), key) == 25 + 2
+
+    def test_counts_go_on_where_they_were(self, start_server: StartServer) -> None:
+        server = start_server(RATE_LIMITS="free=5/day")
+        key = server.new_key()
+        assert [ask(server, TEST, key) for _ in range(3)] == [200] * 3
+
+        server.stop()
+        server.restart()
+
+        assert [ask(server, TEST, key) for _ in range(3)] == [200, 200, 429]
+
+    def test_nobody_is_let_in_while_leaving(self, start_server: StartServer) -> None:
+        server = start_server()
+        with RawSocket(server.port) as client, RawSocket(server.port) as late:
+            client.open(ECHO)
+            assert late.request("/api/v1/status").status == 200
+            request = handshake_bytes(ECHO)
+            late.send(request[:20])
+            os.kill(server.pid, signal.SIGTERM)
+            assert close_code(client) == 1001
+
+            late.send(request[20:])
+            answer = late.answer()
+
+        assert (answer.status, answer.json()["code"]) == (503, "unavailable")
+        assert int(answer.headers["Retry-After"]) >= 1
+
+    def test_a_client_that_answers_no_close_delays_nothing(self, start_server: StartServer) -> None:
+        server = start_server()
+        with RawSocket(server.port, receive_buffer=4096) as deaf:
+            deaf.open(ECHO)
+            status, seconds = server.stop()
+
+        assert status == 0
+        assert seconds < 5
+
+    def test_kill_under_load_loses_a_second_at_most(self, start_server: StartServer) -> None:
+        server = start_server(RATE_LIMITS="free=1000000/day")
+        key = server.new_key()
+        answered: list[float] = []
+        load = threading.Thread(target=ask_until_gone, args=(server, key, answered))
+        load.start()
+        eventually(lambda: len(answered) > 100 and answered[-1] - answered[0] > 1.5, 10)
+        server.stop(signal.SIGKILL)
+        load.join()
+
+        with contextlib.closing(sqlite3.connect(server.database)) as database:
+            assert database.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+        server.restart()
+        assert len(server.flask("user", "list").splitlines()) == 1
+        counted = total_requests(server, key)
+        saved_at_least = sum(moment < answered[-1] - 1 for moment in answered)
+        assert saved_at_least <= counted <= len(answered) + 1
+
+
+def close_code(client: RawSocket) -> int:
+    """The code with which the server closes, after whatever else it still says."""
+    while True:
+        found = client.frame()
+        if found.opcode == 8:
+            return found.close_code
+
+
+def ask_until_gone(server: Server, key: str, answered: list[float]) -> None:
+    connection = server.connection()
+    with contextlib.closing(connection), contextlib.suppress(OSError, http.client.HTTPException):
+        while True:
+            connection.request("GET", TEST, headers={"X-API-Key": key})
+            assert connection.getresponse().read()
+            answered.append(time.monotonic())
+
+
+class TestOneWorker:
+    def test_a_platforms_wish_for_more_is_declined_in_one_line(
+        self, start_server: StartServer
+    ) -> None:
+        server = start_server(WEB_CONCURRENCY="3")
+
+        assert server.worker_pid
+        assert len(server.log_lines("WEB_CONCURRENCY")) == 1
+
+    def test_a_command_line_that_wants_more_stops_the_start(
+        self, start_server: StartServer
+    ) -> None:
+        with pytest.raises(StartError) as refused:
+            start_server(GUNICORN_CMD_ARGS="--workers 3")
+
+        assert refused.value.status != 0
+        assert one_line(refused.value.output).startswith("--workers 3 ")
+
+    def test_a_signal_that_wants_more_is_declined_in_one_line(
+        self, start_server: StartServer
+    ) -> None:
+        server = start_server()
+        os.kill(server.pid, signal.SIGTTIN)
+        eventually(lambda: server.log_lines("staying with one worker"))
+
+        assert server.worker_pid
+
+    def test_the_start_says_what_is_served(self, start_server: StartServer) -> None:
+        server = start_server(RATE_LIMITS="free=7/hour,pro=70/day", DYNO="web.1")
+
+        (line,) = server.log_lines("serving ")
+        assert f":{server.port}" in line
+        assert str(server.database) in line
+        assert "free 7" in line
+        assert "pro 70" in line
+        assert len(server.log_lines("Heroku loses ")) == 1
+
+
+class TestMistakes:
+    @pytest.mark.parametrize(
+        ("variable", "wrong"),
+        [
+            ("PORT", "eighty"),
+            ("DATABASE_URL", "oracle://db"),
+            ("DATABASE_URL", "sqlite:////no/such/directory/x.db"),
+            ("SECRET_KEY", ""),
+            ("RATE_LIMITS", "free=lots"),
+            ("MAX_SOCKETS", "-1"),
+            ("MAX_SOCKETS_PER_CALLER", "many"),
+            ("SIGNUPS", "maybe"),
+            ("PROXY_HOPS", "x"),
+            ("WEB_CONCURRENCY", "auto"),
+        ],
+    )
+    def test_a_wrong_value_stops_the_start_with_one_line(
+        self, start_server: StartServer, variable: str, wrong: str
+    ) -> None:
+        with pytest.raises(StartError) as refused:
+            start_server(**{variable: wrong})
+
+        assert refused.value.status != 0
+        assert variable in one_line(refused.value.output)
+
+    def test_a_database_that_is_none_stops_the_start(
+        self, start_server: StartServer, tmp_path: Path
+    ) -> None:
+        (tmp_path / "letter.txt").write_text("Dear reader, " * 100)
+        with pytest.raises(StartError) as refused:
+            start_server(DATABASE_URL=f"sqlite:///{tmp_path}/letter.txt")
+
+        assert refused.value.status != 0
+        assert "Traceback" not in refused.value.output
+        assert refused.value.output.count("DATABASE_URL") == 1
+
+    def test_a_missing_secret_says_how_to_make_one(self, start_server: StartServer) -> None:
+        with pytest.raises(StartError) as refused:
+            start_server(SECRET_KEY="")
+
+        assert "python3 -c" in one_line(refused.value.output)
+
+    def test_the_command_line_tool_says_it_in_one_line_too(self, tmp_path: Path) -> None:
+        command = [sys.executable, "-m", "flask", "user", "list"]
+        environment = clean_environment(DATABASE_URL=f"sqlite:///{tmp_path}/x.db", PORT="eighty")
+        done = subprocess.run(
+            command, cwd=REPOSITORY, env=environment, capture_output=True, text=True
+        )
+
+        assert done.returncode != 0
+        assert "PORT" in one_line(done.stderr)
+
+
+def one_line(output: str) -> str:
+    (line,) = output.strip().splitlines()
+    return line
+
+
+class TestDemo:
+    @pytest.fixture
+    def copy(self, tmp_path: Path) -> Path:
+        """The service in a directory of its own, where it may make its database."""
+        copy = tmp_path / "copy"
+        unwanted = shutil.ignore_patterns(".*", "__pycache__", "tests", "benchmarks", "*.db*")
+        return Path(shutil.copytree(REPOSITORY, copy, ignore=unwanted))
+
+    @pytest.fixture
+    def environment(self) -> dict[str, str]:
+        return clean_environment(PORT=str(free_port()))
+
+    def test_the_first_start_prints_a_key_that_works_and_the_second_none(
+        self, copy: Path, environment: dict[str, str]
+    ) -> None:
+        with demo(copy, environment) as output:
+            (key,) = {word for word in output.read_text().split() if word.startswith("sk_live_")}
+            assert curl_lines_answer(output.read_text())
+        assert "Traceback" not in output.read_text()
+
+        with demo(copy, environment) as output:
+            assert not any(prefix in output.read_text() for prefix in auth.PREFIXES.values())
+            connection = http.client.HTTPConnection("127.0.0.1", int(environment["PORT"]))
+            with contextlib.closing(connection):
+                connection.request("GET", TEST, headers={"X-API-Key": key})
+                assert connection.getresponse().status == 200
+
+    def test_it_is_reachable_from_this_machine_only(
+        self, copy: Path, environment: dict[str, str]
+    ) -> None:
+        with demo(copy, environment) as output:
+            (line,) = [line for line in output.read_text().splitlines() if "serving " in line]
+
+        assert f"http://127.0.0.1:{environment['PORT']}," in line
+
+    def test_a_wrong_setting_is_one_line(self, copy: Path, environment: dict[str, str]) -> None:
+        done = subprocess.run(
+            [sys.executable, "app.py"],
+            cwd=copy,
+            env={**environment, "MAX_SOCKETS": "x"},
+            capture_output=True,
+            text=True,
+        )
+
+        assert done.returncode != 0
+        assert "MAX_SOCKETS" in one_line(done.stdout + done.stderr)
+
+
+@contextlib.contextmanager
+def demo(copy: Path, environment: dict[str, str]) -> Iterator[Path]:
+    """`python app.py`, until it serves and then to the end of the block."""
+    output = copy / "output.txt"
+    with output.open("wb") as file:
+        process = subprocess.Popen(
+            [sys.executable, "app.py"], cwd=copy, env=environment, stdout=file, stderr=file
+        )
+    try:
+        eventually(lambda: "Booting worker" in output.read_text(), 15)
+        yield output
+    finally:
+        process.terminate()
+        assert process.wait(timeout=20) == 0
+
+
+def curl_lines_answer(welcome: str) -> bool:
+    """Run every plain `curl` line of the welcome, as somebody would who pastes it."""
+    lines = [line.strip() for line in welcome.splitlines() if line.strip().startswith("curl ")]
+    plain = [line for line in lines if not line.endswith("\\")]
+    assert len(plain) == 5
+    for line in plain:
+        done = subprocess.run(
+            ["bash", "-c", line.replace("curl ", "curl -sSf --retry 5 --retry-connrefused ", 1)],
+            capture_output=True,
+            text=True,
+        )
+        assert done.returncode == 0, (line, done.stderr)
+        assert done.stdout.startswith("{")
+    return True
+
+
+class TestSecrecy:
+    def test_a_key_is_in_no_log_and_no_file(self, start_server: StartServer) -> None:
+        server = start_server(GUNICORN_CMD_ARGS="--access-logfile -", RATE_LIMITS="free=6/day")
+        key, revoked = server.new_key(), server.new_key()
+        server.flask("key", "revoke", revoked[8:16])
+        escaped = "".join(f"%{ord(character):02X}" for character in key)
+        half = "".join(c if random.random() < 0.5 else f"%{ord(c):02x}" for c in key)
+        for text in (key, revoked, escaped, half, quote(key)):
+            for raw in everywhere(text):
+                with RawSocket(server.port) as client, contextlib.suppress(OSError):
+                    client.send(raw)
+                    client.answer()
+        server.stop()
+
+        files = [path for path in server.directory.rglob("*") if path.is_file()]
+        assert server.database in files
+        assert '"GET /api/v1/protected/test" 429' in server.log()
+        for path in files:
+            content = path.read_bytes()
+            for text in (key, revoked, escaped, half):
+                assert text.encode() not in content, (path, text)
+                assert text[17:].encode() not in content, (path, text)
+        assert key[17:-6] not in server.log()
+
+
+def everywhere(key: str) -> Iterator[bytes]:
+    """Requests with the key in every place where a client might put it, right or wrong."""
+    upgrade = "Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\n"
+    upgrade += "Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n"
+    for request in (
+        f"GET {TEST} HTTP/1.1\r\nHost: a\r\nX-API-Key: {key}\r\n\r\n",
+        f"GET {TEST} HTTP/1.1\r\nHost: a\r\nX-API-Key: {key}x\r\n\r\n",
+        f"GET {TEST}?api_key={key} HTTP/1.1\r\nHost: a\r\n\r\n",
+        f"GET {TEST}?api_key={key} HTTP/1.1\r\nHost: a\r\nReferer: http://a/?api_key={key}\r\n\r\n",
+        f"GET {TEST} HTTP/1.1\r\nHost: a\r\nUser-Agent: {key}\r\n\r\n",
+        f"GET /api/v1/nothing?api_key={key} HTTP/1.1\r\nHost: a\r\n\r\n",
+        f"GET {TIME}?api_key={key} HTTP/1.1\r\nHost: a\r\n\r\n",
+        f"GET {TIME}?api_key={key} HTTP/1.1\r\nHost: a\r\n{upgrade}\r\n",
+        f"GET {TIME}?api_key={key}x HTTP/1.1\r\nHost: a\r\n{upgrade}\r\n",
+        f"GET {TIME}?api_key={key} HTTP/1.0\r\nHost: a\r\n{upgrade}\r\n",
+        f"GET {TIME}?api_key={key} nonsense\r\n\r\n",
+        f"G@T {TIME}?api_key={key} HTTP/1.1\r\n\r\n",
+        f"GET {TIME}?api_key={key}&a=b HTTP/9.9\r\n\r\n",
+        f"GET {TEST} HTTP/1.1\r\nHost: a\r\nX-API-Key {key}\r\n\r\n",
+        f"GET {TEST} HTTP/1.1\r\nHost: a\r\nX-API-Key : {key}\r\n\r\n",
+        f"GET {TEST} HTTP/1.1\r\nHost: a\r\n{key}: x\r\n\r\n",
+        f"GET {TEST} HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: {key}\r\n\r\n",
+        f"GET {TEST} HTTP/1.1\r\nHost: a\r\nContent-Length: {key}\r\n\r\n",
+        f"{key}\r\n\r\n",
+        f"{key} {TEST} HTTP/1.1\r\n\r\n",
+        f"GET /{key} HTTP/1.1\r\nHost: a\r\n\r\n",
+        f"GET /api/v1/{key} HTTP/1.1\r\nHost: a\r\n\r\n",
+        f"GET {TEST} {key}\r\nHost: a\r\n\r\n",
+        f"GET {TIME}?x=1&API_KEY={key} HTTP/1.1\r\nHost: {key}\r\n\r\n",
+        f"GET {TIME}?api%5Fkey={key} x y\r\nHost: a\r\n\r\n",
+    ):
+        yield request.encode()
