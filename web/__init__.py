@@ -74,9 +74,9 @@ def receive_form() -> None:
         return
     if not sent_from_here():
         abort(403)
-    if request.content_length is None:
+    if "Transfer-Encoding" in request.headers:
         abort(411)
-    if request.content_length > MAX_FORM_BYTES:
+    if (request.content_length or 0) > MAX_FORM_BYTES:
         abort(413)
     with gevent.Timeout(FORM_SECONDS, RequestTimeout()):
         request.get_data()
