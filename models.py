@@ -31,6 +31,7 @@ class Table(peewee.Model):
     class Meta:
         database = database
         legacy_table_names = False
+        only_save_dirty = True  # a profile that is saved brings back no old password
 
 
 class User(Table):
