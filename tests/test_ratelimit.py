@@ -1,0 +1,461 @@
+"""The limiter alone: windows, counts, what is kept and what is dropped; its clock is ours."""
+
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from ratelimit import IDLE_SECONDS, SWEEP_SIZE, Limiter, Quota, Spent, Usage, parse_quotas
+
+NOON = 1_795_262_400  # a Saturday in November 2026, 12:00:00 UTC
+FIVE = Quota("five", 5, 60)
+FREE = Quota("free", 1000, 3600)
+PRO = Quota("pro", 10_000, 3600)
+
+
+class Clock:
+    """A clock that stands still until it is told to go on."""
+
+    def __init__(self, now: float = NOON) -> None:
+        self.now = now
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def limiter(clock: Clock) -> Limiter:
+    """Counts that live and die with their window."""
+    return Limiter(clock=clock)
+
+
+@pytest.fixture
+def saved() -> dict[str, Usage]:
+    """What a database would hold."""
+    return {}
+
+
+@pytest.fixture
+def saving(clock: Clock, saved: dict[str, Usage]) -> Limiter:
+    """Counts that continue what was saved, and are kept until they are taken."""
+    return Limiter(lambda key: saved.get(key, Usage()), clock)
+
+
+def use_up(limiter: Limiter, quota: Quota, key: str = "ada") -> None:
+    for _ in range(quota.limit):
+        assert limiter.hit(key, quota).accepted
+
+
+# Windows
+
+
+def test_first_request_leaves_the_rest(limiter: Limiter) -> None:
+    allowance = limiter.hit("ada", FIVE)
+    assert allowance == (FIVE, True, 4, NOON + 60, 60, 1)
+
+
+def test_each_request_leaves_one_less(limiter: Limiter) -> None:
+    assert [limiter.hit("ada", FIVE).remaining for _ in range(5)] == [4, 3, 2, 1, 0]
+
+
+def test_used_up_is_refused(limiter: Limiter) -> None:
+    use_up(limiter, FIVE)
+    assert limiter.hit("ada", FIVE) == (FIVE, False, 0, NOON + 60, 60, 5)
+
+
+def test_refused_requests_never_count(limiter: Limiter, clock: Clock) -> None:
+    use_up(limiter, FIVE)
+    for _ in range(100):
+        limiter.hit("ada", FIVE)
+    clock.now += 60
+    assert limiter.hit("ada", FIVE)[1:3] == (True, 4)
+
+
+def test_refused_requests_are_not_in_the_total(saving: Limiter, clock: Clock) -> None:
+    use_up(saving, FIVE)
+    assert saving.hit("ada", FIVE).total == 5
+    clock.now += 60
+    assert saving.hit("ada", FIVE).total == 6
+
+
+def test_keys_do_not_share(limiter: Limiter) -> None:
+    use_up(limiter, FIVE, "ada")
+    assert limiter.hit("bob", FIVE).remaining == 4
+
+
+@pytest.mark.parametrize(
+    ("seconds", "into", "reset", "left"),
+    [
+        (1, 0, 1, 1),
+        (1, 0.999, 1, 1),
+        (60, 0, 60, 60),
+        (60, 0.001, 60, 60),
+        (60, 59, 60, 1),
+        (60, 59.999, 60, 1),
+        (60, 60, 120, 60),
+        (3600, 1800.5, 3600, 1800),
+        (86_400, 0, 43_200, 43_200),  # noon is half a day into the day's window
+    ],
+)
+def test_windows_end_on_utc_boundaries(
+    limiter: Limiter, clock: Clock, seconds: int, into: float, reset: int, left: int
+) -> None:
+    clock.now += into
+    allowance = limiter.hit("ada", Quota("tier", 5, seconds))
+    assert (allowance.reset, allowance.seconds_left) == (NOON + reset, left)
+
+
+def test_until_the_very_end_the_window_stays_used_up(limiter: Limiter, clock: Clock) -> None:
+    use_up(limiter, FIVE)
+    clock.now += 59.999
+    assert not limiter.hit("ada", FIVE).accepted
+
+
+def test_at_the_turn_the_allowance_is_whole_again(limiter: Limiter, clock: Clock) -> None:
+    use_up(limiter, FIVE)
+    clock.now += 60
+    assert limiter.hit("ada", FIVE)[1:4] == (True, 4, NOON + 120)
+
+
+def test_a_window_starts_at_its_boundary_not_at_the_first_request(
+    limiter: Limiter, clock: Clock
+) -> None:
+    clock.now += 59
+    use_up(limiter, FIVE)
+    clock.now += 1
+    assert limiter.hit("ada", FIVE).remaining == 4
+
+
+# Looking without counting
+
+
+def test_peek_counts_nothing(limiter: Limiter) -> None:
+    limiter.hit("ada", FIVE)
+    assert (
+        limiter.peek("ada", FIVE) == limiter.peek("ada", FIVE) == (FIVE, True, 4, NOON + 60, 60, 1)
+    )
+
+
+def test_peek_at_a_used_up_key_says_so(limiter: Limiter) -> None:
+    use_up(limiter, FIVE)
+    assert not limiter.peek("ada", FIVE).accepted
+
+
+def test_peek_in_a_new_window_shows_the_whole_allowance(limiter: Limiter, clock: Clock) -> None:
+    use_up(limiter, FIVE)
+    clock.now += 60
+    assert limiter.peek("ada", FIVE).remaining == 5
+
+
+def test_peek_leaves_nothing_to_save(saving: Limiter) -> None:
+    saving.peek("ada", FIVE)
+    assert saving.take_unsaved() == []
+
+
+# Another tier
+
+
+def test_a_tier_with_the_same_window_keeps_what_was_used(limiter: Limiter) -> None:
+    limiter.hit("ada", FREE)
+    assert limiter.hit("ada", PRO).remaining == 9998
+
+
+def test_a_smaller_tier_than_was_used_leaves_nothing_and_never_less(limiter: Limiter) -> None:
+    for _ in range(7):
+        limiter.hit("ada", FREE)
+    small = Quota("small", 5, 3600)
+    assert limiter.hit("ada", small)[1:3] == (False, 0)
+
+
+def test_a_tier_with_another_window_starts_afresh(limiter: Limiter) -> None:
+    limiter.hit("ada", FREE)
+    assert limiter.hit("ada", FIVE).remaining == 4
+
+
+def test_a_tier_change_keeps_the_total(limiter: Limiter) -> None:
+    limiter.hit("ada", FREE)
+    assert limiter.hit("ada", FIVE).total == 2
+
+
+# Loading
+
+
+def test_saved_counts_go_on(saving: Limiter, saved: dict[str, Usage]) -> None:
+    saved["ada"] = Usage(total=40, reset=NOON + 60, used=3)
+    assert saving.hit("ada", FIVE)[1:] == (True, 1, NOON + 60, 60, 41)
+
+
+def test_saved_counts_of_a_past_window_only_add_to_the_total(
+    saving: Limiter, saved: dict[str, Usage]
+) -> None:
+    saved["ada"] = Usage(total=40, reset=NOON, used=5)
+    assert saving.hit("ada", FIVE)[1:] == (True, 4, NOON + 60, 60, 41)
+
+
+def test_a_counted_key_is_not_loaded_again(saving: Limiter, saved: dict[str, Usage]) -> None:
+    saving.hit("ada", FIVE)
+    saved["ada"] = Usage(total=40, reset=NOON + 60, used=5)
+    assert saving.hit("ada", FIVE).total == 2
+
+
+def test_what_fails_to_load_is_not_counted(clock: Clock) -> None:
+    def load(key: str) -> Usage:
+        raise OSError("no database")
+
+    limiter = Limiter(load, clock)
+    with pytest.raises(OSError, match="no database"):
+        limiter.hit("ada", FIVE)
+    assert limiter.take_unsaved() == []
+
+
+def test_a_request_while_the_key_is_loading_is_counted_too(clock: Clock) -> None:
+    waiting = ["bob's request"]
+
+    def load(key: str) -> Usage:
+        while waiting:
+            waiting.pop()
+            limiter.hit(key, FIVE)
+        return Usage(total=10)
+
+    limiter = Limiter(load, clock)
+    assert limiter.hit("ada", FIVE)[2:] == (3, NOON + 60, 60, 12)
+
+
+# Saving
+
+
+def test_taken_is_what_was_counted_and_where_it_led(
+    saving: Limiter, saved: dict[str, Usage]
+) -> None:
+    saved["ada"] = Usage(total=40, reset=NOON + 60, used=1)
+    saving.hit("ada", FIVE)
+    saving.hit("ada", FIVE)
+    assert saving.take_unsaved() == [Spent("ada", 2, Usage(42, NOON + 60, 3))]
+
+
+def test_taken_once_is_taken(saving: Limiter) -> None:
+    saving.hit("ada", FIVE)
+    saving.take_unsaved()
+    assert saving.take_unsaved() == []
+
+
+def test_taken_counts_still_limit(saving: Limiter) -> None:
+    use_up(saving, FIVE)
+    saving.take_unsaved()
+    assert not saving.hit("ada", FIVE).accepted
+
+
+def test_refused_requests_leave_nothing_to_save(saving: Limiter) -> None:
+    use_up(saving, FIVE)
+    saving.take_unsaved()
+    saving.hit("ada", FIVE)
+    assert saving.take_unsaved() == []
+
+
+def test_put_back_is_taken_again(saving: Limiter) -> None:
+    saving.hit("ada", FIVE)
+    spent = saving.take_unsaved()
+    saving.put_back(spent)
+    assert saving.take_unsaved() == spent
+
+
+def test_put_back_adds_to_what_was_counted_meanwhile(saving: Limiter) -> None:
+    saving.hit("ada", FIVE)
+    spent = saving.take_unsaved()
+    saving.hit("ada", FIVE)
+    saving.put_back(spent)
+    assert saving.take_unsaved() == [Spent("ada", 2, Usage(2, NOON + 60, 2))]
+
+
+def test_put_back_spends_nothing(saving: Limiter) -> None:
+    saving.hit("ada", FIVE)
+    saving.put_back(saving.take_unsaved())
+    assert saving.peek("ada", FIVE).remaining == 4
+
+
+def test_without_a_database_there_is_nothing_to_save(limiter: Limiter) -> None:
+    limiter.hit("ada", FIVE)
+    assert limiter.take_unsaved() == []
+
+
+# Memory
+
+
+def counters(limiter: Limiter) -> int:
+    return len(limiter._usage)
+
+
+def visit(limiter: Limiter, clock: Clock, keys: int) -> int:
+    """One request of each key, a second apart; returns the most counters there were."""
+    most = 0
+    for number in range(keys):
+        clock.now += 1
+        limiter.hit(f"visitor {number}", FIVE)
+        most = max(most, counters(limiter))
+    return most
+
+
+def test_past_windows_are_dropped(limiter: Limiter, clock: Clock) -> None:
+    assert visit(limiter, clock, 10 * SWEEP_SIZE) <= SWEEP_SIZE
+
+
+def test_present_windows_are_never_dropped(limiter: Limiter) -> None:
+    use_up(limiter, FIVE)
+    for number in range(3 * SWEEP_SIZE):
+        limiter.hit(f"visitor {number}", FIVE)
+    assert not limiter.hit("ada", FIVE).accepted
+
+
+def test_a_window_that_has_just_ended_is_kept_for_a_while(
+    saving: Limiter, clock: Clock, saved: dict[str, Usage]
+) -> None:
+    # So that a count taken but not yet in the database is not missed by a new load.
+    saving.hit("ada", FIVE)
+    saving.take_unsaved()
+    clock.now = NOON + 60 + IDLE_SECONDS - 1
+    for number in range(SWEEP_SIZE):
+        saving.hit(f"visitor {number}", FIVE)
+    assert saving.hit("ada", FIVE).total == 2
+
+
+def test_what_is_not_saved_is_never_dropped(saving: Limiter, clock: Clock) -> None:
+    visit(saving, clock, 3 * SWEEP_SIZE)
+    assert len(saving.take_unsaved()) == 3 * SWEEP_SIZE
+
+
+def test_once_saved_it_is_dropped(saving: Limiter, clock: Clock) -> None:
+    visit(saving, clock, 3 * SWEEP_SIZE)
+    saving.take_unsaved()
+    clock.now += 1000
+    for number in range(3 * SWEEP_SIZE):
+        saving.hit(f"newcomer {number}", FIVE)
+    assert counters(saving) == 3 * SWEEP_SIZE
+
+
+def test_a_dropped_key_goes_on_from_what_was_saved(
+    saving: Limiter, clock: Clock, saved: dict[str, Usage]
+) -> None:
+    saving.hit("ada", FIVE)
+    saved |= {spent.key: spent.usage for spent in saving.take_unsaved()}
+    clock.now += 1000
+    visit(saving, clock, SWEEP_SIZE)
+    assert saving.hit("ada", FIVE).total == 2
+
+
+# Threads
+
+
+class Yielding(str):
+    """A key that lets another thread have a turn whenever it is looked up."""
+
+    def __hash__(self) -> int:
+        time.sleep(0)
+        return super().__hash__()
+
+
+@pytest.fixture
+def many_turns() -> Iterator[None]:
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(before)
+
+
+@pytest.mark.usefixtures("many_turns")
+def test_threads_together_get_the_allowance_and_no_more(saving: Limiter) -> None:
+    quota = Quota("shared", 1000, 3600)
+    with ThreadPoolExecutor(8) as threads:
+        hits = list(threads.map(lambda _: saving.hit(Yielding("ada"), quota), range(1200)))
+    left = sorted(hit.remaining for hit in hits if hit.accepted)
+    assert left == list(range(1000))
+
+
+@pytest.mark.usefixtures("many_turns")
+def test_threads_lose_no_count_while_it_is_taken(saving: Limiter) -> None:
+    taken: list[Spent] = []
+    with ThreadPoolExecutor(8) as threads:
+        for _ in range(800):
+            threads.submit(saving.hit, Yielding("ada"), FREE)
+            taken += saving.take_unsaved()
+    taken += saving.take_unsaved()
+    assert sum(spent.requests for spent in taken) == 800
+
+
+# Reading RATE_LIMITS
+
+
+@pytest.mark.parametrize(
+    ("text", "quotas"),
+    [
+        ("free=1/second", [Quota("free", 1, 1)]),
+        ("free=60/minute", [Quota("free", 60, 60)]),
+        ("free=1000/hour", [Quota("free", 1000, 3600)]),
+        ("free=999999999999/day", [Quota("free", 999_999_999_999, 86_400)]),
+        ("free=1000/hour,pro=10000/hour", [FREE, PRO]),
+        (" free=1000/hour , pro=10000/hour ", [FREE, PRO]),
+        ("pro=10000/hour,free=1000/hour", [PRO, FREE]),
+        ("free=1/day,a-b_2=2/day", [Quota("free", 1, 86_400), Quota("a-b_2", 2, 86_400)]),
+    ],
+)
+def test_quotas_as_written(text: str, quotas: list[Quota]) -> None:
+    assert list(parse_quotas(text).items()) == [(quota.tier, quota) for quota in quotas]
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        "",
+        "free",
+        "free=",
+        "free=1000",
+        "free=1000/",
+        "free=/hour",
+        "free=0/hour",
+        "free=-1/hour",
+        "free=+1/hour",
+        "free=1.5/hour",
+        "free=1e3/hour",
+        "free=1_000/hour",
+        "free=01/hour",
+        "free=1234567890123/hour",
+        "free=\u0661/hour",  # a digit, but not one of ours
+        "free=1000/week",
+        "free=1000/hours",
+        "free=1000/Hour",
+        "free=1000/ hour",
+        "free=1000 per hour",
+        "free:1000/hour",
+        "free=1000/hour;pro=1/hour",
+        "=1000/hour",
+        "Free=1000/hour",
+        "2nd=1000/hour",
+        'fr"ee=1000/hour',
+        "fr ee=1000/hour",
+        f"{'f' * 33}=1000/hour",
+    ],
+)
+def test_a_mistake_is_quoted_and_shown_how(part: str) -> None:
+    with pytest.raises(ValueError, match="is not like free=1000/hour") as mistake:
+        parse_quotas(f"free=1000/hour,{part}" if part else part)
+    assert str(mistake.value).startswith(repr(part))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("free=1/hour,", "'' is not like free=1000/hour"),
+        ("free=1/hour,,pro=1/hour", "'' is not like free=1000/hour"),
+        ("free=1/hour,free=2/hour", "tier 'free' is given twice"),
+        ("pro=1/hour", "tier 'free' is missing"),
+    ],
+)
+def test_a_mistake_in_the_whole_is_told(text: str, message: str) -> None:
+    with pytest.raises(ValueError, match=f"^{message}$"):
+        parse_quotas(text)
