@@ -108,9 +108,12 @@ class Answer:
 
 
 class Redacting(logging.Formatter):
-    """Cuts API keys out of every line: gunicorn quotes request lines that it cannot parse."""
+    """Cuts API keys out of every line, for gunicorn quotes request lines that it cannot parse.
 
-    SECRET = re.compile(r"(sk_(?:live|test)_|api_key=)[^\s&'\"]+", re.IGNORECASE)
+    A percent escape may be the beginning of a key, too.
+    """
+
+    SECRET = re.compile(r"(sk_(?:live|test)_|api_key=|%[0-9a-f]{2})[^\s&'\"]+", re.IGNORECASE)
 
     def format(self, record: logging.LogRecord) -> str:
         return self.SECRET.sub(r"\1[redacted]", super().format(record))
