@@ -5,6 +5,7 @@ import resource
 import secrets
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -66,7 +67,8 @@ def test_nothing_set_gives_the_defaults(
 def test_a_setting_changes_its_field_alone(
     variable: str, text: str, field: str, value: object
 ) -> None:
-    assert load({variable: text}) == dataclasses.replace(load({}), **{field: value})
+    changes: dict[str, Any] = {field: value}
+    assert load({variable: text}) == dataclasses.replace(load({}), **changes)
 
 
 @pytest.mark.parametrize(
