@@ -221,11 +221,11 @@ def test_a_request_while_the_key_is_loading_is_counted_too(clock: Clock) -> None
     def load(key: str) -> Usage:
         while waiting:
             waiting.pop()
-            limiter.hit(key, FIVE)
+            busy.hit(key, FIVE)
         return Usage(total=10)
 
-    limiter = Limiter(load, clock)
-    assert limiter.hit("ada", FIVE)[2:] == (3, NOON + 60, 60, 12)
+    busy = Limiter(load, clock)
+    assert busy.hit("ada", FIVE)[2:] == (3, NOON + 60, 60, 12)
 
 
 # Saving
