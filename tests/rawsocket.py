@@ -116,10 +116,8 @@ class RawSocket:
     def handshake(
         self, path: str, changes: dict[str, str | None] | None = None, version: str = "HTTP/1.1"
     ) -> Answer:
-        """Ask for an upgrade; `changes` replace headers, None takes one away."""
-        headers = {**UPGRADE, **(changes or {})}
-        present = {name: value for name, value in headers.items() if value is not None}
-        self.send(request_bytes(path, present, version=version))
+        """Ask for an upgrade."""
+        self.send(handshake_bytes(path, changes, version))
         return self.answer()
 
     def frame(self) -> Frame:
@@ -155,6 +153,15 @@ class RawSocket:
         if not data:
             raise ConnectionError(f"the server ended the connection after {self._buffer!r}")
         self._buffer += data
+
+
+def handshake_bytes(
+    path: str, changes: dict[str, str | None] | None = None, version: str = "HTTP/1.1"
+) -> bytes:
+    """A request for an upgrade; `changes` replace headers, None takes one away."""
+    headers = {**UPGRADE, **(changes or {})}
+    present = {name: value for name, value in headers.items() if value is not None}
+    return request_bytes(path, present, version=version)
 
 
 def request_bytes(

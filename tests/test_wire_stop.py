@@ -4,6 +4,7 @@ import contextlib
 import http.client
 import os
 import random
+import re
 import shutil
 import signal
 import sqlite3
@@ -162,16 +163,8 @@ class TestOneWorker:
             start_server(GUNICORN_CMD_ARGS="--workers 3")
 
         assert refused.value.status != 0
-        assert one_line(refused.value.output).startswith("--workers 3 ")
-
-    def test_a_signal_that_wants_more_is_declined_in_one_line(
-        self, start_server: StartServer
-    ) -> None:
-        server = start_server()
-        os.kill(server.pid, signal.SIGTTIN)
-        eventually(lambda: server.log_lines("staying with one worker"))
-
-        assert server.worker_pid
+        assert refused.value.output.splitlines()[-1].startswith("--workers 3 ")
+        assert "Traceback" not in refused.value.output
 
     def test_the_start_says_what_is_served(self, start_server: StartServer) -> None:
         server = start_server(RATE_LIMITS="free=7/hour,pro=70/day", DYNO="web.1")
@@ -197,7 +190,7 @@ class TestMistakes:
             ("MAX_SOCKETS_PER_CALLER", "many"),
             ("SIGNUPS", "maybe"),
             ("PROXY_HOPS", "x"),
-            ("WEB_CONCURRENCY", "auto"),
+            ("WEB_CONCURRENCY", "0"),
         ],
     )
     def test_a_wrong_value_stops_the_start_with_one_line(
@@ -258,7 +251,7 @@ class TestDemo:
         self, copy: Path, environment: dict[str, str]
     ) -> None:
         with demo(copy, environment) as output:
-            (key,) = {word for word in output.read_text().split() if word.startswith("sk_live_")}
+            (key,) = set(re.findall(r"sk_live_\w+", output.read_text()))
             assert curl_lines_answer(output.read_text())
         assert "Traceback" not in output.read_text()
 
@@ -277,17 +270,20 @@ class TestDemo:
 
         assert f"http://127.0.0.1:{environment['PORT']}," in line
 
-    def test_a_wrong_setting_is_one_line(self, copy: Path, environment: dict[str, str]) -> None:
+    @pytest.mark.parametrize("variable", ["MAX_SOCKETS", "WEB_CONCURRENCY"])
+    def test_a_wrong_setting_is_one_line(
+        self, copy: Path, environment: dict[str, str], variable: str
+    ) -> None:
         done = subprocess.run(
             [sys.executable, "app.py"],
             cwd=copy,
-            env={**environment, "MAX_SOCKETS": "x"},
+            env={**environment, variable: "auto"},
             capture_output=True,
             text=True,
         )
 
         assert done.returncode != 0
-        assert "MAX_SOCKETS" in one_line(done.stdout + done.stderr)
+        assert variable in one_line(done.stdout + done.stderr)
 
 
 @contextlib.contextmanager
@@ -324,7 +320,7 @@ def curl_lines_answer(welcome: str) -> bool:
 
 class TestSecrecy:
     def test_a_key_is_in_no_log_and_no_file(self, start_server: StartServer) -> None:
-        server = start_server(GUNICORN_CMD_ARGS="--access-logfile -", RATE_LIMITS="free=6/day")
+        server = start_server(GUNICORN_CMD_ARGS="--access-logfile -", RATE_LIMITS="free=4/day")
         key, revoked = server.new_key(), server.new_key()
         server.flask("key", "revoke", revoked[8:16])
         escaped = "".join(f"%{ord(character):02X}" for character in key)
