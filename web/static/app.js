@@ -23,14 +23,20 @@ async function copy(button) {
   } catch {
     document.execCommand("copy"); // without https, browsers offer nothing else
   }
-  button.textContent = "Copied";
-  setTimeout(() => (button.textContent = "Copy"), 2000);
+  rename(button, "Copied");
+  setTimeout(() => rename(button, "Copy"), 2000);
+}
+
+function rename(button, word) {
+  button.ariaLabel = button.ariaLabel.replace(button.textContent, word);
+  button.textContent = word;
 }
 
 /** Call an endpoint with the key of the page and show what comes back. */
 async function ask(card, path) {
   const started = performance.now();
-  const headers = key.value ? { "X-API-Key": key.value.trim() } : {};
+  card.querySelector(".answer .status").textContent = "Asking…";
+  const headers = key.value && !("public" in card.dataset) ? { "X-API-Key": key.value.trim() } : {};
   let response, body;
   try {
     response = await fetch(path, { headers, credentials: "omit", cache: "no-store" });
@@ -125,7 +131,7 @@ class Line {
   }
 
   note(text, direction) {
-    const entry = document.createElement("li");
+    const entry = document.createElement("p");
     entry.className = direction;
     entry.textContent = text;
     this.log.hidden = false;
