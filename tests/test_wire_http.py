@@ -196,7 +196,7 @@ class TestLimits:
         assert stats.json()["total_requests"] == 5
         assert stats.json()["requests_remaining"] == 0
         assert epoch(stats.json()["reset_time"]) == reset
-        seconds_left = int(found[2])
+        seconds_left = int(found[2]) if found else 0
         assert int(refused.headers["Retry-After"]) >= max(1, seconds_left)
         assert problem(refused) == {
             "type": "https://iana.org/assignments/http-problem-types#quota-exceeded",
@@ -416,7 +416,7 @@ class TestDatabaseTrouble:
 
             def saved() -> bool:
                 query = "SELECT total FROM key_usage WHERE key_id = ?"
-                return other.execute(query, (key[8:16],)).fetchone() == (count,)
+                return bool(other.execute(query, (key[8:16],)).fetchone() == (count,))
 
             eventually(saved, 2)
         assert sorted(latencies)[-2] < 0.1  # the worst may be the machine's own hiccup

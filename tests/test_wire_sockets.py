@@ -25,6 +25,7 @@ from rawsocket import (
     PING,
     PONG,
     TEXT,
+    Answer,
     RawSocket,
     close_frame,
     frame,
@@ -417,7 +418,7 @@ class TestTime:
 
     def test_over_the_limit_there_is_no_upgrade(self, server: Server) -> None:
         key = server.new_key(tier="five")
-        answers = []
+        answers: list[Answer] = []
         while not answers or answers[-1].status == 101:
             with RawSocket(server.port) as client:
                 answers.append(client.handshake(f"{TIME}?api_key={key}"))

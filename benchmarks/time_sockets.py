@@ -1,6 +1,6 @@
 """Open many time sockets and see whether each gets its update every second, and at what cost.
 
-    taskset -c 1 python benchmarks/sockets.py URL KEY SERVER_PID [SOCKETS] [SECONDS]
+    taskset -c 1 python benchmarks/time_sockets.py URL KEY SERVER_PID [SOCKETS] [SECONDS]
 
 The server needs MAX_SOCKETS and MAX_SOCKETS_PER_CALLER above SOCKETS; its process is pinned to
 another core. Clients offer compression, as browsers do.

@@ -1,0 +1,149 @@
+"""Compare GET /api/v1/protected/test with three rivals, and with itself when keys are many.
+
+    python benchmarks/rest.py [--rounds 15] [--seconds 2] [--stored 1000000] [--used 100000]
+
+Needs benchmarks/requirements.txt, wrk, taskset and two cores: servers run on core 0, the load on
+core 1. All servers stay up; they are measured in turn, round after round, and the medians count.
+"""
+
+import argparse
+import os
+import secrets
+import signal
+import socket
+import sqlite3
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from itertools import islice
+from pathlib import Path
+
+BENCHMARKS = Path(__file__).parent
+SERVICE = BENCHMARKS.parent
+sys.path.insert(0, str(SERVICE))
+
+import accounts  # noqa: E402
+import auth  # noqa: E402
+import models  # noqa: E402
+import settings  # noqa: E402
+
+OURS = "this service, one key"
+MANY = "this service, many keys"
+GUNICORN = [sys.executable, "-m", "gunicorn"]
+PLAIN_GUNICORN = [*GUNICORN, "-k", "gevent"]
+UVICORN = [sys.executable, "-m", "uvicorn", "--no-access-log", "--log-level", "warning"]
+CONNECTIONS = 32
+INSERT = "INSERT INTO api_key (id, user_id, name, type, tier, digest, created_at) VALUES "
+
+
+class Server:
+    """A server on core 0 of which the load asks with the keys in a file."""
+
+    def __init__(self, name: str, keys: Path, command: list[str], folder: Path = BENCHMARKS):
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            self.address = f"127.0.0.1:{listener.getsockname()[1]}"
+        bind = ["--port", self.address[10:]] if "uvicorn" in command else ["-b", self.address]
+        database = keys.with_suffix(".db")
+        environ = {
+            "PATH": os.environ["PATH"],
+            "DATABASE": str(database),
+            "DATABASE_URL": f"sqlite:///{database}",
+            "RATE_LIMITS": "free=1000000000/day",
+            "SECRET_KEY": secrets.token_hex(),
+            "HOME": str(keys.parent),
+        }
+        self.name, self.keys, self.rounds = name, keys, list[list[float]]()
+        self.process = subprocess.Popen(
+            ["taskset", "-c", "0", *command, *bind],
+            cwd=folder,
+            env=environ,
+            stderr=keys.with_suffix(f".{name.split()[0]}.log").open("w"),
+            start_new_session=True,
+        )
+
+    def measure(self, seconds: float) -> list[float]:
+        """Requests a second, p50 and p99 in milliseconds."""
+        load = ["taskset", "-c", "1", "wrk", "-t1", f"-c{CONNECTIONS}", f"-d{seconds:.0f}s"]
+        url = f"http://{self.address}/api/v1/protected/test"
+        environ = {**os.environ, "KEYS": str(self.keys)}
+        script = ["-s", str(BENCHMARKS / "wrk.lua"), url]
+        output = subprocess.run([*load, *script], env=environ, check=True, capture_output=True)
+        line = output.stdout.decode().split("figures")[1]
+        *figures, errors = map(float, line.split())
+        assert not errors, f"{self.name}: {errors:.0f} errors"
+        return figures
+
+    def resident_mib(self) -> float:
+        """Of all its processes; what they share counts in each."""
+        command = ["ps", "-o", "rss=", "-g", str(self.process.pid)]
+        return sum(map(int, subprocess.check_output(command).split())) / 1024
+
+    def stop(self) -> None:
+        os.killpg(self.process.pid, signal.SIGTERM)
+        self.process.wait(timeout=10)
+
+
+def make_keys(file: Path, stored: int, used: int) -> None:
+    """Store keys in a new database, without the service; the file gets those to be used."""
+    url = f"sqlite:///{file.with_suffix('.db')}"
+    models.init(settings.load({"DATABASE_URL": url}))
+    user = accounts.create("bench", "bench@example.com", secrets.token_urlsafe())
+    models.database.close_all()
+    unfinished = (
+        f"sk_live_{secrets.token_urlsafe(6)}_{secrets.token_urlsafe(24)}" for _ in range(stored)
+    )
+    keys = (key + auth.checksum(key) for key in unfinished)
+    row = f"(?, {user.id}, 'bench', 'production', 'free', ?, {int(time.time())})"
+    database = sqlite3.connect(file.with_suffix(".db"))
+    with database, file.open("w") as out:
+        for part in (list(islice(keys, used)), keys):
+            database.executemany(INSERT + row, ((key[8:16], auth.digest(key)) for key in part))
+            out.writelines(f"{key}\n" for key in part)  # the generator is empty by then
+    database.close()
+
+
+def report(servers: list[Server]) -> None:
+    medians = {s.name: [statistics.median(of) for of in zip(*s.rounds)] for s in servers}
+    print(f"{'':40} requests/s   ours is   p50 ms   p99 ms   RSS MiB")
+    for server in servers:
+        rate, p50, p99 = medians[server.name]
+        times, resident = medians[OURS][0] / rate, server.resident_mib()
+        print(f"{server.name:40} {rate:10.0f} {times:8.2f}x {p50:8.1f} {p99:8.1f} {resident:9.0f}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--seconds", type=int, default=2, help="of each round and server")
+    parser.add_argument("--stored", type=int, default=1_000_000)
+    parser.add_argument("--used", type=int, default=100_000)
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        one, many = Path(folder, "one"), Path(folder, "many")
+        make_keys(one, 1, 1)
+        make_keys(many, options.stored, options.used)
+        servers = [
+            Server(OURS, one, GUNICORN, SERVICE),
+            Server(MANY, many, GUNICORN, SERVICE),
+            Server("plain Flask view, gunicorn -k gevent", one, [*PLAIN_GUNICORN, "plain:app"]),
+            Server("FastAPI + slowapi + sqlite3", one, [*UVICORN, "fastapi_slowapi:app"]),
+            Server("Flask-Limiter + peewee", one, [*PLAIN_GUNICORN, "flask_limiter_peewee:app"]),
+        ]
+        try:
+            time.sleep(3)
+            for server in servers:
+                server.measure(2)
+            servers[1].measure(options.used / 2000)  # until all used keys have been seen
+            for _ in range(options.rounds):
+                for server in servers:
+                    server.rounds.append(server.measure(options.seconds))
+            report(servers)
+        finally:
+            for server in servers:
+                server.stop()
+
+
+if __name__ == "__main__":
+    main()
