@@ -4,6 +4,7 @@ import re
 from collections.abc import Callable
 
 import gevent
+from gevent.lock import BoundedSemaphore
 from peewee import IntegrityError, fn
 from werkzeug.security import check_password_hash, generate_password_hash
 
@@ -15,11 +16,15 @@ RULES: dict[str, tuple[Callable[[str], object], str]] = {
         lambda text: re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]{1,31}", text),
         "Use 2 to 32 letters, digits, dots, dashes or underscores, the first a letter or digit.",
     ),
-    "email": (lambda text: len(text) <= 254 and EMAIL.fullmatch(text), "This is no email address."),
+    "email": (
+        lambda text: len(text) <= 254 and text.isprintable() and EMAIL.fullmatch(text),
+        "This is no email address.",
+    ),
     "password": (lambda text: 10 <= len(text) <= 256, "Use 10 to 256 characters."),
     "name": (lambda text: 1 <= len(text) <= 64 and text.isprintable(), "Use 1 to 64 characters."),
 }
 NOBODY = f"scrypt:32768:8:1${'0' * 16}${'0' * 128}"  # the hash of no password
+HASHING = BoundedSemaphore(1)  # each takes 32 MiB, and ten at once the processor from the requests
 
 
 class Invalid(ValueError):
@@ -63,12 +68,14 @@ def find(username: str) -> User | None:
 
 def hash_password(password: str) -> str:
     """scrypt takes 50 ms of processor: in a thread, so that it holds up nobody else."""
-    hashed: str = gevent.get_hub().threadpool.apply(generate_password_hash, (password,))
+    with HASHING:
+        hashed: str = gevent.get_hub().threadpool.apply(generate_password_hash, (password,))
     return hashed
 
 
 def verify_password(user: User | None, password: str) -> bool:
     """Whether this is the user's password; takes as long when there is no user."""
     stored = user.password_hash if user else NOBODY
-    right: bool = gevent.get_hub().threadpool.apply(check_password_hash, (stored, password))
+    with HASHING:
+        right: bool = gevent.get_hub().threadpool.apply(check_password_hash, (stored, password))
     return right and user is not None
