@@ -1,0 +1,72 @@
+"""Takes the pictures in this directory from a run of the service: `python docs/screenshots.py`.
+
+Needs the playwright package and Chromium; the key in the pictures is revoked afterwards.
+"""
+
+import secrets
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from playwright.sync_api import sync_playwright
+
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE.parent / "tests"))
+
+from serving import Server  # noqa: E402
+
+BROWSERS = ["chromium", "chromium-browser", "google-chrome"]
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory() as directory, sync_playwright() as runner:
+        path = next(filter(None, map(shutil.which, BROWSERS)), None)
+        browser = runner.chromium.launch(executable_path=path, args=["--no-sandbox"])
+        server = Server(Path(directory)).start()
+        try:
+            visit(browser.new_page(base_url=server.url, viewport={"width": 1000, "height": 720}))
+        finally:
+            server.close()
+
+
+def visit(page: Any) -> None:
+    sign_up(page)
+    key = create_key(page)
+    page.screenshot(path=HERE / "key-created.png")
+    try_console(page, key)
+    page.screenshot(path=HERE / "console.png")
+    page.goto("/settings/security")
+    page.get_by_role("button", name="Revoke").click()
+    page.get_by_text("is revoked").wait_for()
+
+
+def sign_up(page: Any) -> None:
+    page.goto("/sign-up")
+    page.get_by_label("User name").fill("ada")
+    page.get_by_label("Email").fill("ada@example.com")
+    page.get_by_label("Password").fill(secrets.token_urlsafe())
+    page.get_by_role("button", name="Sign up").click()
+
+
+def create_key(page: Any) -> str:
+    page.get_by_label("Name", exact=True).fill("my laptop")
+    page.get_by_label("Type").select_option("Production")
+    page.get_by_role("button", name="Create key").click()
+    key: str = page.locator("#key").inner_text()
+    return key
+
+
+def try_console(page: Any, key: str) -> None:
+    page.goto("/")
+    page.get_by_label("API key", exact=True).fill(key)
+    page.get_by_role("button", name="Try it: /demo/year").click()
+    page.get_by_text('"year": ').wait_for()
+    page.set_viewport_size({"width": 1000, "height": 1100})
+    page.evaluate("scrollTo(0, 0)")
+    page.mouse.move(0, 0)
+
+
+if __name__ == "__main__":
+    main()
