@@ -1,0 +1,396 @@
+"""Counts reach the database, changes made elsewhere are noticed, and an outage loses nothing."""
+
+import logging
+import sqlite3
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+from types import SimpleNamespace
+
+import gevent
+import pytest
+from flask import Flask
+from flask.testing import FlaskClient
+
+import app as service
+import auth
+import models
+from background import Background
+from channel import REVOKED
+from conftest import NewKey
+from models import HourlyUsage, KeyUsage, Outage
+from settings import Settings
+from sockets import crowd
+
+NOON = 1_795_262_400  # 2026-11-21T12:00:00Z
+HOUR = 3600
+STATS = "/api/v1/usage/stats"
+
+Ask = Callable[[str], int]
+
+
+@pytest.fixture
+def now(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """The time, for the background and for whoever changes a key: `now.moment`."""
+    now = SimpleNamespace(moment=NOON)
+    clock = SimpleNamespace(time=lambda: now.moment)
+    for module in ("background", "models"):
+        monkeypatch.setattr(f"{module}.time", clock)
+    return now
+
+
+@pytest.fixture
+def outage(monkeypatch: pytest.MonkeyPatch) -> Outage:
+    """Nothing was said about any outage yet."""
+    outage = Outage()
+    for module in ("background", "models"):
+        monkeypatch.setattr(f"{module}.outage", outage)
+    return outage
+
+
+@pytest.fixture
+def background(app: Flask, now: SimpleNamespace, outage: Outage) -> Background:
+    return Background(app)
+
+
+@pytest.fixture
+def ask(client: FlaskClient) -> Ask:
+    """Asks for the usage of a key; returns the status."""
+    return lambda key: client.get(STATS, headers={"X-API-Key": key}).status_code
+
+
+@pytest.fixture
+def another(app: Flask, tmp_path: Path) -> Iterator[sqlite3.Connection]:
+    """Another program's connection to the same database."""
+    with closing(sqlite3.connect(tmp_path / "test.db", isolation_level=None)) as connection:
+        yield connection
+
+
+def lock(connection: sqlite3.Connection) -> None:
+    connection.execute("BEGIN IMMEDIATE")
+
+
+def unlock(connection: sqlite3.Connection) -> None:
+    connection.execute("ROLLBACK")
+
+
+def saved(key: str) -> KeyUsage | None:
+    with models.database.connection_context():
+        row: KeyUsage | None = KeyUsage.get_or_none(KeyUsage.key_id == key[8:16])
+    return row
+
+
+def saved_total(key: str) -> int:
+    row = saved(key)
+    return row.total if row else 0
+
+
+def hourly() -> list[tuple[int, str, int]]:
+    with models.database.connection_context():
+        rows = HourlyUsage.select(HourlyUsage.hour, HourlyUsage.key_id, HourlyUsage.requests)
+        return list(rows.order_by(HourlyUsage.hour).tuples())
+
+
+# Counts
+
+
+def test_requests_wait_for_no_counter_to_be_written(
+    background: Background, ask: Ask, key: str
+) -> None:
+    ask(key)
+    assert saved(key) is None
+
+
+def test_counts_reach_the_database(background: Background, ask: Ask, key: str) -> None:
+    ask(key)
+    ask(key)
+    background.sync()
+    row = saved(key)
+    assert row
+    assert (row.total, row.used, row.last_used_at) == (2, 2, NOON)
+    assert row.reset % HOUR == 0
+
+
+def test_counts_add_up_in_the_database(background: Background, ask: Ask, key: str) -> None:
+    for _ in range(3):
+        ask(key)
+        background.sync()
+    assert saved_total(key) == 3
+
+
+def test_quiet_time_changes_nothing(
+    background: Background, ask: Ask, key: str, now: SimpleNamespace
+) -> None:
+    ask(key)
+    background.sync()
+    now.moment += 60
+    background.sync()
+    row = saved(key)
+    assert row
+    assert (row.total, row.last_used_at) == (1, NOON)
+
+
+def test_counts_of_each_key_are_its_own(background: Background, ask: Ask, new_key: NewKey) -> None:
+    one, two = new_key(), new_key()
+    for key in (one, two, two):
+        ask(key)
+    background.sync()
+    assert (saved_total(one), saved_total(two)) == (1, 2)
+
+
+def test_counts_of_a_deleted_key_stop_no_others(
+    background: Background, ask: Ask, new_key: NewKey, another: sqlite3.Connection
+) -> None:
+    one, two = new_key(), new_key()
+    ask(one)
+    ask(two)
+    another.execute("DELETE FROM api_key WHERE id = ?", (one[8:16],))
+    background.sync()
+    assert saved_total(two) == 1
+
+
+def test_counts_survive_into_a_new_app(
+    background: Background, config: Settings, ask: Ask, key: str
+) -> None:
+    ask(key)
+    ask(key)
+    background.sync()
+    models.database.close_all()
+    successor = service.create_app(config).test_client()
+    stats = successor.get(STATS, headers={"X-API-Key": key}).get_json()
+    assert stats["total_requests"] == 3
+
+
+def test_what_was_used_of_a_window_survives_into_a_new_app(
+    background: Background, app: Flask, config: Settings, new_key: NewKey
+) -> None:
+    key_id, quota = new_key(tier="five")[8:16], config.quotas["five"]
+    stand_still(app)
+    for _ in range(5):
+        auth.guard(app).limiter.hit(key_id, quota)
+    background.sync()
+    models.database.close_all()
+    successor = service.create_app(config)
+    stand_still(successor)
+    assert not auth.guard(successor).limiter.hit(key_id, quota).accepted
+
+
+def stand_still(app: Flask) -> None:
+    """From now on it is noon for the limiter, however long the test takes."""
+    auth.guard(app).limiter._clock = lambda: NOON
+
+
+def test_stop_saves_once_more(background: Background, ask: Ask, key: str) -> None:
+    ask(key)
+    background.stop()
+    background.run()
+    assert saved_total(key) == 1
+
+
+def test_run_goes_on_until_it_is_stopped(background: Background, ask: Ask, key: str) -> None:
+    running = gevent.spawn(background.run)
+    gevent.sleep(0)
+    assert not running.ready()
+    ask(key)
+    background.stop()
+    running.get(timeout=5)
+    assert saved_total(key) == 1
+
+
+# Outages
+
+
+def test_locked_database_loses_no_count(
+    background: Background, ask: Ask, key: str, another: sqlite3.Connection
+) -> None:
+    ask(key)
+    lock(another)
+    background.sync()
+    assert ask(key) == 200
+    background.sync()
+    unlock(another)
+    background.sync()
+    assert saved_total(key) == 2
+
+
+def test_locked_database_saves_nothing_twice(
+    background: Background, ask: Ask, key: str, another: sqlite3.Connection
+) -> None:
+    ask(key)
+    lock(another)
+    background.sync()
+    unlock(another)
+    background.sync()
+    background.sync()
+    assert (saved_total(key), sum(row[2] for row in hourly())) == (1, 1)
+
+
+def test_locked_database_is_logged_once_and_its_return_once(
+    background: Background,
+    ask: Ask,
+    key: str,
+    another: sqlite3.Connection,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    ask(key)
+    lock(another)
+    background.sync()
+    background.sync()
+    unlock(another)
+    background.sync()
+    background.sync()
+    assert caplog.record_tuples == [
+        ("models", logging.ERROR, "database unavailable: database is locked"),
+        ("models", logging.WARNING, "database available again"),
+    ]
+
+
+def test_half_a_save_is_none(
+    background: Background, ask: Ask, key: str, another: sqlite3.Connection
+) -> None:
+    ask(key)
+    another.execute("ALTER TABLE hourly_usage RENAME TO away")
+    background.sync()
+    assert saved(key) is None
+    another.execute("ALTER TABLE away RENAME TO hourly_usage")
+    background.sync()
+    assert saved_total(key) == 1
+
+
+def test_key_revoked_during_an_outage_is_refused_after_it(
+    background: Background, ask: Ask, key: str, another: sqlite3.Connection, now: SimpleNamespace
+) -> None:
+    assert ask(key) == 200
+    another.execute("BEGIN IMMEDIATE")
+    background.sync()
+    now.moment += HOUR
+    another.execute(
+        "UPDATE api_key SET revoked_at = ?, changed_at = ? WHERE id = ?",
+        (NOON + 1, NOON + 1, key[8:16]),
+    )
+    another.execute("COMMIT")
+    background.sync()
+    assert ask(key) == 401
+
+
+# Changes
+
+
+def change_elsewhere(key: str, **changes: object) -> None:
+    """As a `flask key ...` does in another process: nobody here is told."""
+    with models.database.connection_context():
+        assert models.change_key(key[8:16], **changes)
+
+
+def test_key_revoked_elsewhere_is_noticed(background: Background, ask: Ask, key: str) -> None:
+    assert ask(key) == 200
+    change_elsewhere(key, revoked_at=NOON)
+    assert ask(key) == 200, "nobody has looked yet"
+    background.sync()
+    assert ask(key) == 401
+
+
+def test_tier_changed_elsewhere_is_noticed(
+    background: Background, client: FlaskClient, ask: Ask, key: str
+) -> None:
+    ask(key)
+    change_elsewhere(key, tier="pro")
+    background.sync()
+    stats = client.get(STATS, headers={"X-API-Key": key}).get_json()
+    assert stats["rate_limit_tier"] == "pro"
+
+
+def test_change_by_a_slow_clock_is_noticed(
+    background: Background, ask: Ask, key: str, now: SimpleNamespace
+) -> None:
+    background.sync()
+    ask(key)
+    now.moment -= 30
+    change_elsewhere(key, revoked_at=NOON)
+    now.moment += 30
+    background.sync()
+    assert ask(key) == 401
+
+
+def test_change_is_noticed_however_long_the_database_was_away(
+    background: Background, ask: Ask, key: str, another: sqlite3.Connection, now: SimpleNamespace
+) -> None:
+    another.execute("ALTER TABLE api_key RENAME TO away")
+    now.moment += HOUR
+    background.sync()
+    another.execute("ALTER TABLE away RENAME TO api_key")
+    ask(key)
+    now.moment -= HOUR - 5
+    change_elsewhere(key, revoked_at=NOON)
+    now.moment += HOUR
+    background.sync()
+    assert ask(key) == 401
+
+
+class Channel:
+    """Stands for an open socket, and keeps the code with which it was ended."""
+
+    code: int | None = None
+
+    def end(self, code: int) -> None:
+        self.code = code
+
+
+@pytest.mark.parametrize(
+    ("changes", "code"), [({"revoked_at": NOON}, REVOKED), ({"tier": "pro"}, None)]
+)
+def test_only_revocation_ends_the_sockets_of_a_key(
+    background: Background, app: Flask, key: str, changes: dict[str, object], code: int | None
+) -> None:
+    channel = Channel()
+    with crowd(app).member(key[8:16], channel):  # type: ignore[arg-type]
+        change_elsewhere(key, **changes)
+        background.sync()
+    assert channel.code == code
+
+
+def test_revocation_ends_no_socket_of_another_key(
+    background: Background, app: Flask, key: str
+) -> None:
+    channel = Channel()
+    with crowd(app).member("another", channel):  # type: ignore[arg-type]
+        change_elsewhere(key, revoked_at=NOON)
+        background.sync()
+    assert channel.code is None
+
+
+# Hours
+
+
+def test_requests_of_an_hour_are_one_row(
+    background: Background, ask: Ask, key: str, now: SimpleNamespace
+) -> None:
+    ask(key)
+    background.sync()
+    now.moment += HOUR - 1
+    ask(key)
+    background.sync()
+    assert hourly() == [(NOON, key[8:16], 2)]
+
+
+def test_next_hour_has_a_row_of_its_own(
+    background: Background, ask: Ask, key: str, now: SimpleNamespace
+) -> None:
+    ask(key)
+    background.sync()
+    now.moment += HOUR
+    ask(key)
+    background.sync()
+    assert hourly() == [(NOON, key[8:16], 1), (NOON + HOUR, key[8:16], 1)]
+
+
+@pytest.mark.parametrize(("hours", "kept"), [(24, True), (25, False)])
+def test_hours_are_dropped_after_a_day(
+    background: Background, ask: Ask, key: str, now: SimpleNamespace, hours: int, kept: bool
+) -> None:
+    ask(key)
+    background.sync()
+    now.moment += hours * HOUR
+    ask(key)
+    background.sync()
+    assert (NOON in [hour for hour, _, _ in hourly()]) == kept
