@@ -10,7 +10,6 @@ import argparse
 import os
 import secrets
 import signal
-import socket
 import sqlite3
 import statistics
 import subprocess
@@ -32,7 +31,7 @@ import settings  # noqa: E402
 OURS = "this service, one key"
 MANY = "this service, many keys"
 GUNICORN = [sys.executable, "-m", "gunicorn"]
-PLAIN_GUNICORN = [*GUNICORN, "-k", "gevent"]
+GEVENT = [*GUNICORN, "-k", "gevent"]
 UVICORN = [sys.executable, "-m", "uvicorn", "--no-access-log", "--log-level", "warning"]
 CONNECTIONS = 32
 INSERT = "INSERT INTO api_key (id, user_id, name, type, tier, digest, created_at) VALUES "
@@ -41,10 +40,9 @@ INSERT = "INSERT INTO api_key (id, user_id, name, type, tier, digest, created_at
 class Server:
     """A server on core 0 of which the load asks with the keys in a file."""
 
-    def __init__(self, name: str, keys: Path, command: list[str], folder: Path = BENCHMARKS):
-        with socket.create_server(("127.0.0.1", 0)) as listener:
-            self.address = f"127.0.0.1:{listener.getsockname()[1]}"
-        bind = ["--port", self.address[10:]] if "uvicorn" in command else ["-b", self.address]
+    def __init__(self, name: str, port: int, keys: Path, *command: str, folder: Path = BENCHMARKS):
+        self.address = f"127.0.0.1:{port}"
+        bind = ["--port", str(port)] if "uvicorn" in command else ["-b", self.address]
         database = keys.with_suffix(".db")
         environ = {
             "PATH": os.environ["PATH"],
@@ -105,7 +103,9 @@ def make_keys(file: Path, stored: int, used: int) -> None:
 
 
 def report(servers: list[Server]) -> None:
-    medians = {s.name: [statistics.median(of) for of in zip(*s.rounds)] for s in servers}
+    medians = {
+        s.name: [statistics.median(of) for of in zip(*s.rounds, strict=True)] for s in servers
+    }
     print(f"{'':40} requests/s   ours is   p50 ms   p99 ms   RSS MiB")
     for server in servers:
         rate, p50, p99 = medians[server.name]
@@ -119,17 +119,19 @@ def main() -> None:
     parser.add_argument("--seconds", type=int, default=2, help="of each round and server")
     parser.add_argument("--stored", type=int, default=1_000_000)
     parser.add_argument("--used", type=int, default=100_000)
+    parser.add_argument("--port", type=int, default=8210, help="the first of five")
     options = parser.parse_args()
+    port = options.port
     with tempfile.TemporaryDirectory() as folder:
         one, many = Path(folder, "one"), Path(folder, "many")
         make_keys(one, 1, 1)
         make_keys(many, options.stored, options.used)
         servers = [
-            Server(OURS, one, GUNICORN, SERVICE),
-            Server(MANY, many, GUNICORN, SERVICE),
-            Server("plain Flask view, gunicorn -k gevent", one, [*PLAIN_GUNICORN, "plain:app"]),
-            Server("FastAPI + slowapi + sqlite3", one, [*UVICORN, "fastapi_slowapi:app"]),
-            Server("Flask-Limiter + peewee", one, [*PLAIN_GUNICORN, "flask_limiter_peewee:app"]),
+            Server(OURS, port, one, *GUNICORN, folder=SERVICE),
+            Server(MANY, port + 1, many, *GUNICORN, folder=SERVICE),
+            Server("one-line Flask view", port + 2, one, *GEVENT, "plain:app"),
+            Server("FastAPI + slowapi + sqlite3", port + 3, one, *UVICORN, "fastapi_slowapi:app"),
+            Server("Flask-Limiter + peewee", port + 4, one, *GEVENT, "flask_limiter_peewee:app"),
         ]
         try:
             time.sleep(3)

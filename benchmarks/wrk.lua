@@ -2,8 +2,7 @@
 -- milliseconds, and the number of answers that were not a success.
 local requests, turn = {}, 0
 
-function init(args)
-  wrk.init(args)
+function init()
   for key in io.lines(os.getenv("KEYS")) do
     requests[#requests + 1] = wrk.format(nil, nil, {["Host"] = "localhost", ["X-API-Key"] = key})
   end
