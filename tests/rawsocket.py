@@ -78,6 +78,14 @@ class RawSocket:
         self.sock.connect(("127.0.0.1", port))
         self._buffer = b""
 
+    @classmethod
+    def over(cls, sock: socket.socket) -> "RawSocket":
+        """A client on a connection that there is already."""
+        client = cls.__new__(cls)
+        client.sock, client._buffer = sock, b""
+        sock.settimeout(10)
+        return client
+
     def __enter__(self) -> "RawSocket":
         return self
 

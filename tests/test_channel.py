@@ -18,15 +18,6 @@ import channel
 from channel import GONE, REVOKED, Channel, Closed
 from rawsocket import CLOSE, PING, PONG, TEXT, Frame, RawSocket, close_frame, frame
 
-
-class Client(RawSocket):
-    """The other end of the pair."""
-
-    def __init__(self, sock: Any) -> None:
-        self.sock, self._buffer = sock, b""
-        sock.settimeout(5)
-
-
 Serve = Callable[[Callable[[Channel], object]], Any]
 
 
@@ -40,8 +31,8 @@ def ends() -> Iterator[tuple[Any, Any]]:
 
 
 @pytest.fixture
-def client(ends: tuple[Any, Any]) -> Client:
-    return Client(ends[0])
+def client(ends: tuple[Any, Any]) -> RawSocket:
+    return RawSocket.over(ends[0])
 
 
 @pytest.fixture
@@ -67,7 +58,7 @@ def serve(ends: tuple[Any, Any]) -> Iterator[Serve]:
         yield start
 
 
-def everything(client: Client) -> bytes:
+def everything(client: RawSocket) -> bytes:
     """What has arrived until nothing more comes."""
     data = b""
     client.sock.settimeout(0.1)
@@ -89,7 +80,7 @@ def test_message_frame_is_json_in_one_piece() -> None:
 
 
 def test_silent_client_is_pinged(
-    serve: Serve, client: Client, monkeypatch: pytest.MonkeyPatch
+    serve: Serve, client: RawSocket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(channel, "PING_SECONDS", 0.05)
     serve(listen)
@@ -100,7 +91,7 @@ def test_silent_client_is_pinged(
 
 
 def test_client_that_answers_no_ping_is_gone(
-    serve: Serve, client: Client, monkeypatch: pytest.MonkeyPatch
+    serve: Serve, client: RawSocket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(channel, "PING_SECONDS", 0.1)
     monkeypatch.setattr(channel, "STUCK_SECONDS", 0.05)
@@ -110,7 +101,7 @@ def test_client_that_answers_no_ping_is_gone(
 
 
 def test_client_that_says_anything_is_alive(
-    serve: Serve, client: Client, monkeypatch: pytest.MonkeyPatch
+    serve: Serve, client: RawSocket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(channel, "PING_SECONDS", 0.15)
     monkeypatch.setattr(channel, "STUCK_SECONDS", 0.1)
@@ -124,7 +115,7 @@ def test_client_that_says_anything_is_alive(
 
 
 def test_client_that_takes_nothing_is_gone(
-    serve: Serve, client: Client, monkeypatch: pytest.MonkeyPatch
+    serve: Serve, client: RawSocket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(channel, "STUCK_SECONDS", 0.1)
     serving = serve(lambda served: served.send(bytes(5_000_000)))
@@ -133,7 +124,7 @@ def test_client_that_takes_nothing_is_gone(
         serving.get(timeout=5)
 
 
-def test_large_message_arrives_whole_at_a_slow_reader(serve: Serve, client: Client) -> None:
+def test_large_message_arrives_whole_at_a_slow_reader(serve: Serve, client: RawSocket) -> None:
     serving = serve(lambda served: served.send(b"x" * 300_000))
     read = 0
     while read < 300_000:
@@ -144,13 +135,15 @@ def test_large_message_arrives_whole_at_a_slow_reader(serve: Serve, client: Clie
     assert read == 300_000
 
 
-def test_pushed_frame_arrives_at_once(serve: Serve, client: Client) -> None:
+def test_pushed_frame_arrives_at_once(serve: Serve, client: RawSocket) -> None:
     serve(lambda served: served.push(channel.frame(type="news")))
 
     assert client.frame().json() == {"type": "news"}
 
 
-def test_push_to_a_full_client_waits_for_nobody_and_ends_it(serve: Serve, client: Client) -> None:
+def test_push_to_a_full_client_waits_for_nobody_and_ends_it(
+    serve: Serve, client: RawSocket
+) -> None:
     def talk(served: Channel) -> None:
         while True:
             served.push(bytes(5000))
@@ -163,7 +156,7 @@ def test_push_to_a_full_client_waits_for_nobody_and_ends_it(serve: Serve, client
     assert data == bytes(len(data))
 
 
-def test_push_into_a_half_sent_message_ends_it(serve: Serve, client: Client) -> None:
+def test_push_into_a_half_sent_message_ends_it(serve: Serve, client: RawSocket) -> None:
     channels: list[Channel] = []
 
     def talk(served: Channel) -> None:
@@ -179,7 +172,7 @@ def test_push_into_a_half_sent_message_ends_it(serve: Serve, client: Client) -> 
     assert data == bytes(len(data))
 
 
-def test_push_to_a_client_that_left_ends_it(serve: Serve, client: Client) -> None:
+def test_push_to_a_client_that_left_ends_it(serve: Serve, client: RawSocket) -> None:
     def talk(served: Channel) -> None:
         client.sock.close()
         served.push(b"too late")
@@ -188,7 +181,7 @@ def test_push_to_a_client_that_left_ends_it(serve: Serve, client: Client) -> Non
     assert serve(talk).get(timeout=5).code == GONE
 
 
-def test_ended_from_outside_it_says_why(serve: Serve, client: Client) -> None:
+def test_ended_from_outside_it_says_why(serve: Serve, client: RawSocket) -> None:
     channels: list[Channel] = []
 
     def talk(served: Channel) -> None:
@@ -202,7 +195,7 @@ def test_ended_from_outside_it_says_why(serve: Serve, client: Client) -> None:
 
 
 def test_client_that_answers_no_close_is_left_after_a_second(
-    serve: Serve, client: Client, monkeypatch: pytest.MonkeyPatch
+    serve: Serve, client: RawSocket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(channel, "GOODBYE_SECONDS", 0.05)
     serving = serve(listen)
@@ -212,7 +205,7 @@ def test_client_that_answers_no_close_is_left_after_a_second(
     assert client.frame() == Frame(CLOSE, (1000).to_bytes(2, "big"))
 
 
-def test_input_that_never_ends_leaves_others_their_turn(serve: Serve, client: Client) -> None:
+def test_input_that_never_ends_leaves_others_their_turn(serve: Serve, client: RawSocket) -> None:
     serving = serve(listen)
     turns = 0
 
