@@ -28,8 +28,10 @@ from ratelimit import Allowance, Limiter
 API_VERSION = "1.0.0"
 HERE = Path(__file__).parent
 MAX_BODY_BYTES = 16 * 1024
-EXPOSED = "RateLimit-Policy, RateLimit, Retry-After, WWW-Authenticate, X-RateLimit-Limit, " \
-    "X-RateLimit-Remaining, X-RateLimit-Reset"  # fmt: skip
+EXPOSED = (
+    "RateLimit-Policy, RateLimit, Retry-After, WWW-Authenticate, "
+    "X-RateLimit-Limit, X-RateLimit-Remaining, X-RateLimit-Reset"
+)
 API_HEADERS = [
     ("Cache-Control", "no-store"),
     ("Access-Control-Allow-Origin", "*"),

@@ -174,7 +174,8 @@ worker_class = Worker
 workers = WORKERS
 logger_class = Log
 access_log_format = '%(h)s "%(m)s %(U)s" %(s)s %(B)s %(L)ss'  # no query, no referrer: no keys
-worker_connections = service.max_sockets + settings.SPARE_FILES // 2
+# Well above the sockets: clients beyond it would hang. Well below the files: so would everything.
+worker_connections = min(service.max_sockets + 1000, settings.file_limit() - 64)
 backlog = 4096  # thousands of sockets may come back at once
 keepalive = 75 if service.proxy_hops else 5  # routers keep connections long; also limits a header
 graceful_timeout = 4  # then the master kills; Fly waits 5 s

@@ -46,7 +46,6 @@ def load(environ: Mapping[str, str] = os.environ) -> Settings:
     platform = next((name for variable, name in PLATFORMS.items() if environ.get(variable)), None)
     if environ.get("REDIS_URL"):
         raise SettingsError("REDIS_URL is not supported by this version; unset it")
-    files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
 
     def integer(name: str, default: int, low: int, high: int = 10**6) -> int:
         text = environ.get(name) or str(default)
@@ -66,13 +65,19 @@ def load(environ: Mapping[str, str] = os.environ) -> Settings:
         database=_database(environ.get("DATABASE_URL") or f"{SQLITE}demo.db"),
         secret_key=environ.get("SECRET_KEY", "").strip() or None,
         quotas=quotas,
-        max_sockets=min(integer("MAX_SOCKETS", 5000, 0), max(0, files - SPARE_FILES)),
+        max_sockets=min(integer("MAX_SOCKETS", 5000, 0), max(0, file_limit() - SPARE_FILES)),
         max_sockets_per_caller=integer("MAX_SOCKETS_PER_CALLER", 100, 0),
         signups=signups == "open",
         proxy_hops=integer("PROXY_HOPS", 1 if platform else 0, 0, 10),
         platform=platform,
         web_concurrency=integer("WEB_CONCURRENCY", 1, 1),
     )
+
+
+def file_limit() -> int:
+    """How many files this process may have open."""
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return 10**6 if limit == resource.RLIM_INFINITY else limit
 
 
 def _database(url: str) -> Path:
