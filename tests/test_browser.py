@@ -225,6 +225,17 @@ def test_page_fits_a_narrow_screen(page: Page, path: str) -> None:
     assert page.evaluate("document.documentElement.scrollWidth") == 360
 
 
+def test_longest_name_without_a_space_fits_a_narrow_screen(page: Page) -> None:
+    page.set_viewport_size({"width": 360, "height": 740})
+    sign_up(page)
+    create_key(page, "n" * 64, "Production")
+    assert page.evaluate("document.documentElement.scrollWidth") == 360
+    page.goto("/settings/security")
+    page.get_by_role("button", name="Revoke").click()
+    expect(page.get_by_text("is revoked")).to_be_visible()
+    assert page.evaluate("document.documentElement.scrollWidth") == 360
+
+
 @pytest.mark.parametrize("page", ["light", "dark"], indirect=True)
 def test_axe_finds_nothing_on_any_page(page: Page) -> None:
     if not AXE.exists():
