@@ -273,6 +273,16 @@ def test_key_revoked_during_an_outage_is_refused_after_it(
     assert ask(key) == 401
 
 
+def test_key_revoked_while_counts_cannot_be_saved_is_refused(
+    background: Background, ask: Ask, key: str, another: sqlite3.Connection
+) -> None:
+    another.execute("ALTER TABLE hourly_usage RENAME TO away")
+    assert ask(key) == 200
+    change_elsewhere(key, revoked_at=NOON)
+    background.sync()
+    assert ask(key) == 401
+
+
 # Changes
 
 
@@ -325,6 +335,19 @@ def test_change_is_noticed_however_long_the_database_was_away(
     now.moment += HOUR
     background.sync()
     assert ask(key) == 401
+
+
+def test_old_change_is_not_looked_at_again(
+    background: Background, ask: Ask, key: str, another: sqlite3.Connection, now: SimpleNamespace
+) -> None:
+    change_elsewhere(key, tier="pro")
+    for _ in range(2):
+        now.moment += HOUR
+        background.sync()
+    assert ask(key) == 200
+    another.execute("UPDATE api_key SET revoked_at = 1")  # by hand, so nobody is told
+    background.sync()
+    assert ask(key) == 200, "it is still remembered"
 
 
 class Channel:
