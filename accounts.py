@@ -6,6 +6,7 @@ from collections.abc import Callable
 import gevent
 from gevent.lock import BoundedSemaphore
 from peewee import IntegrityError, fn
+from werkzeug.exceptions import ServiceUnavailable
 from werkzeug.security import check_password_hash, generate_password_hash
 
 from models import User, database
@@ -24,7 +25,8 @@ RULES: dict[str, tuple[Callable[[str], object], str]] = {
     "name": (lambda text: 1 <= len(text) <= 64 and text.isprintable(), "Use 1 to 64 characters."),
 }
 NOBODY = f"scrypt:32768:8:1${'0' * 16}${'0' * 128}"  # the hash of no password
-HASHING = BoundedSemaphore(1)  # each takes 32 MiB, and ten at once the processor from the requests
+HASHING = BoundedSemaphore(1)
+PATIENCE_SECONDS = 5  # for the passwords before this one
 
 
 class Invalid(ValueError):
@@ -67,15 +69,23 @@ def find(username: str) -> User | None:
 
 
 def hash_password(password: str) -> str:
-    """scrypt takes 50 ms of processor: in a thread, so that it holds up nobody else."""
-    with HASHING:
-        hashed: str = gevent.get_hub().threadpool.apply(generate_password_hash, (password,))
-    return hashed
+    return str(_scrypt(generate_password_hash, password))
 
 
 def verify_password(user: User | None, password: str) -> bool:
     """Whether this is the user's password; takes as long when there is no user."""
-    stored = user.password_hash if user else NOBODY
-    with HASHING:
-        right: bool = gevent.get_hub().threadpool.apply(check_password_hash, (stored, password))
-    return right and user is not None
+    right = _scrypt(check_password_hash, user.password_hash if user else NOBODY, password)
+    return bool(right) and user is not None
+
+
+def _scrypt(function: Callable[..., object], *args: str) -> object:
+    """In a thread, because it takes 50 ms of processor; raises ServiceUnavailable.
+
+    One at a time, because each takes 32 MiB, and many together the processor from the requests.
+    """
+    if not HASHING.acquire(timeout=PATIENCE_SECONDS):
+        raise ServiceUnavailable(retry_after=PATIENCE_SECONDS)
+    try:
+        return gevent.get_hub().threadpool.apply(function, args)
+    finally:
+        HASHING.release()

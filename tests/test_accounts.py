@@ -5,6 +5,7 @@ import secrets
 import gevent
 import pytest
 from flask import Flask
+from werkzeug.exceptions import ServiceUnavailable
 
 import accounts
 import models
@@ -205,3 +206,10 @@ def test_others_go_on_while_a_password_is_verified(user: User, password: str) ->
     others = gevent.spawn(lambda: "went on")
     accounts.verify_password(user, password)
     assert others.value == "went on"
+
+
+def test_when_too_many_passwords_wait_the_next_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(accounts, "PATIENCE_SECONDS", 0.01)
+    with accounts.HASHING, pytest.raises(ServiceUnavailable) as told:
+        accounts.verify_password(None, "a password")
+    assert told.value.retry_after
