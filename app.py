@@ -191,8 +191,8 @@ def main() -> None:
     if not hasattr(os, "fork"):
         raise SystemExit("This service needs a POSIX system; on Windows, run it in WSL.")
     os.chdir(HERE)
-    os.environ.setdefault("SECRET_KEY", secrets.token_hex())
     config = settings.load()
+    os.environ["SECRET_KEY"] = config.secret_key or secrets.token_hex()
     models.init(config)
     address = f"127.0.0.1:{config.port}"
     with models.database.connection_context():

@@ -1,8 +1,12 @@
 """The five answers, member by member as SPEC part 2 has them, and what all answers carry."""
 
 import dataclasses
+import os
 import re
+import sys
+from collections.abc import Callable
 from datetime import datetime, timezone
+from pathlib import Path
 
 import pytest
 from flask import Flask, request
@@ -11,8 +15,10 @@ from flask.testing import FlaskClient
 import app as service
 import auth
 import models
+import settings
 from conftest import NewKey
 from models import User
+from serving import SETTINGS
 from settings import Settings
 
 YEAR, STATUS = "/api/v1/demo/year", "/api/v1/status"
@@ -268,3 +274,49 @@ def test_two_apps_share_no_counts(config: Settings, app: Flask, key: str) -> Non
     ask(app.test_client(), TEST, key)
     models.database.close_all()
     assert spent(service.create_app(config), key) == 0
+
+
+@pytest.fixture
+def demo(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[], list[str]]:
+    """Runs `python app.py` up to where it becomes the server; returns that command."""
+    commands: list[list[str]] = []
+    for name in SETTINGS:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("DATABASE_URL", f"sqlite:///{tmp_path}/demo.db")
+    monkeypatch.setenv("PORT", "8123")
+    monkeypatch.setenv("SECRET_KEY", "")
+    monkeypatch.setattr("os.execv", lambda _, command: commands.append(command))
+
+    def run() -> list[str]:
+        service.main()
+        models.database.close_all()
+        return commands.pop()
+
+    return run
+
+
+def test_demo_becomes_the_server_on_this_machine_alone(demo: Callable[[], list[str]]) -> None:
+    assert demo() == [sys.executable, "-m", "gunicorn", "--bind", "127.0.0.1:8123"]
+    assert len(os.environ["SECRET_KEY"]) >= 32
+
+
+def test_demo_prints_a_working_key_once(
+    demo: Callable[[], list[str]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    demo()
+    (key,) = set(re.findall(r"sk_live_\w+", capsys.readouterr().out))
+    demo()
+
+    assert capsys.readouterr().out == ""
+    config = settings.load()
+    assert ask(service.create_app(config).test_client(), TEST, key)["api_key_name"] == "demo"
+    models.database.close_all()
+
+
+def test_demo_on_a_system_without_fork_says_so_in_one_line(
+    demo: Callable[[], list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr("os.fork")
+    with pytest.raises(SystemExit, match=r"^[^\n]*POSIX[^\n]*$"):
+        demo()
