@@ -2,10 +2,12 @@
 
 import sys
 import time
+from typing import Any
 
 import click
 from flask import Flask, current_app
 from flask.cli import AppGroup
+from peewee import DatabaseError
 
 import accounts
 import auth
@@ -13,8 +15,19 @@ import clock
 import models
 from models import ApiKey, KeyUsage, User, database
 
-users = AppGroup("user", help="Create and list users.")
-keys = AppGroup("key", help="Create, list, change and revoke API keys.")
+
+class Commands(AppGroup):
+    """An administrator sees a database error as one line."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except DatabaseError as error:
+            raise click.ClickException(f"DATABASE_URL: {error}") from None
+
+
+users = Commands("user", help="Create and list users.")
+keys = Commands("key", help="Create, list, change and revoke API keys.")
 
 
 def register(app: Flask) -> None:

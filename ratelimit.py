@@ -96,7 +96,7 @@ class Limiter:
             accepted = used < quota.limit
             if accepted and cost:
                 total, used = total + cost, used + cost
-                self._keep(key, Usage(total, reset, used), now)
+                self._keep(key, Usage(total, reset, used), cost, now)
         remaining = max(0, quota.limit - used)
         return Allowance(quota, accepted, remaining, reset, math.ceil(reset - now), total)
 
@@ -116,10 +116,10 @@ class Limiter:
                 self._unsaved[key] = self._unsaved.get(key, 0) + requests
                 self._usage.setdefault(key, usage)
 
-    def _keep(self, key: str, usage: Usage, now: float) -> None:
+    def _keep(self, key: str, usage: Usage, cost: int, now: float) -> None:
         self._usage[key] = usage
         if self._load:
-            self._unsaved[key] = self._unsaved.get(key, 0) + 1
+            self._unsaved[key] = self._unsaved.get(key, 0) + cost
         if len(self._usage) >= self._sweep_at:  # doubling keeps the cost of a request constant
             self._usage = {
                 key: usage

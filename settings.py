@@ -1,6 +1,7 @@
 """The environment, read once into one typed and validated value."""
 
 import os
+import re
 import resource
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -49,7 +50,7 @@ def load(environ: Mapping[str, str] = os.environ) -> Settings:
 
     def integer(name: str, default: int, low: int, high: int = 10**6) -> int:
         text = environ.get(name) or str(default)
-        if not (text.isascii() and text.isdecimal() and low <= int(text) <= high):
+        if not (re.fullmatch("[0-9]{1,9}", text) and low <= int(text) <= high):
             raise SettingsError(f"{name} must be a whole number from {low} to {high}, not {text!r}")
         return int(text)
 

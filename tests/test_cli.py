@@ -1,7 +1,9 @@
 """Administration: what each command does, prints, and refuses in one line."""
 
+import contextlib
 import re
 import secrets
+import sqlite3
 
 import pytest
 from click.testing import Result
@@ -13,6 +15,7 @@ import auth
 import models
 from conftest import NewKey
 from models import ApiKey, KeyUsage, User
+from settings import Settings
 
 SECONDS = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ"
 PASSWORD = secrets.token_urlsafe()
@@ -259,3 +262,10 @@ def test_only_a_live_key_can_be_changed(
         done(cli.invoke(args=["key", "revoke", key_id]))
     arguments = [key_id] if command == ["revoke"] else [key_id, "pro"]
     assert "There is no live key" in refused(cli.invoke(args=["key", *command, *arguments]))
+
+
+def test_a_locked_database_is_one_line(cli: FlaskCliRunner, config: Settings, ada: User) -> None:
+    with contextlib.closing(sqlite3.connect(config.database, isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        told = refused(create_key(cli, ada.username, "ci", "--type", "production"))
+    assert told == "DATABASE_URL: database is locked"
