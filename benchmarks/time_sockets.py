@@ -1,9 +1,11 @@
 """Open many time sockets and see whether each gets its update every second, and at what cost.
 
-    taskset -c 1 python benchmarks/time_sockets.py URL KEY SERVER_PID [SOCKETS] [SECONDS]
+    RATE_LIMITS=free=100000/hour MAX_SOCKETS=9500 MAX_SOCKETS_PER_CALLER=9500 \\
+        taskset -c 0 .venv/bin/python app.py
+    taskset -c 1 .venv/bin/python benchmarks/time_sockets.py URL KEY SERVER_PID [SOCKETS] [SECONDS]
 
-The server needs MAX_SOCKETS and MAX_SOCKETS_PER_CALLER above SOCKETS; its process is pinned to
-another core. Clients offer compression, as browsers do.
+SERVER_PID is the worker's, from the line `Booting worker with pid`. Both processes need a limit on
+open files above SOCKETS. Clients offer compression, as browsers do.
 """
 
 from __future__ import annotations
