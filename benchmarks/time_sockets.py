@@ -1,6 +1,6 @@
-"""Open many time sockets and see whether each gets its update every second, and at what cost.
+r"""Open many time sockets and see whether each gets its update every second, and at what cost.
 
-    RATE_LIMITS=free=100000/hour MAX_SOCKETS=9500 MAX_SOCKETS_PER_CALLER=9500 \\
+    RATE_LIMITS=free=100000/hour MAX_SOCKETS=9500 MAX_SOCKETS_PER_CALLER=9500 \
         taskset -c 0 .venv/bin/python app.py
     taskset -c 1 .venv/bin/python benchmarks/time_sockets.py URL KEY SERVER_PID [SOCKETS] [SECONDS]
 
