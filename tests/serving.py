@@ -88,6 +88,7 @@ class Server:
             "DATABASE_URL": f"sqlite:///{self.database}",
             "SECRET_KEY": secrets.token_hex(),
             "HOME": str(directory),
+            "XDG_RUNTIME_DIR": str(directory),
         }
         self.env = clean_environment(**defaults | settings)
         self._log = directory / "server.log"

@@ -1,6 +1,7 @@
 """One WebSocket's server side, over a pair of sockets in this process."""
 
 import contextlib
+import itertools
 import json
 import socket
 import time
@@ -206,7 +207,7 @@ def test_client_that_answers_no_close_is_left_after_a_second(
 
 
 def test_input_that_never_ends_leaves_others_their_turn(serve: Serve, client: RawSocket) -> None:
-    serving = serve(listen)
+    """A thousand messages are one read for the server."""
     turns = 0
 
     def count_turns() -> None:
@@ -215,11 +216,10 @@ def test_input_that_never_ends_leaves_others_their_turn(serve: Serve, client: Ra
             turns += 1
             gevent.sleep(0)
 
+    client.sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
+    client.send(frame(TEXT, b"x") * 1000)
     other = gevent.spawn(count_turns)
-    for _ in range(20):
-        client.send(frame(TEXT, b"x") * 500)
-    turns_before = turns
-    gevent.sleep(0.05)
+    serve(lambda served: list(itertools.islice(served.texts(), 1000))).get(timeout=5)
     other.kill()
-    serving.kill()
-    assert turns > turns_before + 5
+
+    assert turns > 900

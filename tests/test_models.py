@@ -81,6 +81,17 @@ def test_query_outside_a_connection_fails_loudly(app: Flask) -> None:
         User.select().exists()
 
 
+def test_transaction_that_may_write_locks_from_its_start(app: Flask, tmp_path: Path) -> None:
+    """Or two processes would both read first, and what one of them writes be lost."""
+    with (
+        closing(sqlite3.connect(tmp_path / "test.db", timeout=0)) as other,
+        models.database.connection_context(),
+        models.database.atomic(),
+        pytest.raises(sqlite3.OperationalError, match="locked"),
+    ):
+        other.execute("BEGIN IMMEDIATE")
+
+
 # Users
 
 

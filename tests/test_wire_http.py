@@ -1,5 +1,6 @@
 """The REST half over real connections: status, body and headers exactly as promised."""
 
+import contextlib
 import json
 import re
 import sqlite3
@@ -344,7 +345,6 @@ ODD = {
     "two slashes": b"GET //api/v1/status HTTP/1.1\r\nHost: a\r\n\r\n",
     "full address": b"GET http://a/api/v1/status HTTP/1.1\r\nHost: a\r\n\r\n",
     "star": b"OPTIONS * HTTP/1.1\r\nHost: a\r\n\r\n",
-    "no host": b"GET /api/v1/status HTTP/1.1\r\n\r\n",
     "Latin-1 host": b"GET /api/v1/status HTTP/1.1\r\nHost: \xe9\r\n\r\n",
     "strange host": b"GET /api/v1/status HTTP/1.1\r\nHost: a b/c?d@e:x\r\n\r\n",
     "Latin-1 key": b"GET /api/v1/user/me HTTP/1.1\r\nHost: a\r\nX-API-Key: \xff\r\n\r\n",
@@ -376,6 +376,14 @@ class TestGarbage:
         assert status in (200, 400, 401, 404)
         assert "Traceback" not in server.log()[logged:]
 
+    @pytest.mark.parametrize("host", [b"", b"Host:\r\n"])
+    def test_a_host_must_be_named(self, server: Server, host: bytes) -> None:
+        with RawSocket(server.port) as connection:
+            connection.send(b"GET /api/v1/status HTTP/1.1\r\n" + host + b"\r\n")
+            answer = connection.answer()
+
+        assert (answer.status, problem(answer)["code"]) == (400, "bad_request")
+
     def test_a_body_is_never_taken_for_the_next_request(self, server: Server) -> None:
         body = b"GET /api/v1/nothing HTTP/1.1\r\nHost: a\r\n\r\n"
         head = f"GET /api/v1/status HTTP/1.1\r\nHost: a\r\nContent-Length: {len(body)}\r\n\r\n"
@@ -392,6 +400,18 @@ class TestGarbage:
             statuses = [connection.answer().status for _ in paths]
 
         assert statuses == [200, 404, 200, 401]
+
+    def test_a_busy_connection_leaves_others_their_turn(self, server: Server) -> None:
+        with RawSocket(server.port) as busy, RawSocket(server.port) as other:
+            assert other.request("/api/v1/status").status == 200
+            busy.send(b"GET /api/v1/status HTTP/1.1\r\nHost: a\r\n\r\n" * 3000)
+            assert busy.answer().status == 200
+            assert other.request("/api/v1/status").status == 200
+            busy.sock.setblocking(False)
+            with contextlib.suppress(BlockingIOError):
+                for _ in range(2999):
+                    busy.answer()
+                pytest.fail("all of the busy one's requests came first")
 
     def test_a_slow_header_holds_up_nobody(self, server: Server) -> None:
         with RawSocket(server.port) as slow:

@@ -54,8 +54,9 @@ class TestStop:
             sockets = [stack.enter_context(RawSocket(server.port)) for _ in range(50)]
             for number, client in enumerate(sockets):
                 client.open(f"{TIME}?api_key={key}" if number % 2 else ECHO)
-            idle, under_way = (stack.enter_context(RawSocket(server.port)) for _ in range(2))
+            idle, under_way, slow = (stack.enter_context(RawSocket(server.port)) for _ in range(3))
             assert idle.request(TEST, X_API_Key=key).status == 200
+            slow.send(b"POST /log-in HTTP/1.1\r\nHost: a\r\nContent-Length: 8\r\n\r\nname")
             under_way.send(f"GET {TEST} HTTP/1.1\r\nHost: a\r\nX-API-Key: {key}\r\n".encode())
 
             started = time.monotonic()
@@ -64,6 +65,10 @@ class TestStop:
             told = time.monotonic() - started
             under_way.send(b"\r\n")
             answer = under_way.answer()
+            time.sleep(max(0.0, started + 2.5 - time.monotonic()))  # a body may take its time
+            slow.send(b"=ada")
+            assert slow.answer().status < 500
+            assert idle.ended()
             stopping.join()
 
         assert codes == [1001] * 50
@@ -101,6 +106,16 @@ class TestStop:
 
         assert (answer.status, answer.json()["code"]) == (503, "unavailable")
         assert int(answer.headers["Retry-After"]) >= 1
+
+    def test_an_idle_connection_is_closed_in_good_order(self, start_server: StartServer) -> None:
+        server = start_server()
+        with RawSocket(server.port) as idle:
+            assert idle.request("/api/v1/status").status == 200
+            status, seconds = server.stop()
+            assert idle.ended()
+
+        assert status == 0
+        assert seconds < 4  # at 4 gunicorn would have lost its patience
 
     def test_a_client_that_answers_no_close_delays_nothing(self, start_server: StartServer) -> None:
         server = start_server()
@@ -165,6 +180,10 @@ class TestOneWorker:
         assert refused.value.status != 0
         assert refused.value.output.splitlines()[-1].startswith("--workers 3 ")
         assert "Traceback" not in refused.value.output
+
+    def test_two_services_of_one_user_share_nothing(self, server: Server) -> None:
+        """gunicorn's control socket would be one for both, in the user's home."""
+        assert not [path for path in Path(server.env["HOME"]).rglob("*") if path.is_socket()]
 
     def test_the_start_says_what_is_served(self, start_server: StartServer) -> None:
         server = start_server(RATE_LIMITS="free=7/hour,pro=70/day", DYNO="web.1")
