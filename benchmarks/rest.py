@@ -149,7 +149,7 @@ def main() -> None:
             for server in servers:
                 server.measure(2)
             rate = servers[1].measure(2)[0]
-            servers[1].measure(1.2 * options.used / rate)  # until all used keys have been seen
+            servers[1].measure(1 + 1.2 * options.used / rate)  # until all used keys have been seen
             for _ in range(options.rounds):
                 for server in servers:
                     server.rounds.append(server.measure(options.seconds))
