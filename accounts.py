@@ -4,29 +4,28 @@ import re
 from collections.abc import Callable
 
 import gevent
-from gevent.lock import BoundedSemaphore
+from gevent.threadpool import ThreadPool
 from peewee import IntegrityError, fn
 from werkzeug.exceptions import ServiceUnavailable
 from werkzeug.security import check_password_hash, generate_password_hash
 
 from models import User, database
 
-EMAIL = re.compile(r"[^@\s]{1,64}@[^@\s.]+(\.[^@\s.]+)+")
-RULES: dict[str, tuple[Callable[[str], object], str]] = {
+RULES = {
     "username": (
-        lambda text: re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]{1,31}", text),
+        r"[A-Za-z0-9][A-Za-z0-9_.-]{1,31}",
         "Use 2 to 32 letters, digits, dots, dashes or underscores, the first a letter or digit.",
     ),
     "email": (
-        lambda text: len(text) <= 254 and text.isprintable() and EMAIL.fullmatch(text),
+        r"(?=.{3,254}$)[^@\s]{1,64}@[^@\s.]+(\.[^@\s.]+)+",
         "This is no email address.",
     ),
-    "password": (lambda text: 10 <= len(text) <= 256, "Use 10 to 256 characters."),
-    "name": (lambda text: 1 <= len(text) <= 64 and text.isprintable(), "Use 1 to 64 characters."),
+    "password": (r"(?s).{10,256}", "Use 10 to 256 characters."),
+    "name": (r".{1,64}", "Use 1 to 64 characters."),
 }
 NOBODY = f"scrypt:32768:8:1${'0' * 16}${'0' * 128}"  # the hash of no password
-HASHING = BoundedSemaphore(1)
 PATIENCE_SECONDS = 5  # for the passwords before this one
+HASHING = ThreadPool(1)  # each takes 32 MiB, and many together the processor from the requests
 
 
 class Invalid(ValueError):
@@ -39,9 +38,14 @@ class Invalid(ValueError):
 
 def check(**fields: str) -> None:
     """Raises Invalid unless every field keeps its rule."""
-    errors = {field: RULES[field][1] for field, text in fields.items() if not RULES[field][0](text)}
+    errors = {field: RULES[field][1] for field, text in fields.items() if not _good(field, text)}
     if errors:
         raise Invalid(**errors)
+
+
+def _good(field: str, text: str) -> bool:
+    printable = text.isprintable() or field == "password"
+    return bool(printable and re.fullmatch(RULES[field][0], text))
 
 
 def create(username: str, email: str, password: str) -> User:
@@ -64,7 +68,8 @@ def save(user: User) -> User:
 
 def find(username: str) -> User | None:
     """The user of this name, whatever its capitals."""
-    found: User | None = User.get_or_none(fn.LOWER(User.username) == username.lower())
+    with database.connection_context():
+        found: User | None = User.get_or_none(fn.LOWER(User.username) == username.lower())
     return found
 
 
@@ -79,13 +84,6 @@ def verify_password(user: User | None, password: str) -> bool:
 
 
 def _scrypt(function: Callable[..., object], *args: str) -> object:
-    """In a thread, because it takes 50 ms of processor; raises ServiceUnavailable.
-
-    One at a time, because each takes 32 MiB, and many together the processor from the requests.
-    """
-    if not HASHING.acquire(timeout=PATIENCE_SECONDS):
-        raise ServiceUnavailable(retry_after=PATIENCE_SECONDS)
-    try:
-        return gevent.get_hub().threadpool.apply(function, args)
-    finally:
-        HASHING.release()
+    """One at a time in a thread, because it takes 50 ms of processor; raises ServiceUnavailable."""
+    with gevent.Timeout(PATIENCE_SECONDS, ServiceUnavailable(retry_after=PATIENCE_SECONDS)):
+        return HASHING.apply(function, args)

@@ -23,6 +23,7 @@ import sockets
 import web
 from auth import ALLOWANCE, require_api_key
 from models import Key, User
+from problems import Problem
 from ratelimit import Allowance, Limiter
 
 API_VERSION = "1.0.0"
@@ -56,9 +57,6 @@ WELCOME = """
     curl -H "X-API-Key: {key}" {url}/api/v1/protected/test
     curl -H "X-API-Key: {key}" {url}/api/v1/user/me
     curl -H "X-API-Key: {key}" {url}/api/v1/usage/stats
-    curl -N --http1.1 -H "Connection: Upgrade" -H "Upgrade: websocket" \\
-      -H "Sec-WebSocket-Version: 13" -H "Sec-WebSocket-Key: $(openssl rand -base64 16)" \\
-      "{url}/api/v1/ws/time?api_key={key}"
 """
 
 api = Blueprint("api", __name__, url_prefix="/api/v1")
@@ -104,9 +102,6 @@ def with_api_headers(wsgi_app: Any) -> Any:
     """
 
     def application(environ: dict[str, Any], start_response: Any) -> Any:
-        if not environ["PATH_INFO"].startswith("/api/"):
-            return wsgi_app(environ, start_response)
-
         def start(status: str, headers: list[tuple[str, str]], *args: Any) -> Any:
             headers += API_HEADERS
             if ALLOWANCE in environ:
@@ -115,11 +110,13 @@ def with_api_headers(wsgi_app: Any) -> Any:
                 headers += PREFLIGHT_HEADERS
             return start_response(status, headers, *args)
 
+        if not environ["PATH_INFO"].startswith("/api/"):
+            return wsgi_app(environ, start_response)
         if int(environ.get("CONTENT_LENGTH") or 0) > MAX_BODY_BYTES:
-            return problems.known(413)(environ, start)
+            return Problem(413)(environ, start)
         host = environ.get("HTTP_HOST") or environ["SERVER_PROTOCOL"] == "HTTP/1.0"
         if not (host or "HTTP_UPGRADE" in environ):  # RFC 9112 part 3.2; a handshake has its own
-            return problems.known(400)(environ, start)
+            return Problem(400)(environ, start)
         return wsgi_app(environ, start)
 
     return application
@@ -196,13 +193,11 @@ def main() -> None:
     models.init(config)
     address = f"127.0.0.1:{config.port}"
     with models.database.connection_context():
-        empty = not User.select().exists()
-    if empty:
-        password = secrets.token_urlsafe(12)
-        user = accounts.create("demo", "demo@example.com", password)
-        with models.database.connection_context():
+        if not User.select().exists():
+            password = secrets.token_urlsafe(12)
+            user = accounts.create("demo", "demo@example.com", password)
             _, key = auth.create_key(user, "demo", "production")
-        print(WELCOME.format(url=f"http://{address}", password=password, key=key), flush=True)
+            print(WELCOME.format(url=f"http://{address}", password=password, key=key), flush=True)
     os.execv(sys.executable, [sys.executable, "-m", "gunicorn", "--bind", address])
 
 

@@ -8,8 +8,9 @@ from hashlib import sha256
 from hmac import compare_digest
 from string import ascii_letters, digits
 
-from flask import Flask, current_app, request
+from flask import current_app, request
 
+import accounts
 import clock
 import models
 from models import ApiKey, Key, User
@@ -19,6 +20,7 @@ from ratelimit import DEFAULT_TIER, Allowance, Limiter, Quota
 PREFIXES = {"production": "sk_live_", "development": "sk_test_"}
 BASE62 = digits + ascii_letters
 ID_LENGTH, SECRET_LENGTH, CHECKSUM_LENGTH = 8, 32, 6
+MAX_LIVE_KEYS = 25  # of one user
 REMEMBERED_KEYS = 200_000  # about 600 bytes each
 ALLOWANCE = "demo.allowance"  # in the WSGI environ: the limiter's answer to this request
 CHALLENGE = {"WWW-Authenticate": 'ApiKey realm="api", header="X-API-Key"'}
@@ -27,22 +29,22 @@ QUOTA_EXCEEDED = "https://iana.org/assignments/http-problem-types#quota-exceeded
 View = Callable[[Key, Allowance], dict[str, object]]
 
 
-class KeyLimitReached(Exception):
-    """The user already has as many live keys as allowed."""
-
-
 def create_key(user: User, name: str, type: str, tier: str = DEFAULT_TIER) -> tuple[ApiKey, str]:
     """Store a new key; the second value is the key itself, which exists nowhere else.
 
-    Raises KeyLimitReached.
+    Raises accounts.Invalid.
     """
+    accounts.check(name=name)
+    if type not in PREFIXES:
+        raise accounts.Invalid(type="Choose Development or Production.")
     key_id, secret = _random(ID_LENGTH), _random(SECRET_LENGTH)
     key = f"{PREFIXES[type]}{key_id}_{secret}"
     key += checksum(key)
-    with models.database.atomic():
-        if models.live_keys(user).count() >= models.MAX_LIVE_KEYS:
-            raise KeyLimitReached(f"There are {models.MAX_LIVE_KEYS} live keys already.")
-        row = ApiKey(id=key_id, user=user, name=name, type=type, tier=tier, digest=digest(key))
+    row = ApiKey(id=key_id, user=user, name=name, type=type, tier=tier, digest=digest(key))
+    with models.database.connection_context(), models.database.atomic():
+        if models.live_keys(user).count() >= MAX_LIVE_KEYS:
+            full = f"There are {MAX_LIVE_KEYS} live keys already. Revoke one first."
+            raise accounts.Invalid(name=full)
         row.save(force_insert=True)
     return row, key
 
@@ -68,8 +70,8 @@ def _random(length: int) -> str:
 class Guard:
     """Checks keys and spends their allowance, remembering the keys it has seen.
 
-    A remembered key is trusted until `forget`, which the background calls within a second of any
-    change to the key, or for all keys when it cannot see the changes.
+    A remembered key is trusted until it is forgotten, which the background does within a second
+    of any change to the key, and to all keys when it cannot see the changes.
     """
 
     def __init__(self, quotas: Mapping[str, Quota], limiter: Limiter) -> None:
@@ -80,10 +82,10 @@ class Guard:
     def check(self, presented: str | None) -> Key:
         """The live key that was presented; raises Problem 401, or DatabaseError."""
         if not presented:
-            raise Problem(401, "missing_api_key", "Send your API key in X-API-Key.", CHALLENGE)
+            raise Problem(401, "missing_api_key", "Send your key in X-API-Key.", headers=CHALLENGE)
         key = self.find(presented)
         if not key:
-            raise Problem(401, "invalid_api_key", "This API key is not valid.", CHALLENGE)
+            raise Problem(401, "invalid_api_key", "This API key is not valid.", headers=CHALLENGE)
         return key
 
     def find(self, presented: str) -> Key | None:
@@ -92,49 +94,41 @@ class Guard:
         key = self._known.get(key_id) or self._look_up(key_id, presented)
         return key if key and compare_digest(key.digest, digest(presented)) else None
 
-    def spend(self, key: Key) -> Allowance:
-        """Count one request of the key; raises Problem 429, or DatabaseError."""
-        allowance = self.limiter.hit(key.id, self.quota(key.tier))
-        request.environ[ALLOWANCE] = allowance
-        if not allowance.accepted:
-            raise _rate_limited(allowance)
-        return allowance
-
-    def peek(self, key_id: str, tier: str) -> Allowance:
-        """What `spend` would answer, with nothing counted."""
-        return self.limiter.peek(key_id, self.quota(tier))
-
-    def quota(self, tier: str) -> Quota:
-        return self._quotas.get(tier) or self._quotas[DEFAULT_TIER]
-
-    def forget(self, key_id: str | None = None) -> None:
-        if key_id is None:
-            self._known.clear()
-        else:
-            self._known.pop(key_id, None)
-
     def _look_up(self, key_id: str, presented: str) -> Key | None:
         if checksum(presented[:-CHECKSUM_LENGTH]) != presented[-CHECKSUM_LENGTH:]:
             return None
         key = models.find_key(key_id)
         if key:
             if len(self._known) >= REMEMBERED_KEYS:
-                self.forget()
+                self.forget_all()
             self._known[key_id] = key
         return key
 
+    def forget(self, key_id: str) -> None:
+        self._known.pop(key_id, None)
 
-def _rate_limited(allowance: Allowance) -> Problem:
-    limit, tier = allowance.quota.limit, allowance.quota.tier
-    detail = f"All {limit} requests of this window are used up."
-    members = {"type": QUOTA_EXCEEDED, "violated-policies": [tier]}
-    members["reset_time"] = clock.date_time(allowance.reset)
-    retry = {"Retry-After": str(allowance.seconds_left)}
-    return Problem(429, "rate_limited", detail, retry, **members)
+    def forget_all(self) -> None:
+        self._known.clear()
+
+    def allowance(self, key: Key | ApiKey, cost: int = 0) -> Allowance:
+        """What is left to the key, less the cost of a request; raises DatabaseError."""
+        quota = self._quotas.get(key.tier) or self._quotas[DEFAULT_TIER]
+        return self.limiter.hit(key.id, quota, cost)
+
+    def spend(self, key: Key, cost: int = 1) -> Allowance:
+        """Count this request; raises Problem 429, or DatabaseError."""
+        request.environ[ALLOWANCE] = allowance = self.allowance(key, cost)
+        if allowance.accepted:
+            return allowance
+        (tier, limit, _), reset = allowance.quota, clock.date_time(allowance.reset)
+        detail = f"All {limit} requests of this window are used up."
+        retry = {"Retry-After": str(allowance.seconds_left)}
+        members = {"type": QUOTA_EXCEEDED, "violated-policies": [tier], "reset_time": reset}
+        raise Problem(429, "rate_limited", detail, headers=retry, **members)
 
 
-def guard(app: Flask | None = None) -> Guard:
-    found: Guard = (app or current_app).extensions["guard"]
+def guard() -> Guard:
+    found: Guard = current_app.extensions["guard"]
     return found
 
 

@@ -1,17 +1,13 @@
 """What happens twice a second beside the requests: counts are saved, changed keys forgotten."""
 
-import time
-
 import gevent
 from flask import Flask
 from gevent.event import Event
 from peewee import SqliteDatabase
 
-from auth import guard
+import models
 from channel import REVOKED
-from models import OPTIONS, outage
 from ratelimit import Spent
-from sockets import crowd
 
 SYNC_SECONDS = 0.5
 HOUR = 3600
@@ -32,49 +28,45 @@ class Background:
     """Keeps memory and database in step, over a connection of its own."""
 
     def __init__(self, app: Flask) -> None:
-        self._guard, self._crowd = guard(app), crowd(app)
-        self._database = SqliteDatabase(app.extensions["settings"].database, **OPTIONS)
-        self._seen_until = int(time.time())
-        self._stopping = Event()
+        self._guard, self._crowd = app.extensions["guard"], app.extensions["crowd"]
+        self._database = SqliteDatabase(app.extensions["settings"].database, **models.OPTIONS)
+        self._seen_until = models.now()
+        self.stopping = Event()
 
     def run(self) -> None:
-        """Sync until `stop`, and then once more."""
-        while not self._stopping.wait(SYNC_SECONDS):
+        """Sync until `stopping`, and then once more."""
+        while not self.stopping.wait(SYNC_SECONDS):
             self.sync()
         self.sync()
 
-    def stop(self) -> None:
-        self._stopping.set()
-
     def sync(self) -> None:
-        """Learn what changed and save what was counted, or else keep it and say so once."""
-        spent = self._guard.limiter.take_unsaved()
+        """Save what was counted and learn what changed, or else say once that it failed."""
+        spent = self._guard.limiter.unsaved()
         # In a real thread: whatever the database makes it wait for, no greenlet waits with it.
-        result = gevent.get_hub().threadpool.apply(self._exchange, (spent,))
-        if isinstance(result, Exception):
-            self._guard.limiter.put_back(spent)
-            self._guard.forget()  # or a revoked key would go unnoticed
-            outage.began(result)
-            return
-        outage.ended()
-        for key_id, revoked_at in result:
+        changes, error = gevent.get_hub().threadpool.apply(self._exchange, (spent,))
+        models.outage.note(error)
+        if error:
+            self._guard.forget_all()  # or a revoked key might go unnoticed
+        else:
+            self._guard.limiter.saved(spent)
+        for key_id, revoked_at in changes:
             self._guard.forget(key_id)
             if revoked_at:
-                self._crowd.end(key_id, REVOKED)
+                self._crowd.end(REVOKED, key_id)
 
-    def _exchange(self, spent: list[Spent]) -> list[tuple[str, int | None]] | Exception:
-        """Save counts, all or none, and read changes: id and revoked_at of each key."""
-        now = int(time.time())
+    def _exchange(self, spent: list[Spent]) -> tuple[list[tuple[str, int]], Exception | None]:
+        """Save counts, all or none; the answer is the id and revoked_at of each changed key."""
+        now, changes = models.now(), []
         try:
             with self._database.connection_context():
-                if spent:
-                    self._save(spent, now)
                 since = self._seen_until - LATELY_SECONDS
                 changes = self._database.execute_sql(CHANGED_KEYS, (since,)).fetchall()
+                if spent:  # last, because what is saved must not fail afterwards
+                    self._save(spent, now)
             self._seen_until = now
-            return list(changes)
         except Exception as error:  # returned, because gevent prints what a thread raises
-            return error
+            return changes, error
+        return changes, None
 
     def _save(self, spent: list[Spent], now: int) -> None:
         """A request counts for the hour in which it is saved, half a second late."""

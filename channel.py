@@ -1,4 +1,4 @@
-"""One open WebSocket (RFC 6455): whole messages, back-pressure, pings, a clean close.
+"""One WebSocket (RFC 6455): handshake, whole messages, back-pressure, pings, a clean close.
 
 flask-sock accepts a connection; from then on one greenlet reads and answers it here, with wsproto
 for the frames. The reader thread of simple-websocket never starts: it would queue without bound,
@@ -8,10 +8,12 @@ write beside the handler without a lock, and cost a second greenlet per socket.
 import json
 import math
 import os
+import re
 import socket
 import time
 from collections.abc import Iterator
 from types import SimpleNamespace
+from typing import Any
 
 import gevent
 from simple_websocket import Server
@@ -19,6 +21,9 @@ from wsproto import events
 from wsproto.frame_protocol import FrameProtocol
 from wsproto.utilities import LocalProtocolError
 
+from problems import BAD_HANDSHAKE, UPGRADE, Problem
+
+NONCE = re.compile("[A-Za-z0-9+/]{22}==")  # 16 bytes in base64
 MAX_MESSAGE_BYTES = 65_536
 READ_BYTES = 16_384
 PING_SECONDS = 25
@@ -39,6 +44,28 @@ class Closed(gevent.GreenletExit):
         self.code, self.reply = code, reply
 
 
+def negotiate(environ: dict[str, Any]) -> None:
+    """Check the handshake (part 4.2.1), then leave wsproto no header to stumble over.
+
+    It gets no extension to agree to either: compression costs 100 KiB a socket. Raises Problem 400
+    or 426.
+    """
+    version, nonce, host = (
+        environ.get(f"HTTP_{name}", "")
+        for name in ("SEC_WEBSOCKET_VERSION", "SEC_WEBSOCKET_KEY", "HOST")
+    )
+    if version not in ("", "13"):
+        raise Problem(426, headers=UPGRADE)
+    request_line = (environ["REQUEST_METHOD"], environ["SERVER_PROTOCOL"])
+    sound = version and NONCE.fullmatch(nonce) and host and host.isascii()
+    if not sound or request_line != ("GET", "HTTP/1.1"):
+        raise Problem(400, *BAD_HANDSHAKE)
+    for name in [name for name in environ if name.startswith("HTTP_")]:
+        del environ[name]
+    headers = UPGRADE | {"Host": "localhost", "Sec-WebSocket-Key": nonce}
+    environ |= {f"HTTP_{name.upper().replace('-', '_')}": headers[name] for name in headers}
+
+
 def frame(**message: str) -> bytes:
     """The JSON text message as the bytes on the wire; a server's are the same for every client."""
     payload = json.dumps(message, ensure_ascii=False)
@@ -51,8 +78,7 @@ class Channel:
     def __init__(self, server: Server) -> None:
         self._sock, self._wire = server.sock, server.ws
         self._greenlet = gevent.getcurrent()
-        self._parts: list[str] = []
-        self._size = 0
+        self._message, self._size = "", 0
         self._sending = False
         self._ping_at = time.monotonic() + PING_SECONDS
         self._answer_by = math.inf
@@ -121,13 +147,12 @@ class Channel:
     def _take(self, event: events.Event) -> Iterator[str]:
         match event:
             case events.TextMessage():
-                if event.data:
-                    self._parts.append(event.data)
-                    self._size += len(event.data.encode())
+                self._message += event.data
+                self._size += len(event.data.encode())
                 if self._size > MAX_MESSAGE_BYTES:
                     raise Closed(TOO_BIG)
                 if event.message_finished:
-                    text, self._parts, self._size = "".join(self._parts), [], 0
+                    text, self._message, self._size = self._message, "", 0
                     yield text
             case events.BytesMessage():
                 raise Closed(NOT_TEXT)

@@ -22,15 +22,10 @@ from gunicorn.workers.ggevent import GeventWorker
 import settings
 
 GOODBYE_SECONDS = 1.5  # for requests under way, before a stop closes idle connections
-WORKERS = 1  # each would count for itself: two would double every allowance
 
 
 class Worker(GeventWorker):
     """gunicorn's gevent worker with fair turns, a background, and a stop that loses nothing."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.idle: set[Any] = set()  # gevent sockets
 
     def load_wsgi(self) -> None:
         try:
@@ -45,6 +40,7 @@ class Worker(GeventWorker):
         # Asked again for a connection that came just before the stop, it would be closed already.
         address = self.sockets[0].getsockname()
         self.listener = SimpleNamespace(getsockname=lambda: address)
+        self.clients: set[Any] = set()  # gevent sockets
         gc.freeze()  # what was made until now stays: no need to look at it again and again
         background = Background(self.wsgi)
         saving = gevent.spawn(background.run)
@@ -52,19 +48,19 @@ class Worker(GeventWorker):
         try:
             super().run()
         finally:
-            background.stop()
+            background.stopping.set()
             saving.join(timeout=GOODBYE_SECONDS)
 
     def say_goodbye(self) -> None:
-        """Once the worker is to stop, close the sockets, and later the idle connections."""
-        from sockets import crowd
-
+        """Once the worker is to stop, close the WebSockets, and later the idle connections."""
         while self.alive:
             gevent.sleep(0.1)
-        crowd(self.wsgi).end_all()
+        crowd = self.wsgi.extensions["crowd"]
+        crowd.limit = 0  # let no more in
+        crowd.end(1001)
         gevent.sleep(GOODBYE_SECONDS)
-        for client in self.idle:
-            with suppress(OSError):
+        for client in self.clients:
+            with suppress(OSError):  # whose answer is under way still gets it
                 client._sock.shutdown(socket.SHUT_RD)  # gevent's own would raise in the reader
 
     def handle_quit(self, sig: int, frame: object) -> None:
@@ -72,20 +68,18 @@ class Worker(GeventWorker):
         self.handle_exit(sig, frame)
 
     def handle(self, listener: Any, client: Any, addr: Any) -> None:
-        self.idle.add(client)
+        self.clients.add(client)
         try:
             super().handle(self.listener, client, addr)
         finally:
-            self.idle.discard(client)
+            self.clients.discard(client)
 
     def handle_request(self, listener_name: Any, req: Any, sock: Any, addr: Any) -> None:
-        self.idle.discard(sock)
         answer = Answer(sock)
         try:
             super().handle_request(listener_name, req, answer, addr)
         finally:
             answer.flush()
-            self.idle.add(sock)
         gevent.sleep(0)  # a busy connection would keep the turn as long as it has requests
 
 
@@ -93,18 +87,15 @@ class Answer:
     """A socket that sends an answer in one piece; gunicorn would send head and body each alone."""
 
     def __init__(self, sock: Any) -> None:
-        self.unbuffered = sock
-        self._parts: list[bytes] = []
+        self._sock, self._parts = sock, list[bytes]()
         self.sendall = self._parts.append
 
     def flush(self) -> None:
-        data = b"".join(self._parts)
-        sent = self.unbuffered.send(data) if data else 0
-        if sent < len(data):
-            self.unbuffered.sendall(data[sent:])
+        if self._parts:
+            self._sock.sendall(b"".join(self._parts))
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self.unbuffered, name)
+        return getattr(self._sock, name)
 
 
 class Redacting(logging.Formatter):
@@ -133,7 +124,7 @@ class Log(Logger):
 
 
 def on_starting(server: Arbiter) -> None:
-    if server.cfg.workers != WORKERS:
+    if server.cfg.workers != 1:
         raise settings.SettingsError(
             f"--workers {server.cfg.workers} is not possible: each would count for itself"
         )
@@ -143,11 +134,11 @@ def when_ready(server: Arbiter) -> None:
     address, database = ", ".join(map(str, server.LISTENERS)), service.database
     tiers = ", ".join(f"{q.tier} {q.limit} per {q.seconds} s" for q in service.quotas.values())
     server.log.info("serving %s, database %s, 1 worker, tiers: %s", address, database, tiers)
-    if service.web_concurrency != WORKERS:
+    if service.web_concurrency != 1:
         server.log.warning("WEB_CONCURRENCY is ignored: each worker would count for itself")
     if service.platform:
-        hint = "%s loses %s at every restart unless it is on a mounted volume; see DATABASE_URL"
-        server.log.warning(hint, service.platform, database)
+        hint = "%s is set, and platforms lose %s at every restart unless it is on a mounted volume"
+        server.log.warning(hint + "; see DATABASE_URL", service.platform, database)
 
 
 @lru_cache(maxsize=1)
@@ -171,7 +162,7 @@ if not service.secret_key:
 wsgi_app = "app:create_app()"
 bind = f"0.0.0.0:{service.port}"
 worker_class = Worker
-workers = WORKERS
+workers = 1
 logger_class = Log
 access_log_format = '%(h)s "%(m)s %(U)s" %(s)s %(B)s %(L)ss'  # no query, no referrer: no keys
 # Well above the sockets: clients beyond it would hang. Well below the files: so would everything.

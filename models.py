@@ -13,7 +13,6 @@ from settings import Settings, SettingsError
 
 log = logging.getLogger(__name__)
 
-MAX_LIVE_KEYS = 25
 OPTIONS = {
     "autoconnect": False,  # a query outside a connection_context is a mistake: fail loudly
     "lock_type": "IMMEDIATE",  # read-then-write loses nothing when two processes do it
@@ -116,7 +115,7 @@ def change_key(key_id: str, **changes: object) -> bool:
 
 def find_key(key_id: str) -> Key | None:
     """The live key with this id; raises DatabaseError."""
-    columns = "id, user_id, name, type, tier, digest"
+    columns = ", ".join(Key._fields)
     row = _row(f"SELECT {columns} FROM api_key WHERE id = ? AND revoked_at IS NULL", key_id)
     return Key(*row) if row else None
 
@@ -136,18 +135,15 @@ def _row(query: str, key_id: str) -> tuple[Any, ...] | None:
 class Outage:
     """Says once that the database went away, and once that it is back."""
 
-    def __init__(self) -> None:
-        self._ongoing = False
+    ongoing = False
 
-    def began(self, error: Exception) -> None:
-        if not self._ongoing:
+    def note(self, error: Exception | None) -> None:
+        """Tell how the database was just found: failing, or well (None)."""
+        if error and not self.ongoing:
             log.error("database unavailable: %s", error)
-        self._ongoing = True
-
-    def ended(self) -> None:
-        if self._ongoing:
+        elif self.ongoing and not error:
             log.warning("database available again")
-        self._ongoing = False
+        self.ongoing = bool(error)
 
 
 outage = Outage()

@@ -7,6 +7,7 @@ limiter.hit("some key", Quota("free", limit=1000, seconds=3600)).remaining
 import math
 import re
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable
 from threading import Lock
 from typing import NamedTuple
@@ -14,7 +15,6 @@ from typing import NamedTuple
 UNITS = {"second": 1, "minute": 60, "hour": 3600, "day": 86400}
 QUOTA = re.compile(r"([a-z][a-z0-9_-]{0,31})=([1-9][0-9]{0,11})/(second|minute|hour|day)")
 DEFAULT_TIER = "free"
-IDLE_SECONDS = 60  # a counter is dropped this long after its window ended
 SWEEP_SIZE = 1000  # fewer counters than this are not worth a sweep
 
 
@@ -45,12 +45,7 @@ class Usage(NamedTuple):
     used: int = 0
 
 
-class Spent(NamedTuple):
-    """Requests counted for a key since they were last taken, and where that led."""
-
-    key: str
-    requests: int
-    usage: Usage
+Spent = tuple[str, int, Usage]  # a key, its requests that are not yet saved, where they led
 
 
 def parse_quotas(text: str) -> dict[str, Quota]:
@@ -72,8 +67,8 @@ def parse_quotas(text: str) -> dict[str, Quota]:
 class Limiter:
     """Counts requests per key in windows on UTC boundaries; safe for threads and greenlets.
 
-    `load` brings back what an earlier process counted for a key. With it, counts are kept until
-    `take_unsaved` hands them over; without it, they live and die with their window.
+    `load` brings back what an earlier process counted for a key. With it, counts are `unsaved`
+    until `saved` says otherwise; without it, they live and die with their window.
     """
 
     def __init__(
@@ -81,11 +76,11 @@ class Limiter:
     ) -> None:
         self._load, self._clock, self._lock = load, clock, Lock()
         self._usage: dict[str, Usage] = {}
-        self._unsaved: dict[str, int] = {}
+        self._unsaved: Counter[str] = Counter()
         self._sweep_at = SWEEP_SIZE
 
     def hit(self, key: str, quota: Quota, cost: int = 1) -> Allowance:
-        """Count one request, unless the allowance of the current window is used up."""
+        """Count a request, unless the allowance of the window is used up; a cost of 0 only asks."""
         # Outside the lock, because loading may wait for a database.
         known = self._usage.get(key) or (self._load(key) if self._load else Usage())
         now = self._clock()
@@ -96,34 +91,28 @@ class Limiter:
             accepted = used < quota.limit
             if accepted and cost:
                 total, used = total + cost, used + cost
-                self._keep(key, Usage(total, reset, used), cost, now)
+                self._usage[key] = Usage(total, reset, used)
+                if self._load:
+                    self._unsaved[key] += cost
+                if len(self._usage) >= self._sweep_at:
+                    self._sweep(now)
         remaining = max(0, quota.limit - used)
         return Allowance(quota, accepted, remaining, reset, math.ceil(reset - now), total)
 
-    def peek(self, key: str, quota: Quota) -> Allowance:
-        """The same answer, with nothing counted."""
-        return self.hit(key, quota, cost=0)
-
-    def take_unsaved(self) -> list[Spent]:
-        """What was counted since the last call; `put_back` it if it could not be saved."""
+    def unsaved(self) -> list[Spent]:
         with self._lock:
-            unsaved, self._unsaved = self._unsaved, {}
-            return [Spent(key, requests, self._usage[key]) for key, requests in unsaved.items()]
+            return [(key, requests, self._usage[key]) for key, requests in self._unsaved.items()]
 
-    def put_back(self, spent: Iterable[Spent]) -> None:
+    def saved(self, spent: Iterable[Spent]) -> None:
+        """What `unsaved` told is safe now; what was counted since then is still to be saved."""
         with self._lock:
-            for key, requests, usage in spent:
-                self._unsaved[key] = self._unsaved.get(key, 0) + requests
-                self._usage.setdefault(key, usage)
+            self._unsaved -= Counter({key: requests for key, requests, _ in spent})
 
-    def _keep(self, key: str, usage: Usage, cost: int, now: float) -> None:
-        self._usage[key] = usage
-        if self._load:
-            self._unsaved[key] = self._unsaved.get(key, 0) + cost
-        if len(self._usage) >= self._sweep_at:  # doubling keeps the cost of a request constant
-            self._usage = {
-                key: usage
-                for key, usage in self._usage.items()
-                if key in self._unsaved or usage.reset + IDLE_SECONDS > now
-            }
-            self._sweep_at = max(SWEEP_SIZE, 2 * len(self._usage))
+    def _sweep(self, now: float) -> None:
+        """Drop ended windows, at doubling sizes: so the cost of a request stays constant."""
+        self._usage = {
+            key: usage
+            for key, usage in self._usage.items()
+            if key in self._unsaved or usage.reset > now
+        }
+        self._sweep_at = max(SWEEP_SIZE, 2 * len(self._usage))

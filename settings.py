@@ -9,12 +9,7 @@ from pathlib import Path
 
 from ratelimit import Quota, parse_quotas
 
-PLATFORMS = {
-    "DYNO": "Heroku",
-    "RENDER": "Render",
-    "FLY_APP_NAME": "Fly",
-    "RAILWAY_ENVIRONMENT": "Railway",
-}
+PLATFORMS = ("DYNO", "RENDER", "FLY_APP_NAME", "RAILWAY_ENVIRONMENT")
 SPARE_FILES = 256  # open files kept back from WebSockets: for requests, the database, logs
 SQLITE = "sqlite:///"
 
@@ -38,15 +33,12 @@ class Settings:
     max_sockets_per_caller: int
     signups: bool
     proxy_hops: int
-    platform: str | None
+    platform: str | None  # the variable that gave it away
     web_concurrency: int
 
 
 def load(environ: Mapping[str, str] = os.environ) -> Settings:
     """Read the settings; raises SettingsError on the first that is wrong."""
-    platform = next((name for variable, name in PLATFORMS.items() if environ.get(variable)), None)
-    if environ.get("REDIS_URL"):
-        raise SettingsError("REDIS_URL is not supported by this version; unset it")
 
     def integer(name: str, default: int, low: int, high: int = 10**6) -> int:
         text = environ.get(name) or str(default)
@@ -54,6 +46,8 @@ def load(environ: Mapping[str, str] = os.environ) -> Settings:
             raise SettingsError(f"{name} must be a whole number from {low} to {high}, not {text!r}")
         return int(text)
 
+    if environ.get("REDIS_URL"):
+        raise SettingsError("REDIS_URL is not supported by this version; unset it")
     signups = environ.get("SIGNUPS") or "open"
     if signups not in ("open", "closed"):
         raise SettingsError(f"SIGNUPS must be open or closed, not {signups!r}")
@@ -61,6 +55,7 @@ def load(environ: Mapping[str, str] = os.environ) -> Settings:
         quotas = parse_quotas(environ.get("RATE_LIMITS") or "free=1000/hour,pro=10000/hour")
     except ValueError as error:
         raise SettingsError(f"RATE_LIMITS: {error}") from None
+    platform = next(filter(environ.get, PLATFORMS), None)
     return Settings(
         port=integer("PORT", 8000, 1, 65535),
         database=_database(environ.get("DATABASE_URL") or f"{SQLITE}demo.db"),

@@ -1,6 +1,7 @@
 """What people may call themselves, and that a password is kept as nothing but its hash."""
 
 import secrets
+import time
 
 import gevent
 import pytest
@@ -210,6 +211,7 @@ def test_others_go_on_while_a_password_is_verified(user: User, password: str) ->
 
 def test_when_too_many_passwords_wait_the_next_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(accounts, "PATIENCE_SECONDS", 0.01)
-    with accounts.HASHING, pytest.raises(ServiceUnavailable) as told:
+    accounts.HASHING.spawn(time.sleep, 0.2)
+    with pytest.raises(ServiceUnavailable) as told:
         accounts.verify_password(None, "a password")
     assert told.value.retry_after

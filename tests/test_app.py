@@ -13,11 +13,11 @@ from flask import Flask, request
 from flask.testing import FlaskClient
 
 import app as service
-import auth
 import models
 import settings
 from conftest import NewKey
 from models import User
+from ratelimit import Limiter, Quota
 from serving import SETTINGS
 from settings import Settings
 
@@ -68,7 +68,8 @@ def parsed(text: object) -> datetime:
 
 
 def spent(app: Flask, key: str) -> int:
-    return auth.guard(app).peek(key[8:16], "free").total
+    limiter: Limiter = app.extensions["guard"].limiter
+    return limiter.hit(key[8:16], Quota("free", 1000, 3600), cost=0).total
 
 
 # Bodies

@@ -14,7 +14,8 @@ from werkzeug.test import TestResponse
 
 import auth
 import models
-from auth import Guard, KeyLimitReached
+from accounts import Invalid
+from auth import Guard
 from conftest import NewKey
 from models import ApiKey, User
 from problems import Problem
@@ -27,14 +28,15 @@ BODY = slice(8, 16), slice(17, 49)  # where the id is, and the secret
 
 @pytest.fixture
 def guard(app: Flask) -> Guard:
-    return auth.guard(app)
+    found: Guard = app.extensions["guard"]
+    return found
 
 
 @pytest.fixture
 def clock(app: Flask) -> list[float]:
     """The limiter's time: `clock[0]`."""
     now: list[float] = [NOON]
-    auth.guard(app).limiter = Limiter(models.load_usage, clock=lambda: now[0])
+    app.extensions["guard"].limiter = Limiter(models.load_usage, clock=lambda: now[0])
     return now
 
 
@@ -123,7 +125,7 @@ def test_the_database_holds_a_digest_and_no_secret(key: str, tmp_path: Path) -> 
 def test_twenty_five_live_keys_are_enough(new_key: NewKey, guard: Guard) -> None:
     for _ in range(25):
         new_key()
-    with pytest.raises(KeyLimitReached, match="There are 25 live keys already"):
+    with pytest.raises(Invalid, match="There are 25 live keys already"):
         new_key()
     with models.database.connection_context():
         assert ApiKey.select().count() == 25
@@ -287,7 +289,7 @@ def test_all_keys_can_be_forgotten(guard: Guard, new_key: NewKey) -> None:
     for key in keys:
         guard.check(key)
         revoke_elsewhere(key)
-    guard.forget()
+    guard.forget_all()
     assert [guard.find(key) for key in keys] == [None, None]
 
 
@@ -354,7 +356,7 @@ def test_bad_keys_spend_nothing_of_the_good_one(
     for mutate in MUTATIONS.values():
         guard.find(mutate(key))
     ask(client, key[:-1] + other(key[-1]))
-    assert guard.peek(key[8:16], "free").total == 0
+    assert guard.limiter.hit(key[8:16], Quota("free", 1000, 3600), cost=0).total == 0
 
 
 def test_every_good_answer_carries_both_header_families(

@@ -13,14 +13,12 @@ from flask import Flask
 from flask.testing import FlaskClient
 
 import app as service
-import auth
 import models
 from background import Background
 from channel import REVOKED
 from conftest import NewKey
 from models import HourlyUsage, KeyUsage, Outage
 from settings import Settings
-from sockets import crowd
 
 NOON = 1_795_262_400  # 2026-11-21T12:00:00Z
 HOUR = 3600
@@ -34,8 +32,7 @@ def now(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     """The time, for the background and for whoever changes a key: `now.moment`."""
     now = SimpleNamespace(moment=NOON)
     clock = SimpleNamespace(time=lambda: now.moment)
-    for module in ("background", "models"):
-        monkeypatch.setattr(f"{module}.time", clock)
+    monkeypatch.setattr(models, "time", clock)
     return now
 
 
@@ -43,8 +40,7 @@ def now(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
 def outage(monkeypatch: pytest.MonkeyPatch) -> Outage:
     """Nothing was said about any outage yet."""
     outage = Outage()
-    for module in ("background", "models"):
-        monkeypatch.setattr(f"{module}.outage", outage)
+    monkeypatch.setattr(models, "outage", outage)
     return outage
 
 
@@ -69,7 +65,7 @@ def another(app: Flask, tmp_path: Path) -> Iterator[sqlite3.Connection]:
 
 def stand_still(app: Flask) -> None:
     """From now on it is noon for the limiter, however long the test takes."""
-    auth.guard(app).limiter._clock = lambda: NOON
+    app.extensions["guard"].limiter._clock = lambda: NOON
 
 
 def lock(connection: sqlite3.Connection) -> None:
@@ -172,17 +168,17 @@ def test_what_was_used_of_a_window_survives_into_a_new_app(
     key_id, quota = new_key(tier="five")[8:16], config.quotas["five"]
     stand_still(app)
     for _ in range(5):
-        auth.guard(app).limiter.hit(key_id, quota)
+        app.extensions["guard"].limiter.hit(key_id, quota)
     background.sync()
     models.database.close_all()
     successor = service.create_app(config)
     stand_still(successor)
-    assert not auth.guard(successor).limiter.hit(key_id, quota).accepted
+    assert not successor.extensions["guard"].limiter.hit(key_id, quota).accepted
 
 
 def test_stop_saves_once_more(background: Background, ask: Ask, key: str) -> None:
     ask(key)
-    background.stop()
+    background.stopping.set()
     background.run()
     assert saved_total(key) == 1
 
@@ -192,7 +188,7 @@ def test_run_goes_on_until_it_is_stopped(background: Background, ask: Ask, key: 
     gevent.sleep(0)
     assert not running.ready()
     ask(key)
-    background.stop()
+    background.stopping.set()
     running.get(timeout=5)
     assert saved_total(key) == 1
 
@@ -283,6 +279,17 @@ def test_key_revoked_while_counts_cannot_be_saved_is_refused(
     assert ask(key) == 401
 
 
+def test_what_fails_after_nothing_was_saved_saves_nothing_twice(
+    background: Background, ask: Ask, key: str, another: sqlite3.Connection
+) -> None:
+    ask(key)
+    another.execute("ALTER TABLE api_key RENAME TO away")
+    background.sync()
+    another.execute("ALTER TABLE away RENAME TO api_key")
+    background.sync()
+    assert saved_total(key) == 1
+
+
 # Changes
 
 
@@ -366,19 +373,31 @@ def test_only_revocation_ends_the_sockets_of_a_key(
     background: Background, app: Flask, key: str, changes: dict[str, object], code: int | None
 ) -> None:
     channel = Channel()
-    with crowd(app).member(key[8:16], channel):  # type: ignore[arg-type]
-        change_elsewhere(key, **changes)
-        background.sync()
+    app.extensions["crowd"].callers[channel] = key[8:16]
+    change_elsewhere(key, **changes)
+    background.sync()
     assert channel.code == code
+
+
+def test_revocation_ends_sockets_though_counts_cannot_be_saved(
+    background: Background, app: Flask, ask: Ask, key: str, another: sqlite3.Connection
+) -> None:
+    channel = Channel()
+    app.extensions["crowd"].callers[channel] = key[8:16]
+    another.execute("ALTER TABLE hourly_usage RENAME TO away")
+    ask(key)
+    change_elsewhere(key, revoked_at=NOON)
+    background.sync()
+    assert channel.code == REVOKED
 
 
 def test_revocation_ends_no_socket_of_another_key(
     background: Background, app: Flask, key: str
 ) -> None:
     channel = Channel()
-    with crowd(app).member("another", channel):  # type: ignore[arg-type]
-        change_elsewhere(key, revoked_at=NOON)
-        background.sync()
+    app.extensions["crowd"].callers[channel] = "another"
+    change_elsewhere(key, revoked_at=NOON)
+    background.sync()
     assert channel.code is None
 
 

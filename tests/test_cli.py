@@ -11,7 +11,6 @@ from flask import Flask
 from flask.testing import FlaskCliRunner
 
 import accounts
-import auth
 import models
 from conftest import NewKey
 from models import ApiKey, KeyUsage, User
@@ -145,7 +144,7 @@ def test_key_create_prints_the_key_alone(
 ) -> None:
     printed = done(create_key(cli, "ada", "ci", "--type", type))
     assert re.fullmatch(rf"sk_{prefix}_\w{{8}}_\w{{38}}\n", printed)
-    found = auth.guard(app).find(printed.rstrip("\n"))
+    found = app.extensions["guard"].find(printed.rstrip("\n"))
     assert found
     assert (found.user_id, found.name, found.type, found.tier) == (ada.id, "ci", type, "free")
 
@@ -191,7 +190,7 @@ def test_key_create_refuses_the_twenty_sixth(
     for _ in range(25):
         new_key()
     result = create_key(cli, "ada", "ci", "--type", "production")
-    assert refused(result) == "There are 25 live keys already."
+    assert refused(result) == "name: There are 25 live keys already. Revoke one first."
 
 
 # Listing keys
@@ -243,7 +242,7 @@ def test_key_tier_refuses_one_that_is_not_listed(cli: FlaskCliRunner, key: str) 
 
 def test_key_revoke_is_for_good(app: Flask, cli: FlaskCliRunner, key: str) -> None:
     assert done(cli.invoke(args=["key", "revoke", key[8:16]])) == ""
-    assert auth.guard(app).find(key) is None
+    assert app.extensions["guard"].find(key) is None
 
 
 def test_changes_leave_their_time_for_running_servers(cli: FlaskCliRunner, key: str) -> None:

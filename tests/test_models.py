@@ -223,28 +223,28 @@ def test_look_up_leaves_no_connection_open(app: Flask, look_up: object) -> None:
 
 def test_outage_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
     outage = Outage()
-    outage.began(OSError("locked"))
-    outage.began(OSError("locked"))
+    outage.note(OSError("locked"))
+    outage.note(OSError("locked"))
     assert caplog.record_tuples == [("models", logging.ERROR, "database unavailable: locked")]
 
 
 def test_end_of_an_outage_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
     outage = Outage()
-    outage.began(OSError("locked"))
+    outage.note(OSError("locked"))
     caplog.clear()
-    outage.ended()
-    outage.ended()
+    outage.note(None)
+    outage.note(None)
     assert caplog.record_tuples == [("models", logging.WARNING, "database available again")]
 
 
 def test_without_an_outage_nothing_is_told(caplog: pytest.LogCaptureFixture) -> None:
-    Outage().ended()
+    Outage().note(None)
     assert not caplog.records
 
 
 def test_second_outage_is_told_again(caplog: pytest.LogCaptureFixture) -> None:
     outage = Outage()
-    outage.began(OSError("locked"))
-    outage.ended()
-    outage.began(OSError("gone"))
+    outage.note(OSError("locked"))
+    outage.note(None)
+    outage.note(OSError("gone"))
     assert "database unavailable: gone" in caplog.text

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from ratelimit import IDLE_SECONDS, SWEEP_SIZE, Limiter, Quota, Spent, Usage, parse_quotas
+from ratelimit import SWEEP_SIZE, Limiter, Quota, Spent, Usage, parse_quotas
 
 NOON = 1_795_262_400  # a Saturday in November 2026, 12:00:00 UTC
 FIVE = Quota("five", 5, 60)
@@ -44,7 +44,7 @@ def saved() -> dict[str, Usage]:
 
 @pytest.fixture
 def saving(clock: Clock, saved: dict[str, Usage]) -> Limiter:
-    """Counts that continue what was saved, and are kept until they are taken."""
+    """Counts that continue what was saved, and are kept until they are saved."""
     return Limiter(lambda key: saved.get(key, Usage()), clock)
 
 
@@ -136,27 +136,26 @@ def test_a_window_starts_at_its_boundary_not_at_the_first_request(
 # Looking without counting
 
 
-def test_peek_counts_nothing(limiter: Limiter) -> None:
+def test_a_cost_of_nothing_counts_nothing(limiter: Limiter) -> None:
     limiter.hit("ada", FIVE)
-    assert (
-        limiter.peek("ada", FIVE) == limiter.peek("ada", FIVE) == (FIVE, True, 4, NOON + 60, 60, 1)
-    )
+    for _ in range(2):
+        assert limiter.hit("ada", FIVE, cost=0) == (FIVE, True, 4, NOON + 60, 60, 1)
 
 
-def test_peek_at_a_used_up_key_says_so(limiter: Limiter) -> None:
+def test_asking_for_a_used_up_key_says_so(limiter: Limiter) -> None:
     use_up(limiter, FIVE)
-    assert not limiter.peek("ada", FIVE).accepted
+    assert not limiter.hit("ada", FIVE, cost=0).accepted
 
 
-def test_peek_in_a_new_window_shows_the_whole_allowance(limiter: Limiter, clock: Clock) -> None:
+def test_asking_in_a_new_window_shows_the_whole_allowance(limiter: Limiter, clock: Clock) -> None:
     use_up(limiter, FIVE)
     clock.now += 60
-    assert limiter.peek("ada", FIVE).remaining == 5
+    assert limiter.hit("ada", FIVE, cost=0).remaining == 5
 
 
-def test_peek_leaves_nothing_to_save(saving: Limiter) -> None:
-    saving.peek("ada", FIVE)
-    assert saving.take_unsaved() == []
+def test_asking_leaves_nothing_to_save(saving: Limiter) -> None:
+    saving.hit("ada", FIVE, cost=0)
+    assert saving.unsaved() == []
 
 
 # Another tier
@@ -212,7 +211,7 @@ def test_what_fails_to_load_is_not_counted(clock: Clock) -> None:
     limiter = Limiter(load, clock)
     with pytest.raises(OSError, match="no database"):
         limiter.hit("ada", FIVE)
-    assert limiter.take_unsaved() == []
+    assert limiter.unsaved() == []
 
 
 def test_a_request_while_the_key_is_loading_is_counted_too(clock: Clock) -> None:
@@ -231,58 +230,51 @@ def test_a_request_while_the_key_is_loading_is_counted_too(clock: Clock) -> None
 # Saving
 
 
-def test_taken_is_what_was_counted_and_where_it_led(
+def test_unsaved_is_what_was_counted_and_where_it_led(
     saving: Limiter, saved: dict[str, Usage]
 ) -> None:
     saved["ada"] = Usage(total=40, reset=NOON + 60, used=1)
     saving.hit("ada", FIVE)
     saving.hit("ada", FIVE)
-    assert saving.take_unsaved() == [Spent("ada", 2, Usage(42, NOON + 60, 3))]
+    assert saving.unsaved() == [("ada", 2, Usage(42, NOON + 60, 3))]
 
 
-def test_taken_once_is_taken(saving: Limiter) -> None:
+def test_unsaved_stays_so_until_it_is_saved(saving: Limiter) -> None:
     saving.hit("ada", FIVE)
-    saving.take_unsaved()
-    assert saving.take_unsaved() == []
+    spent = saving.unsaved()
+    assert saving.unsaved() == spent
+    saving.saved(spent)
+    assert saving.unsaved() == []
 
 
-def test_taken_counts_still_limit(saving: Limiter) -> None:
+def test_counted_while_others_were_saved_is_unsaved(saving: Limiter) -> None:
+    saving.hit("ada", FIVE)
+    spent = saving.unsaved()
+    saving.hit("ada", FIVE)
+    saving.hit("bob", FIVE)
+    saving.saved(spent)
+    assert saving.unsaved() == [
+        ("ada", 1, Usage(2, NOON + 60, 2)),
+        ("bob", 1, Usage(1, NOON + 60, 1)),
+    ]
+
+
+def test_saved_counts_still_limit(saving: Limiter) -> None:
     use_up(saving, FIVE)
-    saving.take_unsaved()
+    saving.saved(saving.unsaved())
     assert not saving.hit("ada", FIVE).accepted
 
 
 def test_refused_requests_leave_nothing_to_save(saving: Limiter) -> None:
     use_up(saving, FIVE)
-    saving.take_unsaved()
+    saving.saved(saving.unsaved())
     saving.hit("ada", FIVE)
-    assert saving.take_unsaved() == []
-
-
-def test_put_back_is_taken_again(saving: Limiter) -> None:
-    saving.hit("ada", FIVE)
-    spent = saving.take_unsaved()
-    saving.put_back(spent)
-    assert saving.take_unsaved() == spent
-
-
-def test_put_back_adds_to_what_was_counted_meanwhile(saving: Limiter) -> None:
-    saving.hit("ada", FIVE)
-    spent = saving.take_unsaved()
-    saving.hit("ada", FIVE)
-    saving.put_back(spent)
-    assert saving.take_unsaved() == [Spent("ada", 2, Usage(2, NOON + 60, 2))]
-
-
-def test_put_back_spends_nothing(saving: Limiter) -> None:
-    saving.hit("ada", FIVE)
-    saving.put_back(saving.take_unsaved())
-    assert saving.peek("ada", FIVE).remaining == 4
+    assert saving.unsaved() == []
 
 
 def test_without_a_database_there_is_nothing_to_save(limiter: Limiter) -> None:
     limiter.hit("ada", FIVE)
-    assert limiter.take_unsaved() == []
+    assert limiter.unsaved() == []
 
 
 # Memory
@@ -313,26 +305,14 @@ def test_present_windows_are_never_dropped(limiter: Limiter) -> None:
     assert not limiter.hit("ada", FIVE).accepted
 
 
-def test_a_window_that_has_just_ended_is_kept_for_a_while(
-    saving: Limiter, clock: Clock, saved: dict[str, Usage]
-) -> None:
-    # So that a count taken but not yet in the database is not missed by a new load.
-    saving.hit("ada", FIVE)
-    saving.take_unsaved()
-    clock.now = NOON + 60 + IDLE_SECONDS - 1
-    for number in range(SWEEP_SIZE):
-        saving.hit(f"visitor {number}", FIVE)
-    assert saving.hit("ada", FIVE).total == 2
-
-
 def test_what_is_not_saved_is_never_dropped(saving: Limiter, clock: Clock) -> None:
     visit(saving, clock, 3 * SWEEP_SIZE)
-    assert len(saving.take_unsaved()) == 3 * SWEEP_SIZE
+    assert len(saving.unsaved()) == 3 * SWEEP_SIZE
 
 
 def test_once_saved_it_is_dropped(saving: Limiter, clock: Clock) -> None:
     visit(saving, clock, 3 * SWEEP_SIZE)
-    saving.take_unsaved()
+    saving.saved(saving.unsaved())
     clock.now += 1000
     for number in range(3 * SWEEP_SIZE):
         saving.hit(f"newcomer {number}", FIVE)
@@ -343,7 +323,9 @@ def test_a_dropped_key_goes_on_from_what_was_saved(
     saving: Limiter, clock: Clock, saved: dict[str, Usage]
 ) -> None:
     saving.hit("ada", FIVE)
-    saved |= {spent.key: spent.usage for spent in saving.take_unsaved()}
+    for key, _, usage in (spent := saving.unsaved()):
+        saved[key] = usage
+    saving.saved(spent)
     clock.now += 1000
     visit(saving, clock, SWEEP_SIZE)
     assert saving.hit("ada", FIVE).total == 2
@@ -377,15 +359,21 @@ def test_threads_together_get_the_allowance_and_no_more(saving: Limiter) -> None
     assert left == list(range(1000))
 
 
+def take(limiter: Limiter) -> list[Spent]:
+    spent = limiter.unsaved()
+    limiter.saved(spent)
+    return spent
+
+
 @pytest.mark.usefixtures("many_turns")
 def test_threads_lose_no_count_while_it_is_taken(saving: Limiter) -> None:
     taken: list[Spent] = []
     with ThreadPoolExecutor(8) as threads:
         for _ in range(800):
             threads.submit(saving.hit, Yielding("ada"), FREE)
-            taken += saving.take_unsaved()
-    taken += saving.take_unsaved()
-    assert sum(spent.requests for spent in taken) == 800
+            taken += take(saving)
+    taken += take(saving)
+    assert sum(requests for _, requests, _ in taken) == 800
 
 
 # Reading RATE_LIMITS

@@ -169,10 +169,10 @@ def test_settings_cannot_be_changed() -> None:
         load({}).port = 1  # type: ignore[misc]
 
 
-@pytest.mark.parametrize(("variable", "platform"), settings.PLATFORMS.items())
-def test_a_platform_stands_one_router_in_front(variable: str, platform: str) -> None:
+@pytest.mark.parametrize("variable", ["DYNO", "RENDER", "FLY_APP_NAME", "RAILWAY_ENVIRONMENT"])
+def test_a_platform_stands_one_router_in_front(variable: str) -> None:
     loaded = load({variable: "anything"})
-    assert (loaded.platform, loaded.proxy_hops) == (platform, 1)
+    assert (loaded.platform, loaded.proxy_hops) == (variable, 1)
 
 
 def test_a_platforms_routers_can_be_counted_otherwise() -> None:

@@ -1,6 +1,5 @@
 """Who gets a socket and how each ends, over a pair of sockets in this process."""
 
-import contextlib
 import logging
 import socket
 from collections.abc import Callable, Iterator
@@ -16,7 +15,7 @@ from wsproto.utilities import LocalProtocolError
 from channel import Channel, Closed
 from problems import Problem
 from rawsocket import CLOSE, RawSocket
-from sockets import Crowd, crowd, serve
+from sockets import Crowd, serve
 
 
 class Listener:
@@ -36,17 +35,16 @@ def room() -> Crowd:
 
 
 @pytest.fixture
-def enter(room: Crowd) -> Iterator[Callable[..., Listener]]:
-    """Lets channels in for the length of a test: `enter("ada")`."""
-    with contextlib.ExitStack() as stack:
+def enter(room: Crowd) -> Callable[[str], Listener]:
+    """Lets channels in: `enter("ada")`."""
 
-        def let_in(caller: str) -> Listener:
-            room.check(caller)
-            listener = Listener()
-            stack.enter_context(room.member(caller, cast(Channel, listener)))
-            return listener
+    def let_in(caller: str) -> Listener:
+        room.check(caller)
+        listener = Listener()
+        room.callers[cast(Channel, listener)] = caller
+        return listener
 
-        yield let_in
+    return let_in
 
 
 def refusal(room: Crowd, caller: str) -> tuple[int | None, str]:
@@ -75,34 +73,19 @@ def test_fourth_socket_of_all_is_one_too_many(room: Crowd, enter: Callable[..., 
     assert refusal(room, "mary") == (503, "too_many_sockets")
 
 
-@pytest.mark.parametrize("ending", [None, Closed(1000), OSError()])
-def test_whoever_leaves_makes_room(room: Crowd, ending: BaseException | None) -> None:
-    for _ in range(10):
-        channel = cast(Channel, Listener())
-        with contextlib.suppress(OSError, Closed), room.member("ada", channel):
-            room.check("ada")
-            if ending:
-                raise ending
-
-    room.check("ada")
-
-
 def test_end_reaches_one_caller_only(room: Crowd, enter: Callable[..., Listener]) -> None:
     one, two, other = enter("ada"), enter("ada"), enter("grace")
-    room.end("ada", 1008)
-    room.end("nobody", 1008)
+    room.end(1008, "ada")
+    room.end(1008, "nobody")
 
     assert (one.codes, two.codes, other.codes) == ([1008], [1008], [])
 
 
-def test_when_the_server_stops_all_are_told_and_nobody_is_let_in(
-    room: Crowd, enter: Callable[..., Listener]
-) -> None:
+def test_end_without_a_caller_reaches_all(room: Crowd, enter: Callable[..., Listener]) -> None:
     listeners = [enter("ada"), enter("grace")]
-    room.end_all()
+    room.end(1001)
 
     assert [listener.codes for listener in listeners] == [[1001], [1001]]
-    assert refusal(room, "joan") == (503, "unavailable")
 
 
 @pytest.fixture
@@ -120,6 +103,7 @@ def talk_ends(app: Flask) -> Iterator[Callable[[BaseException], RawSocket]]:
             g.caller = "ada"
             serve(talk)(cast(Server, server))
         assert not server.connected
+        assert not app.extensions["crowd"].callers, "whoever leaves makes room"
         there.close()
         return RawSocket.over(here)
 
@@ -157,7 +141,6 @@ def test_client_that_is_gone_is_sent_nothing_and_is_no_bug(
 
 
 def test_reason_is_sent_and_logged(
-    app: Flask,
     talk_ends: Callable[[BaseException], RawSocket],
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -166,4 +149,3 @@ def test_reason_is_sent_and_logged(
 
     assert client.frame() == (CLOSE, (1008).to_bytes(2, "big"))
     assert caplog.messages[-1].endswith(": 1008")
-    crowd(app).check("ada")

@@ -104,7 +104,7 @@ class TestStop:
             late.send(request[20:])
             answer = late.answer()
 
-        assert (answer.status, answer.json()["code"]) == (503, "unavailable")
+        assert (answer.status, answer.json()["code"]) == (503, "too_many_sockets")
         assert int(answer.headers["Retry-After"]) >= 1
 
     def test_an_idle_connection_is_closed_in_good_order(self, start_server: StartServer) -> None:
@@ -193,7 +193,7 @@ class TestOneWorker:
         assert str(server.database) in line
         assert "free 7" in line
         assert "pro 70" in line
-        assert len(server.log_lines("Heroku loses ")) == 1
+        assert len(server.log_lines("platforms lose ")) == 1
 
 
 class TestMistakes:

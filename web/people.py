@@ -67,8 +67,7 @@ def prove(username: str, password: str) -> User | None:
     Failures count after the check, too: of many guesses at once, ten get an answer.
     """
     throttle(FAILURES, username, cost=0)
-    with database.connection_context():
-        user = accounts.find(username)
+    user = accounts.find(username)
     right = accounts.verify_password(user, password)
     throttle(FAILURES, username, cost=not right)
     return user if right else None

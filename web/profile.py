@@ -50,7 +50,7 @@ def security() -> str:
         keys = list(models.live_keys(g.user).order_by(ApiKey.created_at, ApiKey.id))
         used = KeyUsage.select(KeyUsage.key_id, KeyUsage.last_used_at)
         used = dict(used.where(KeyUsage.key_id << [key.id for key in keys]).tuples())
-        windows = {key.id: auth.guard().peek(key.id, key.tier) for key in keys}
+        windows = {key.id: auth.guard().allowance(key) for key in keys}
         page = {"keys": keys, "used": used, "windows": windows, "hours": hourly_requests(g.user)}
     return render_template("security.html", prefixes=auth.PREFIXES, **page)
 
@@ -88,17 +88,9 @@ def replace_password(user: User, password_hash: str) -> None:
 
 
 @pages.post("/security/keys")
-def create_key() -> ResponseReturnValue:
+def create_key() -> str:
     """The only answer that ever holds the secret."""
-    name, type = typed("name"), typed("type")
-    accounts.check(name=name)
-    if type not in auth.PREFIXES:
-        raise Invalid(type="Choose Development or Production.")
-    try:
-        with database.connection_context():
-            key, secret = auth.create_key(g.user, name, type)
-    except auth.KeyLimitReached as error:
-        raise Invalid(name=f"{error} Revoke one first.") from None
+    key, secret = auth.create_key(g.user, typed("name"), typed("type"))
     return render_template("key.html", key=key, secret=secret)
 
 
