@@ -1,18 +1,16 @@
 """The service: create_app(), the five REST endpoints, and `python app.py`."""
 
-import json
 import os
 import secrets
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 from flask import Blueprint, Flask, Response, request, send_file
-from flask.json.provider import DefaultJSONProvider
 from werkzeug.middleware.proxy_fix import ProxyFix
 
 import accounts
+import answers
 import auth
 import cli
 import clock
@@ -21,28 +19,12 @@ import problems
 import settings
 import sockets
 import web
-from auth import ALLOWANCE, require_api_key
+from auth import require_api_key
 from models import Key, User
-from problems import Problem
 from ratelimit import Allowance, Limiter
 
 API_VERSION = "1.0.0"
 HERE = Path(__file__).parent
-MAX_BODY_BYTES = 16 * 1024
-EXPOSED = (
-    "RateLimit-Policy, RateLimit, Retry-After, WWW-Authenticate, "
-    "X-RateLimit-Limit, X-RateLimit-Remaining, X-RateLimit-Reset"
-)
-API_HEADERS = [
-    ("Cache-Control", "no-store"),
-    ("Access-Control-Allow-Origin", "*"),
-    ("Access-Control-Expose-Headers", EXPOSED),
-]
-PREFLIGHT_HEADERS = [
-    ("Access-Control-Allow-Methods", "GET"),
-    ("Access-Control-Allow-Headers", "X-API-Key"),
-    ("Access-Control-Max-Age", "86400"),
-]
 WELCOME = """
   {url}    user: demo    password: {password}
 
@@ -62,15 +44,6 @@ WELCOME = """
 api = Blueprint("api", __name__, url_prefix="/api/v1")
 
 
-class Json(DefaultJSONProvider):
-    """Flask's, with an encoder made once instead of for every answer."""
-
-    encode = json.JSONEncoder(separators=(",", ":")).encode
-
-    def response(self, *args: Any, **kwargs: Any) -> Response:
-        return Response(self.encode(args[0]) + "\n", content_type="application/json")
-
-
 def create_app(config: settings.Settings | None = None) -> Flask:
     """Build the application; raises SettingsError."""
     config = config or settings.load()
@@ -78,10 +51,10 @@ def create_app(config: settings.Settings | None = None) -> Flask:
 
     app = Flask(__name__)
     app.secret_key = config.secret_key
-    app.json = Json(app)
+    app.json = answers.Json(app)
     app.extensions["settings"] = config
     app.extensions["guard"] = auth.Guard(config.quotas, Limiter(models.load_usage))
-    app.wsgi_app = with_api_headers(app.wsgi_app)  # type: ignore[method-assign]
+    app.wsgi_app = answers.with_api_headers(app.wsgi_app)  # type: ignore[method-assign]
     if hops := config.proxy_hops:
         app.wsgi_app = ProxyFix(app.wsgi_app, x_for=hops, x_proto=hops)  # type: ignore[method-assign]
 
@@ -93,33 +66,6 @@ def create_app(config: settings.Settings | None = None) -> Flask:
     cli.register(app)
     problems.register(app)
     return app
-
-
-def with_api_headers(wsgi_app: Any) -> Any:
-    """Add what every answer of the API carries, and refuse what is no request for it.
-
-    At the WSGI level, because werkzeug takes 25 µs for so many headers: a tenth of a request.
-    """
-
-    def application(environ: dict[str, Any], start_response: Any) -> Any:
-        def start(status: str, headers: list[tuple[str, str]], *args: Any) -> Any:
-            headers += API_HEADERS
-            if ALLOWANCE in environ:
-                headers += auth.limit_headers(environ[ALLOWANCE])
-            if environ["REQUEST_METHOD"] == "OPTIONS":
-                headers += PREFLIGHT_HEADERS
-            return start_response(status, headers, *args)
-
-        if not environ["PATH_INFO"].startswith("/api/"):
-            return wsgi_app(environ, start_response)
-        if int(environ.get("CONTENT_LENGTH") or 0) > MAX_BODY_BYTES:
-            return Problem(413)(environ, start)
-        host = environ.get("HTTP_HOST") or environ["SERVER_PROTOCOL"] == "HTTP/1.0"
-        if not (host or "HTTP_UPGRADE" in environ):  # RFC 9112 part 3.2; a handshake has its own
-            return Problem(400)(environ, start)
-        return wsgi_app(environ, start)
-
-    return application
 
 
 def openapi() -> Response:

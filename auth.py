@@ -13,6 +13,7 @@ from flask import current_app, request
 import accounts
 import clock
 import models
+from answers import ALLOWANCE
 from models import ApiKey, Key, User
 from problems import Problem
 from ratelimit import DEFAULT_TIER, Allowance, Limiter, Quota
@@ -22,7 +23,6 @@ BASE62 = digits + ascii_letters
 ID_LENGTH, SECRET_LENGTH, CHECKSUM_LENGTH = 8, 32, 6
 MAX_LIVE_KEYS = 25  # of one user
 REMEMBERED_KEYS = 200_000  # about 600 bytes each
-ALLOWANCE = "demo.allowance"  # in the WSGI environ: the limiter's answer to this request
 CHALLENGE = {"WWW-Authenticate": 'ApiKey realm="api", header="X-API-Key"'}
 QUOTA_EXCEEDED = "https://iana.org/assignments/http-problem-types#quota-exceeded"
 
@@ -142,15 +142,3 @@ def require_api_key(view: View) -> Callable[[], dict[str, object]]:
         return view(key, keys.spend(key))
 
     return guarded
-
-
-def limit_headers(allowance: Allowance) -> list[tuple[str, str]]:
-    """Both header families: draft-ietf-httpapi-ratelimit-headers, and X-RateLimit."""
-    (tier, limit, seconds), _, remaining, reset, seconds_left, _ = allowance
-    return [
-        ("RateLimit-Policy", f'"{tier}";q={limit};w={seconds}'),
-        ("RateLimit", f'"{tier}";r={remaining};t={seconds_left}'),
-        ("X-RateLimit-Limit", str(limit)),
-        ("X-RateLimit-Remaining", str(remaining)),
-        ("X-RateLimit-Reset", str(reset)),
-    ]

@@ -19,7 +19,7 @@ from auth import Guard
 from conftest import NewKey
 from models import ApiKey, User
 from problems import Problem
-from ratelimit import Allowance, Limiter, Quota
+from ratelimit import Limiter, Quota
 
 NOON = 1_795_262_400  # 2026-11-21T12:00:00Z
 TEST = "/api/v1/protected/test"
@@ -387,17 +387,6 @@ def test_unlisted_tier_is_treated_as_free(client: FlaskClient, new_key: NewKey) 
     answer = ask(client, new_key(tier="dropped"))
     assert answer.get_json()["rate_limit_tier"] == "free"
     assert answer.headers["RateLimit-Policy"].startswith('"free";')
-
-
-def test_headers_render_the_one_answer() -> None:
-    allowance = Allowance(Quota("pro", 10, 60), True, 7, NOON + 60, 42, total=1234)
-    assert auth.limit_headers(allowance) == [
-        ("RateLimit-Policy", '"pro";q=10;w=60'),
-        ("RateLimit", '"pro";r=7;t=42'),
-        ("X-RateLimit-Limit", "10"),
-        ("X-RateLimit-Remaining", "7"),
-        ("X-RateLimit-Reset", str(NOON + 60)),
-    ]
 
 
 def test_nothing_in_a_key_row_is_the_key(key: str, tmp_path: Path) -> None:

@@ -1,0 +1,65 @@
+"""What every answer of the API carries, and what is refused before it is looked at."""
+
+import pytest
+from flask.testing import FlaskClient
+
+from answers import MAX_BODY_BYTES, limit_headers
+from ratelimit import Allowance, Quota
+
+STATUS, TEST = "/api/v1/status", "/api/v1/protected/test"
+NOWHERE, SOCKET = "/api/v1/nowhere", "/api/v1/ws/echo"
+NOON = 1_795_262_400  # 2026-11-21T12:00:00Z
+
+
+@pytest.mark.parametrize("path", [STATUS, TEST, NOWHERE, SOCKET])
+@pytest.mark.parametrize("method", ["GET", "HEAD", "OPTIONS", "POST"])
+def test_every_answer_is_fresh_and_for_any_origin(
+    client: FlaskClient, key: str, method: str, path: str
+) -> None:
+    headers = client.open(path, method=method, headers={"X-API-Key": key}).headers
+    assert headers["Cache-Control"] == "no-store"
+    assert headers["Access-Control-Allow-Origin"] == "*"
+    assert "X-RateLimit-Remaining" in headers["Access-Control-Expose-Headers"]
+    assert "Set-Cookie" not in headers
+
+
+@pytest.mark.parametrize("path", [STATUS, TEST])
+def test_preflight_needs_no_key_and_allows_its_header(client: FlaskClient, path: str) -> None:
+    answer = client.options(path)
+    assert answer.status_code == 200
+    assert answer.headers["Access-Control-Allow-Methods"] == "GET"
+    assert answer.headers["Access-Control-Allow-Headers"] == "X-API-Key"
+
+
+def test_pages_are_for_their_own_origin_only(client: FlaskClient) -> None:
+    assert "Access-Control-Allow-Origin" not in client.get("/").headers
+
+
+@pytest.mark.parametrize("path", [STATUS, NOWHERE])
+def test_large_body_is_refused_unread(client: FlaskClient, path: str) -> None:
+    answer = client.post(path, data=bytes(MAX_BODY_BYTES + 1))
+    assert (answer.status_code, answer.get_json(force=True)["code"]) == (413, "content_too_large")
+    assert answer.headers["Access-Control-Allow-Origin"] == "*"
+
+
+def test_body_of_the_largest_size_is_another_matter(client: FlaskClient) -> None:
+    assert client.post(STATUS, data=bytes(MAX_BODY_BYTES)).status_code == 405
+
+
+@pytest.mark.parametrize(("protocol", "status"), [("HTTP/1.1", 400), ("HTTP/1.0", 200)])
+def test_host_must_be_named_since_there_are_virtual_ones(
+    client: FlaskClient, protocol: str, status: int
+) -> None:
+    environ = {"HTTP_HOST": "", "SERVER_PROTOCOL": protocol}
+    assert client.get(STATUS, environ_overrides=environ).status_code == status
+
+
+def test_limit_headers_render_the_one_answer() -> None:
+    allowance = Allowance(Quota("pro", 10, 60), True, 7, NOON + 60, 42, total=1234)
+    assert limit_headers(allowance) == [
+        ("RateLimit-Policy", '"pro";q=10;w=60'),
+        ("RateLimit", '"pro";r=7;t=42'),
+        ("X-RateLimit-Limit", "10"),
+        ("X-RateLimit-Remaining", "7"),
+        ("X-RateLimit-Reset", str(NOON + 60)),
+    ]
