@@ -41,6 +41,8 @@ class Worker(GeventWorker):
         address = self.sockets[0].getsockname()
         self.listener = SimpleNamespace(getsockname=lambda: address)
         self.clients: set[Any] = set()  # gevent sockets
+        # For every request gunicorn asks for 22 settings, of a slow __getattr__ without this.
+        vars(self.cfg).update({name: getattr(self.cfg, name) for name in self.cfg.settings})
         gc.freeze()  # what was made until now stays: no need to look at it again and again
         background = Background(self.wsgi)
         saving = gevent.spawn(background.run)
