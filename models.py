@@ -67,6 +67,9 @@ class KeyUsage(Table):
     used = BigIntegerField()
     last_used_at = BigIntegerField()
 
+    class Meta:
+        without_rowid = True  # a third less to do when saving
+
 
 class HourlyUsage(Table):
     """Requests per key and hour, for the last day."""
@@ -77,6 +80,7 @@ class HourlyUsage(Table):
 
     class Meta:
         primary_key = peewee.CompositeKey("hour", "key_id")
+        without_rowid = True
 
 
 class Key(NamedTuple):
