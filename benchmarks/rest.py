@@ -135,6 +135,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         one, many = Path(folder, "one"), Path(folder, "many")
         make_keys(one, 1, 1)
+        one.write_text(one.read_text() * options.used)  # as much work for the load as many keys
         make_keys(many, options.stored, options.used)
         servers = [
             Server(OURS, port, one, *GUNICORN, folder=SERVICE),
