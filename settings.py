@@ -2,12 +2,16 @@
 
 import os
 import re
-import resource
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from ratelimit import Quota, parse_quotas
+
+try:
+    import resource
+except ImportError:
+    raise SystemExit("This service needs a POSIX system; on Windows, run it in WSL.") from None
 
 PLATFORMS = ("DYNO", "RENDER", "FLY_APP_NAME", "RAILWAY_ENVIRONMENT")
 SPARE_FILES = 256  # open files kept back from WebSockets: for requests, the database, logs
@@ -81,6 +85,6 @@ def _database(url: str) -> Path:
         # The URL may hold a password, so it is not repeated.
         raise SettingsError("DATABASE_URL must be sqlite:///FILE (sqlite:////FILE is absolute)")
     path = Path(url.removeprefix(SQLITE))
-    if path.is_dir() or not os.access(path.parent, os.W_OK):
+    if not os.access(path.parent, os.W_OK | os.X_OK) or path.is_dir():
         raise SettingsError(f"DATABASE_URL: {path} cannot be created or opened")
     return path
