@@ -51,8 +51,7 @@ def _good(field: str, text: str) -> bool:
 def create(username: str, email: str, password: str) -> User:
     """Store a new user; raises Invalid."""
     check(username=username, email=email, password=password)
-    user = User(username=username, email=email, password_hash=hash_password(password))
-    return save(user)
+    return save(User(username=username, email=email, password_hash=hash_password(password)))
 
 
 def save(user: User) -> User:

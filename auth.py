@@ -37,7 +37,8 @@ def create_key(user: User, name: str, type: str, tier: str = DEFAULT_TIER) -> tu
     accounts.check(name=name)
     if type not in PREFIXES:
         raise accounts.Invalid(type="Choose Development or Production.")
-    key_id, secret = _random(ID_LENGTH), _random(SECRET_LENGTH)
+    random = "".join(secrets.choice(BASE62) for _ in range(ID_LENGTH + SECRET_LENGTH))
+    key_id, secret = random[:ID_LENGTH], random[ID_LENGTH:]
     key = f"{PREFIXES[type]}{key_id}_{secret}"
     key += checksum(key)
     row = ApiKey(id=key_id, user=user, name=name, type=type, tier=tier, digest=digest(key))
@@ -63,21 +64,17 @@ def digest(key: str) -> str:
     return sha256(key.encode()).hexdigest()
 
 
-def _random(length: int) -> str:
-    return "".join(secrets.choice(BASE62) for _ in range(length))
-
-
 class Guard:
     """Checks keys and spends their allowance, remembering the keys it has seen.
 
-    A remembered key is trusted until it is forgotten, which the background does within a second
-    of any change to the key, and to all keys when it cannot see the changes.
+    A known key is trusted until it is removed, which the background does within a second of any
+    change to the key, and to all keys when it cannot see the changes.
     """
 
     def __init__(self, quotas: Mapping[str, Quota], limiter: Limiter) -> None:
         self.limiter = limiter
         self._quotas = quotas
-        self._known: dict[str, Key] = {}
+        self.known: dict[str, Key] = {}  # by their ids
 
     def check(self, presented: str | None) -> Key:
         """The live key that was presented; raises Problem 401, or DatabaseError."""
@@ -91,7 +88,7 @@ class Guard:
     def find(self, presented: str) -> Key | None:
         """The live key, or None for any that is unknown, malformed, wrong or revoked."""
         key_id = presented[ID_LENGTH : 2 * ID_LENGTH]  # both prefixes are as long as an id
-        key = self._known.get(key_id) or self._look_up(key_id, presented)
+        key = self.known.get(key_id) or self._look_up(key_id, presented)
         return key if key and compare_digest(key.digest, digest(presented)) else None
 
     def _look_up(self, key_id: str, presented: str) -> Key | None:
@@ -99,16 +96,10 @@ class Guard:
             return None
         key = models.find_key(key_id)
         if key:
-            if len(self._known) >= REMEMBERED_KEYS:
-                self.forget_all()
-            self._known[key_id] = key
+            if len(self.known) >= REMEMBERED_KEYS:
+                self.known.clear()
+            self.known[key_id] = key
         return key
-
-    def forget(self, key_id: str) -> None:
-        self._known.pop(key_id, None)
-
-    def forget_all(self) -> None:
-        self._known.clear()
 
     def allowance(self, key: Key | ApiKey, cost: int = 0) -> Allowance:
         """What is left to the key, less the cost of a request; raises DatabaseError."""

@@ -29,30 +29,32 @@ class Background:
 
     def __init__(self, app: Flask) -> None:
         self._guard, self._crowd = app.extensions["guard"], app.extensions["crowd"]
-        self._database = SqliteDatabase(app.extensions["settings"].database, **models.OPTIONS)
+        self._database = SqliteDatabase(models.database.database, **models.OPTIONS)
         self._seen_until = models.now()
         self.stopping = Event()
 
     def run(self) -> None:
-        """Sync until `stopping`, and then once more."""
+        """Sync until `stopping`, and then once more, for good."""
         while not self.stopping.wait(SYNC_SECONDS):
             self.sync()
-        self.sync()
+        while not self.sync():
+            gevent.sleep(0)  # the database was locked for a while; the worker knows how long to try
 
-    def sync(self) -> None:
-        """Save what was counted and learn what changed, or else say once that it failed."""
+    def sync(self) -> bool:
+        """Save what was counted and learn what changed; False, and said once, if it failed."""
         spent = self._guard.limiter.unsaved()
         # In a real thread: whatever the database makes it wait for, no greenlet waits with it.
         changes, error = gevent.get_hub().threadpool.apply(self._exchange, (spent,))
         models.outage.note(error)
         if error:
-            self._guard.forget_all()  # or a revoked key might go unnoticed
+            self._guard.known.clear()  # or a revoked key might go unnoticed
         else:
             self._guard.limiter.saved(spent)
         for key_id, revoked_at in changes:
-            self._guard.forget(key_id)
+            self._guard.known.pop(key_id, None)
             if revoked_at:
                 self._crowd.end(REVOKED, key_id)
+        return not error
 
     def _exchange(self, spent: list[Spent]) -> tuple[list[tuple[str, int]], Exception | None]:
         """Save counts, all or none; the answer is the id and revoked_at of each changed key."""
@@ -61,8 +63,7 @@ class Background:
             with self._database.connection_context():
                 since = self._seen_until - LATELY_SECONDS
                 changes = self._database.execute_sql(CHANGED_KEYS, (since,)).fetchall()
-                if spent:  # last, because what is saved must not fail afterwards
-                    self._save(spent, now)
+                self._save(spent, now)  # last: what is saved must not fail afterwards
             self._seen_until = now
         except Exception as error:  # returned, because gevent prints what a thread raises
             return changes, error

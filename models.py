@@ -16,8 +16,13 @@ log = logging.getLogger(__name__)
 OPTIONS = {
     "autoconnect": False,  # a query outside a connection_context is a mistake: fail loudly
     "lock_type": "IMMEDIATE",  # read-then-write loses nothing when two processes do it
-    "timeout": 0.2,  # a locked database holds up the whole process, so not for long
-    "pragmas": {"journal_mode": "wal", "synchronous": "normal", "foreign_keys": 1},
+    "uri": True,
+    "pragmas": {
+        "busy_timeout": 200,  # ms; a locked database holds up the whole process, so not for long
+        "journal_mode": "wal",
+        "synchronous": "normal",
+        "foreign_keys": 1,
+    },
 }
 database = peewee.DatabaseProxy()
 
@@ -96,11 +101,14 @@ class Key(NamedTuple):
 
 def init(settings: Settings) -> None:
     """Bind the models to the database and create what is missing; raises SettingsError."""
-    database.initialize(PooledSqliteDatabase(settings.database, **OPTIONS))
     try:
+        settings.database.touch()  # the last time: a file that vanishes is not silently replaced
+        uri = f"{settings.database.absolute().as_uri()}?mode=rw"
+        # Connections are renewed, so that a file that was put in another's place is noticed.
+        database.initialize(PooledSqliteDatabase(uri, stale_timeout=2, **OPTIONS))
         with database.connection_context():
             database.create_tables([User, ApiKey, KeyUsage, HourlyUsage])
-    except peewee.DatabaseError as error:
+    except (OSError, peewee.DatabaseError) as error:
         raise SettingsError(f"DATABASE_URL: {settings.database}: {error}") from None
 
 

@@ -271,32 +271,8 @@ def test_forgotten_key_is_looked_up_again(guard: Guard, key: str) -> None:
     guard.check(key)
     revoke_elsewhere(key)
     assert guard.find(key), "it is still remembered"
-    guard.forget(key[8:16])
+    del guard.known[key[8:16]]
     assert guard.find(key) is None
-
-
-def test_forgetting_one_key_keeps_the_others(guard: Guard, new_key: NewKey) -> None:
-    one, two = new_key(), new_key()
-    guard.check(one)
-    guard.check(two)
-    lose_keys()
-    guard.forget(one[8:16])
-    assert guard.find(two)
-
-
-def test_all_keys_can_be_forgotten(guard: Guard, new_key: NewKey) -> None:
-    keys = [new_key(), new_key()]
-    for key in keys:
-        guard.check(key)
-        revoke_elsewhere(key)
-    guard.forget_all()
-    assert [guard.find(key) for key in keys] == [None, None]
-
-
-def test_forgetting_an_unknown_key_is_no_error(guard: Guard, key: str) -> None:
-    guard.check(key)
-    guard.forget("nobody's")
-    assert guard.find(key)
 
 
 def test_memory_of_keys_is_bounded(
@@ -305,12 +281,12 @@ def test_memory_of_keys_is_bounded(
     monkeypatch.setattr(auth, "REMEMBERED_KEYS", 2)
     keys = [new_key() for _ in range(3)]
     assert all(guard.find(key) for key in keys)
-    assert len(guard._known) <= 2
+    assert len(guard.known) <= 2
 
 
 def test_unknown_keys_take_no_memory(guard: Guard, key: str) -> None:
     guard.find(resealed(key[:8] + other(key[8]) + key[9:]))
-    assert not guard._known
+    assert not guard.known
 
 
 # Spending

@@ -1,6 +1,7 @@
 """Counts reach the database, changes made elsewhere are noticed, and an outage loses nothing."""
 
 import logging
+import shutil
 import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -239,6 +240,42 @@ def test_locked_database_is_logged_once_and_its_return_once(
         ("models", logging.ERROR, "database unavailable: database is locked"),
         ("models", logging.WARNING, "database available again"),
     ]
+
+
+def test_lock_is_noticed_though_there_is_nothing_to_save(
+    background: Background, another: sqlite3.Connection, caplog: pytest.LogCaptureFixture
+) -> None:
+    lock(another)
+    background.sync()
+    unlock(another)
+    assert caplog.messages == ["database unavailable: database is locked"]
+
+
+def test_last_save_is_tried_until_it_is_done(
+    background: Background, ask: Ask, key: str, another: sqlite3.Connection
+) -> None:
+    ask(key)
+    lock(another)
+    background.stopping.set()
+    saving = gevent.spawn(background.run)
+    gevent.sleep(0.5)
+    assert not saving.ready()
+    unlock(another)
+    saving.get(timeout=5)
+    assert saved_total(key) == 1
+
+
+def test_file_put_in_the_place_of_another_is_noticed(
+    background: Background, app: Flask, ask: Ask, key: str, tmp_path: Path
+) -> None:
+    assert ask(key) == 200
+    models.database.close_all()  # as idle connections are, after two seconds
+    copy = shutil.copy(tmp_path / "test.db", tmp_path / "copy.db")
+    with closing(sqlite3.connect(copy)) as connection, connection:
+        connection.execute("UPDATE api_key SET revoked_at = 1, changed_at = ?", (NOON,))
+    Path(copy).rename(tmp_path / "test.db")
+    background.sync()
+    assert ask(key) == 401
 
 
 def test_half_a_save_is_none(

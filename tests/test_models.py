@@ -69,11 +69,19 @@ def test_other_directory_is_another_database(config: Settings, ada: User, tmp_pa
 
 @pytest.mark.parametrize(
     ("pragma", "value"),
-    [("journal_mode", "wal"), ("foreign_keys", 1), ("synchronous", 1)],
+    [("journal_mode", "wal"), ("foreign_keys", 1), ("synchronous", 1), ("busy_timeout", 200)],
 )
 def test_connection_is_set_up(app: Flask, pragma: str, value: object) -> None:
     with models.database.connection_context():
         assert models.database.execute_sql(f"PRAGMA {pragma}").fetchone() == (value,)
+
+
+def test_file_that_vanished_is_not_replaced_by_an_empty_one(app: Flask, tmp_path: Path) -> None:
+    models.database.close_all()
+    (tmp_path / "test.db").unlink()
+    with pytest.raises(peewee.OperationalError), models.database.connection_context():
+        pass
+    assert not (tmp_path / "test.db").exists()
 
 
 def test_query_outside_a_connection_fails_loudly(app: Flask) -> None:

@@ -640,4 +640,4 @@ def test_database_that_is_away_is_a_page(
     answer = ada.get("/settings/security")
     assert answer.status_code == 503
     assert answer.headers["Retry-After"] == "1"
-    assert "The database cannot be reached." in answer.text
+    assert "its database cannot be reached." in answer.text

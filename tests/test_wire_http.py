@@ -8,7 +8,6 @@ import time
 from calendar import timegm
 from contextlib import closing
 from datetime import datetime, timezone
-from pathlib import Path
 
 import pytest
 
@@ -455,7 +454,7 @@ class TestDatabaseTrouble:
         files = [server.database, server.database.with_name("service.db-wal")]
         whole = [file.read_bytes() for file in files]
         for file in files:
-            replace(file, b"garbage" * 10_000)
+            file.write_bytes(b"garbage" * 10_000)
 
         eventually(lambda: ask(server, PROTECTED[1], X_API_Key=key).status == 503)
         for path in PROTECTED:
@@ -467,7 +466,7 @@ class TestDatabaseTrouble:
         assert "Traceback" not in server.log()
 
         for file, content in zip(files, whole, strict=True):
-            replace(file, content)
+            file.write_bytes(content)
         eventually(lambda: ask(server, PROTECTED[1], X_API_Key=key).status == 200)
         eventually(lambda: len(server.log_lines("database available again")) == 1)
 
@@ -493,10 +492,3 @@ class TestDatabaseTrouble:
         assert "Traceback" in server.log()
         assert server.log_lines("/api/v1/user/me")
         assert not any(word in server.log() for word in ("secret", "private", key))
-
-
-def replace(path: Path, content: bytes) -> None:
-    """Put other bytes into a file that the running server has open."""
-    with path.open("r+b") as file:
-        file.truncate()
-        file.write(content)

@@ -101,6 +101,6 @@ def revoke_key(key_id: str) -> ResponseReturnValue:
         if not key:
             abort(404)
         models.change_key(key_id, revoked_at=models.now())
-    auth.guard().forget(key_id)
+    auth.guard().known.pop(key_id, None)
     flash(f"The key {key.name} is revoked.")
     return redirect("/settings/security", 303)
