@@ -51,9 +51,10 @@ def with_api_headers(wsgi_app: Any) -> Any:
                 headers += PREFLIGHT_HEADERS
             return start_response(status, headers, *args)
 
-        if not environ["PATH_INFO"].startswith("/api/"):
+        if not environ["PATH_INFO"].lstrip("/").startswith("api/"):  # as Flask reads it
             return wsgi_app(environ, start_response)
-        if int(environ.get("CONTENT_LENGTH") or 0) > MAX_BODY_BYTES:
+        length = int(environ.get("CONTENT_LENGTH") or 0)
+        if length > MAX_BODY_BYTES or "HTTP_TRANSFER_ENCODING" in environ:  # may be of any length
             return Problem(413)(environ, start)
         host = environ.get("HTTP_HOST") or environ["SERVER_PROTOCOL"] == "HTTP/1.0"
         if not (host or "HTTP_UPGRADE" in environ):  # RFC 9112 part 3.2; a handshake has its own

@@ -46,6 +46,18 @@ def test_body_of_the_largest_size_is_another_matter(client: FlaskClient) -> None
     assert client.post(STATUS, data=bytes(MAX_BODY_BYTES)).status_code == 405
 
 
+def test_body_of_any_length_is_refused(client: FlaskClient) -> None:
+    answer = client.get(STATUS, environ_overrides={"HTTP_TRANSFER_ENCODING": "chunked"})
+    assert answer.status_code == 413
+
+
+def test_doubled_slash_leads_round_nothing(client: FlaskClient, key: str) -> None:
+    environ = {"PATH_INFO": f"/{TEST}"}
+    answer = client.get(headers={"X-API-Key": key}, environ_overrides=environ)
+    assert answer.headers["Cache-Control"] == "no-store"
+    assert answer.headers["X-RateLimit-Remaining"] == "999"
+
+
 @pytest.mark.parametrize(("protocol", "status"), [("HTTP/1.1", 400), ("HTTP/1.0", 200)])
 def test_host_must_be_named_since_there_are_virtual_ones(
     client: FlaskClient, protocol: str, status: int
