@@ -23,6 +23,12 @@ from wsproto.utilities import LocalProtocolError
 
 from problems import BAD_HANDSHAKE, UPGRADE, Problem
 
+HANDSHAKE = {
+    "HTTP_HOST": "localhost",
+    "HTTP_CONNECTION": "Upgrade",
+    "HTTP_UPGRADE": "websocket",
+    "HTTP_SEC_WEBSOCKET_VERSION": "13",
+}
 NONCE = re.compile("[A-Za-z0-9+/]{22}==")  # 16 bytes in base64
 MAX_MESSAGE_BYTES = 65_536
 READ_BYTES = 16_384
@@ -50,10 +56,9 @@ def negotiate(environ: dict[str, Any]) -> None:
     It gets no extension to agree to either: compression costs 100 KiB a socket. Raises Problem 400
     or 426.
     """
-    version, nonce, host = (
-        environ.get(f"HTTP_{name}", "")
-        for name in ("SEC_WEBSOCKET_VERSION", "SEC_WEBSOCKET_KEY", "HOST")
-    )
+    version = environ.get("HTTP_SEC_WEBSOCKET_VERSION", "")
+    nonce = environ.get("HTTP_SEC_WEBSOCKET_KEY", "")
+    host = environ.get("HTTP_HOST", "")
     if version not in ("", "13"):
         raise Problem(426, headers=UPGRADE)
     request_line = (environ["REQUEST_METHOD"], environ["SERVER_PROTOCOL"])
@@ -62,8 +67,7 @@ def negotiate(environ: dict[str, Any]) -> None:
         raise Problem(400, *BAD_HANDSHAKE)
     for name in [name for name in environ if name.startswith("HTTP_")]:
         del environ[name]
-    headers = UPGRADE | {"Host": "localhost", "Sec-WebSocket-Key": nonce}
-    environ |= {f"HTTP_{name.upper().replace('-', '_')}": headers[name] for name in headers}
+    environ |= HANDSHAKE | {"HTTP_SEC_WEBSOCKET_KEY": nonce}
 
 
 def frame(**message: str) -> bytes:

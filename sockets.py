@@ -11,7 +11,7 @@ from wsproto.utilities import LocalProtocolError
 
 import clock
 from auth import guard
-from channel import BUG, GONE, SERVER_OPTIONS, Channel, Closed, frame, negotiate
+from channel import BUG, GOING_AWAY, GONE, SERVER_OPTIONS, Channel, Closed, frame, negotiate
 from metronome import Metronome
 from problems import Problem
 from settings import Settings
@@ -65,7 +65,7 @@ class Crowd:
         if list(self.callers.values()).count(caller) >= self.limit_per_caller:
             raise Problem(429, TOO_MANY, "You have too many sockets open.", headers=RETRY)
 
-    def end(self, code: int, caller: str | None = None) -> None:
+    def end(self, code: int = GOING_AWAY, caller: str | None = None) -> None:
         """Close all channels, or those of one caller."""
         for channel, owner in self.callers.items():
             if caller in (None, owner):
@@ -94,11 +94,17 @@ def admit() -> None:
         crowd().check(g.caller)
 
 
+@routes.errorhandler(ConnectionError)
+def vanish(error: ConnectionError) -> tuple[str, int]:
+    """The client left during the handshake: no bug, and nobody to be answered."""
+    return "", 400
+
+
 def serve(talk: Callable[[Channel], None]) -> Callable[[Server], None]:
     """Wrap a talk into a flask-sock handler that always ends with a close code and a log line."""
 
     def handler(server: Server) -> None:
-        opened, channel, closed = time.monotonic(), Channel(server), Closed(GONE)
+        opened, channel = time.monotonic(), Channel(server)
         log.info("open %s", request.path)
         crowd().callers[channel] = g.caller
         try:
@@ -106,7 +112,7 @@ def serve(talk: Callable[[Channel], None]) -> Callable[[Server], None]:
         except Closed as reason:
             closed = reason
         except (OSError, LocalProtocolError):
-            pass  # the client is gone
+            closed = Closed(GONE)
         except Exception:
             log.exception("bug in %s", request.path)
             closed = Closed(BUG)

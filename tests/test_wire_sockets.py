@@ -6,6 +6,7 @@ import json
 import random
 import re
 import socket
+import struct
 import time
 from collections.abc import Iterator
 from datetime import datetime, timedelta
@@ -29,6 +30,7 @@ from rawsocket import (
     RawSocket,
     close_frame,
     frame,
+    handshake_bytes,
 )
 from serving import Server, eventually
 
@@ -314,6 +316,19 @@ class TestHandshake:
             answer = client.handshake(ECHO, {"Sec-WebSocket-Version": "8"})
 
         assert (answer.status, answer.headers["Sec-WebSocket-Version"]) == (426, "13")
+
+    def test_a_client_that_vanishes_meanwhile_is_no_bug(self, start_server: StartServer) -> None:
+        server = start_server()
+        reset = struct.pack("ii", 1, 0)
+        for _ in range(20):
+            with RawSocket(server.port) as client:
+                client.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, reset)
+                client.send(handshake_bytes(ECHO))
+        with RawSocket(server.port) as client:
+            assert client.request("/api/v1/status").status == 200
+
+        assert "bug" not in server.log()
+        assert "Traceback" not in server.log()
 
     def test_http_1_0_is_refused(self, server: Server) -> None:
         with RawSocket(server.port) as client:
