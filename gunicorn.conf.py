@@ -4,6 +4,7 @@ import gc
 import logging
 import re
 import resource
+import signal
 import socket
 import time
 from contextlib import suppress
@@ -21,7 +22,9 @@ from gunicorn.workers.ggevent import GeventWorker
 
 import settings
 
-GOODBYE_SECONDS = 1.5  # for requests under way, before a stop closes idle connections
+GOODBYE_SECONDS = 1.2  # for requests under way, and then for counts that cannot be saved at once
+
+RECEIVE_BYTES = 64 * 1024  # of a connection; a flood beyond it waits at the client
 
 
 class Worker(GeventWorker):
@@ -40,9 +43,10 @@ class Worker(GeventWorker):
         # Asked again for a connection that came just before the stop, it would be closed already.
         address = self.sockets[0].getsockname()
         self.listener = SimpleNamespace(getsockname=lambda: address)
+        self.sockets[0].setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE_BYTES)
         self.clients: set[Any] = set()  # gevent sockets
         # For every request gunicorn asks for 22 settings, of a slow __getattr__ without this.
-        vars(self.cfg).update({name: getattr(self.cfg, name) for name in self.cfg.settings})
+        self.cfg.__dict__.update({name: getattr(self.cfg, name) for name in self.cfg.settings})
         gc.freeze()  # what was made until now stays: no need to look at it again and again
         background = Background(self.wsgi)
         saving = gevent.spawn(background.run)
@@ -52,6 +56,8 @@ class Worker(GeventWorker):
         finally:
             background.stopping.set()
             saving.join(timeout=GOODBYE_SECONDS)
+            if not saving.ready():
+                self.log.error("the last counts could not be saved")
 
     def say_goodbye(self) -> None:
         """Once the worker is to stop, close the WebSockets, and later the idle connections."""
@@ -59,15 +65,14 @@ class Worker(GeventWorker):
             gevent.sleep(0.1)
         crowd = self.wsgi.extensions["crowd"]
         crowd.limit = 0  # let no more in
-        crowd.end(1001)
+        crowd.end()
         gevent.sleep(GOODBYE_SECONDS)
         for client in self.clients:
             with suppress(OSError):  # whose answer is under way still gets it
                 client._sock.shutdown(socket.SHUT_RD)  # gevent's own would raise in the reader
 
-    def handle_quit(self, sig: int, frame: object) -> None:
-        """SIGINT and SIGQUIT stop as carefully as SIGTERM; some platforms stop with SIGINT."""
-        self.handle_exit(sig, frame)
+    # SIGINT and SIGQUIT stop as carefully as SIGTERM; some platforms stop with SIGINT.
+    handle_quit = GeventWorker.handle_exit
 
     def handle(self, listener: Any, client: Any, addr: Any) -> None:
         self.clients.add(client)
@@ -103,13 +108,16 @@ class Answer:
 class Redacting(logging.Formatter):
     """Cuts API keys out of every line, for gunicorn quotes request lines that it cannot parse.
 
-    A percent escape may be the beginning of a key, too.
+    A percent escape may be the beginning of a key, too; or of a line break, to forge a line with.
     """
 
     SECRET = re.compile(r"(sk_(?:live|test)_|api_key=|%[0-9a-f]{2})[^\s&'\"]+", re.IGNORECASE)
 
     def format(self, record: logging.LogRecord) -> str:
         return self.SECRET.sub(r"\1[redacted]", super().format(record))
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        return super().formatMessage(record).translate({10: "\\n", 13: "\\r"})
 
 
 class Log(Logger):
@@ -126,10 +134,13 @@ class Log(Logger):
 
 
 def on_starting(server: Arbiter) -> None:
-    if server.cfg.workers != 1:
+    if (server.cfg.workers, server.cfg.worker_class) != (1, Worker):
         raise settings.SettingsError(
-            f"--workers {server.cfg.workers} is not possible: each would count for itself"
+            "--workers and --worker-class cannot be set: one worker of our own keeps the counts"
         )
+    # A reload would start a second one beside it, so here the first ends before; TTOU does nothing.
+    server.handle_hup = lambda: server.kill_workers(signal.SIGTERM)
+    server.handle_ttin = server.handle_ttou
 
 
 def when_ready(server: Arbiter) -> None:

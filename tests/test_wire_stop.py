@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from urllib.parse import quote
 
@@ -126,6 +127,23 @@ class TestStop:
         assert status == 0
         assert seconds < 5
 
+    def test_counts_are_saved_though_the_database_is_locked(
+        self, start_server: StartServer
+    ) -> None:
+        server = start_server()
+        key = server.new_key()
+        another = sqlite3.connect(server.database, isolation_level=None, check_same_thread=False)
+        with contextlib.closing(another):
+            another.execute("BEGIN IMMEDIATE")
+            assert [ask(server, TEST, key) for _ in range(3)] == [200] * 3
+            unlocking = threading.Timer(1, another.execute, ["ROLLBACK"])
+            unlocking.start()
+            assert server.stop()[0] == 0
+            unlocking.join()
+        server.restart()
+
+        assert total_requests(server, key) == 3
+
     def test_kill_under_load_loses_a_second_at_most(self, start_server: StartServer) -> None:
         server = start_server(RATE_LIMITS="free=1000000/day")
         key = server.new_key()
@@ -171,15 +189,36 @@ class TestOneWorker:
         assert server.worker_pid
         assert len(server.log_lines("WEB_CONCURRENCY")) == 1
 
-    def test_a_command_line_that_wants_more_stops_the_start(
-        self, start_server: StartServer
+    @pytest.mark.parametrize("wish", ["--workers 3", "--worker-class sync", "-k gevent"])
+    def test_a_command_line_that_wants_others_stops_the_start(
+        self, start_server: StartServer, wish: str
     ) -> None:
         with pytest.raises(StartError) as refused:
-            start_server(GUNICORN_CMD_ARGS="--workers 3")
+            start_server(GUNICORN_CMD_ARGS=wish)
 
         assert refused.value.status != 0
-        assert refused.value.output.splitlines()[-1].startswith("--workers 3 ")
+        assert refused.value.output.splitlines()[-1].startswith("--workers and --worker-class ")
         assert "Traceback" not in refused.value.output
+
+    def test_no_signal_starts_a_second_one(self, start_server: StartServer) -> None:
+        server = start_server()
+        before = server.worker_pid
+        os.kill(server.pid, signal.SIGTTIN)
+        eventually(lambda: server.log_lines("signal: ttin"))
+
+        assert server.worker_pid == before
+
+    def test_a_reload_gives_nobody_a_second_allowance(self, start_server: StartServer) -> None:
+        server = start_server(RATE_LIMITS="free=2000/day")
+        key, before = server.new_key(), server.worker_pid
+        assert ask(server, TEST, key) == 200
+        with ThreadPoolExecutor(4) as threads:
+            spending = [threads.submit(spend, server, key) for _ in range(4)]
+            os.kill(server.pid, signal.SIGHUP)
+            accepted = 1 + sum(spent.result() for spent in spending)
+
+        assert accepted == 2000
+        assert server.worker_pid != before
 
     def test_two_services_of_one_user_share_nothing(self, server: Server) -> None:
         """gunicorn's control socket would be one for both, in the user's home."""
@@ -196,6 +235,17 @@ class TestOneWorker:
         assert len(server.log_lines("platforms lose ")) == 1
 
 
+def spend(server: Server, key: str) -> int:
+    """Ask until the allowance is used up, whatever happens meanwhile; returns how often it was."""
+    accepted = 0
+    while True:
+        with contextlib.suppress(OSError, http.client.HTTPException):
+            status = ask(server, TEST, key)
+            if status == 429:
+                return accepted
+            accepted += status == 200
+
+
 class TestMistakes:
     @pytest.mark.parametrize(
         ("variable", "wrong"),
@@ -203,6 +253,7 @@ class TestMistakes:
             ("PORT", "eighty"),
             ("DATABASE_URL", "oracle://db"),
             ("DATABASE_URL", "sqlite:////no/such/directory/x.db"),
+            ("DATABASE_URL", "sqlite:////etc"),
             ("SECRET_KEY", ""),
             ("RATE_LIMITS", "free=lots"),
             ("MAX_SOCKETS", "-1"),
@@ -338,6 +389,13 @@ def curl_lines_answer(welcome: str) -> bool:
 
 
 class TestSecrecy:
+    def test_nobody_can_forge_a_line_of_the_log(self, start_server: StartServer) -> None:
+        server = start_server(GUNICORN_CMD_ARGS="--access-logfile -")
+        ask(server, "/api/v1/%0d%0aforged", "")
+        eventually(lambda: server.log_lines("forged"))
+
+        assert [line for line in server.log_lines("forged") if "GET /api/v1/" in line]
+
     def test_a_key_is_in_no_log_and_no_file(self, start_server: StartServer) -> None:
         server = start_server(GUNICORN_CMD_ARGS="--access-logfile -", RATE_LIMITS="free=4/day")
         key, revoked = server.new_key(), server.new_key()
