@@ -16,6 +16,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import gevent
+from gevent.lock import Semaphore
 from simple_websocket import Server
 from wsproto import events
 from wsproto.frame_protocol import FrameProtocol
@@ -41,6 +42,7 @@ SERVER_OPTIONS = {  # of simple-websocket
     "thread_class": lambda target: SimpleNamespace(name="", start=lambda: None),
     "event_class": object,
 }
+TURN = Semaphore(1)  # one message of all channels, then the turn of everything else
 
 
 class Closed(gevent.GreenletExit):
@@ -99,7 +101,8 @@ class Channel:
             self._wire.receive_data(data or None)
             for event in self._wire.events():
                 yield from self._take(event)
-                gevent.sleep(0)  # there may be no end of them: let others have their turn
+                with TURN:  # there may be no end of them: let others have their turn
+                    gevent.sleep(0)
 
     def send(self, data: bytes) -> None:
         """Send a frame, whole; a client that takes nothing for STUCK_SECONDS is cut off."""
