@@ -38,7 +38,7 @@ class Background:
         while not self.stopping.wait(SYNC_SECONDS):
             self.sync()
         while not self.sync():
-            gevent.sleep(0)  # the database was locked for a while; the worker knows how long to try
+            gevent.sleep(0.1)  # as long as the worker waits: a lock may be gone by then
 
     def sync(self) -> bool:
         """Save what was counted and learn what changed; False, and said once, if it failed."""

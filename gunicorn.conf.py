@@ -23,7 +23,6 @@ from gunicorn.workers.ggevent import GeventWorker
 import settings
 
 GOODBYE_SECONDS = 1.2  # for requests under way, and then for counts that cannot be saved at once
-
 RECEIVE_BYTES = 64 * 1024  # of a connection; a flood beyond it waits at the client
 
 
