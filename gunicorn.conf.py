@@ -107,16 +107,17 @@ class Answer:
 class Redacting(logging.Formatter):
     """Cuts API keys out of every line, for gunicorn quotes request lines that it cannot parse.
 
-    A percent escape may be the beginning of a key, too; or of a line break, to forge a line with.
+    A percent escape may be the beginning of a key, too; or of a control character, to forge a line.
     """
 
     SECRET = re.compile(r"(sk_(?:live|test)_|api_key=|%[0-9a-f]{2})[^\s&'\"]+", re.IGNORECASE)
+    CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 
     def format(self, record: logging.LogRecord) -> str:
         return self.SECRET.sub(r"\1[redacted]", super().format(record))
 
     def formatMessage(self, record: logging.LogRecord) -> str:
-        return super().formatMessage(record).translate({10: "\\n", 13: "\\r"})
+        return self.CONTROL.sub(lambda found: ascii(found[0])[1:-1], super().formatMessage(record))
 
 
 class Log(Logger):

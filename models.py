@@ -18,7 +18,7 @@ OPTIONS = {
     "lock_type": "IMMEDIATE",  # read-then-write loses nothing when two processes do it
     "uri": True,
     "pragmas": {
-        "busy_timeout": 200,  # ms; a locked database holds up the whole process, so not for long
+        "busy_timeout": 100,  # ms; a locked database holds up the whole process, so not for long
         "journal_mode": "wal",
         "synchronous": "normal",
         "foreign_keys": 1,
@@ -151,6 +151,8 @@ class Outage:
 
     def note(self, error: Exception | None) -> None:
         """Tell how the database was just found: failing, or well (None)."""
+        if error:
+            database.close_idle()  # a connection that saw a broken file stays broken
         if error and not self.ongoing:
             log.error("database unavailable: %s", error)
         elif self.ongoing and not error:

@@ -66,7 +66,6 @@ def _http_error(error: HTTPException) -> HTTPException:
 
 def _unavailable(error: Exception) -> HTTPException:
     models.outage.note(error)
-    models.database.close_idle()  # a connection that saw a broken file stays broken
     return _http_error(ServiceUnavailable(retry_after=1))
 
 

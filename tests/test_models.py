@@ -69,7 +69,7 @@ def test_other_directory_is_another_database(config: Settings, ada: User, tmp_pa
 
 @pytest.mark.parametrize(
     ("pragma", "value"),
-    [("journal_mode", "wal"), ("foreign_keys", 1), ("synchronous", 1), ("busy_timeout", 200)],
+    [("journal_mode", "wal"), ("foreign_keys", 1), ("synchronous", 1), ("busy_timeout", 100)],
 )
 def test_connection_is_set_up(app: Flask, pragma: str, value: object) -> None:
     with models.database.connection_context():
@@ -229,6 +229,7 @@ def test_look_up_leaves_no_connection_open(app: Flask, look_up: object) -> None:
 # Outages
 
 
+@pytest.mark.usefixtures("app")
 def test_outage_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
     outage = Outage()
     outage.note(OSError("locked"))
@@ -236,6 +237,7 @@ def test_outage_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
     assert caplog.record_tuples == [("models", logging.ERROR, "database unavailable: locked")]
 
 
+@pytest.mark.usefixtures("app")
 def test_end_of_an_outage_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
     outage = Outage()
     outage.note(OSError("locked"))
@@ -250,9 +252,17 @@ def test_without_an_outage_nothing_is_told(caplog: pytest.LogCaptureFixture) -> 
     assert not caplog.records
 
 
+@pytest.mark.usefixtures("app")
 def test_second_outage_is_told_again(caplog: pytest.LogCaptureFixture) -> None:
     outage = Outage()
     outage.note(OSError("locked"))
     outage.note(None)
     outage.note(OSError("gone"))
     assert "database unavailable: gone" in caplog.text
+
+
+def test_outage_leaves_no_connection_that_saw_it(app: Flask) -> None:
+    models.load_usage("a" * 8)
+    assert models.database._connections, "one is kept for the next request"
+    Outage().note(OSError("gone"))
+    assert not models.database._connections

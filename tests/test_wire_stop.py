@@ -391,10 +391,12 @@ def curl_lines_answer(welcome: str) -> bool:
 class TestSecrecy:
     def test_nobody_can_forge_a_line_of_the_log(self, start_server: StartServer) -> None:
         server = start_server(GUNICORN_CMD_ARGS="--access-logfile -")
-        ask(server, "/api/v1/%0d%0aforged", "")
+        ask(server, "/api/v1/%0d%0a%1b[2K%0b%c2%85%e2%80%a8forged", "")
         eventually(lambda: server.log_lines("forged"))
 
-        assert [line for line in server.log_lines("forged") if "GET /api/v1/" in line]
+        (line,) = server.log_lines("forged")
+        assert "GET /api/v1/" in line
+        assert line.isprintable()
 
     def test_a_key_is_in_no_log_and_no_file(self, start_server: StartServer) -> None:
         server = start_server(GUNICORN_CMD_ARGS="--access-logfile -", RATE_LIMITS="free=4/day")
