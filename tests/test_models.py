@@ -3,12 +3,15 @@
 import dataclasses
 import logging
 import sqlite3
+import time
 from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
 
 import peewee
 import pytest
 from flask import Flask
+from playhouse import pool
 
 import models
 from conftest import NewKey
@@ -82,6 +85,18 @@ def test_file_that_vanished_is_not_replaced_by_an_empty_one(app: Flask, tmp_path
     with pytest.raises(peewee.OperationalError), models.database.connection_context():
         pass
     assert not (tmp_path / "test.db").exists()
+
+
+def test_connections_are_renewed(app: Flask, monkeypatch: pytest.MonkeyPatch) -> None:
+    def connection() -> object:
+        with models.database.connection_context():
+            return models.database.connection()
+
+    first = connection()
+    assert connection() is first
+    now = time.time()
+    monkeypatch.setattr(pool, "time", SimpleNamespace(time=lambda: now + 3))
+    assert connection() is not first
 
 
 def test_query_outside_a_connection_fails_loudly(app: Flask) -> None:
