@@ -11,6 +11,7 @@ import pytest
 
 import settings
 from ratelimit import Quota
+from serving import SETTINGS
 from settings import SettingsError, load
 
 LimitFiles = Callable[[int], None]
@@ -71,22 +72,7 @@ def test_a_setting_changes_its_field_alone(
     assert load({variable: text}) == dataclasses.replace(load({}), **changes)
 
 
-@pytest.mark.parametrize(
-    "variable",
-    [
-        "PORT",
-        "DATABASE_URL",
-        "SECRET_KEY",
-        "RATE_LIMITS",
-        "MAX_SOCKETS",
-        "MAX_SOCKETS_PER_CALLER",
-        "SIGNUPS",
-        "PROXY_HOPS",
-        "REDIS_URL",
-        "WEB_CONCURRENCY",
-        *settings.PLATFORMS,
-    ],
-)
+@pytest.mark.parametrize("variable", sorted(SETTINGS))
 def test_an_empty_variable_is_as_good_as_none(variable: str) -> None:
     assert load({variable: ""}) == load({})
 
