@@ -7,11 +7,10 @@ from peewee import SqliteDatabase
 
 import models
 from channel import REVOKED
+from models import HOUR, HOURS
 from ratelimit import Spent
 
 SYNC_SECONDS = 0.5
-HOUR = 3600
-KEPT_HOURS = 24  # of hourly usage, for the chart
 LATELY_SECONDS = 60  # changes are looked for that much further back: clocks may differ
 
 SAVE_USAGE = """INSERT INTO key_usage (key_id, total, reset, used, last_used_at)
@@ -77,4 +76,4 @@ class Background:
             cursor = self._database.cursor()
             cursor.executemany(SAVE_USAGE, usage)
             cursor.executemany(SAVE_HOUR, [(hour, key, requests) for key, requests, _ in spent])
-            cursor.execute(DROP_HOURS, (hour - KEPT_HOURS * HOUR,))
+            cursor.execute(DROP_HOURS, (hour - HOURS * HOUR,))

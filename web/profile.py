@@ -8,11 +8,8 @@ import accounts
 import auth
 import models
 from accounts import Invalid
-from models import ApiKey, HourlyUsage, KeyUsage, User, database
+from models import HOUR, HOURS, ApiKey, HourlyUsage, KeyUsage, User, database
 from web.people import mark, prove, typed
-
-HOUR = 3600
-HOURS = 24  # in the chart
 
 pages = Blueprint("profile", __name__, url_prefix="/settings")
 
