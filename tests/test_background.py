@@ -4,7 +4,7 @@ import logging
 import shutil
 import sqlite3
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -69,12 +69,20 @@ def stand_still(app: Flask) -> None:
     app.extensions["guard"].limiter._clock = lambda: NOON
 
 
-def lock(connection: sqlite3.Connection) -> None:
+@contextmanager
+def locked(connection: sqlite3.Connection) -> Iterator[None]:
+    """For a while, another program writes."""
     connection.execute("BEGIN IMMEDIATE")
-
-
-def unlock(connection: sqlite3.Connection) -> None:
+    yield
     connection.execute("ROLLBACK")
+
+
+@contextmanager
+def away(connection: sqlite3.Connection, table: str) -> Iterator[None]:
+    """For a while, a table is not where it should be."""
+    connection.execute(f"ALTER TABLE {table} RENAME TO away")
+    yield
+    connection.execute(f"ALTER TABLE away RENAME TO {table}")
 
 
 def saved(key: str) -> KeyUsage | None:
@@ -201,11 +209,10 @@ def test_locked_database_loses_no_count(
     background: Background, ask: Ask, key: str, another: sqlite3.Connection
 ) -> None:
     ask(key)
-    lock(another)
-    background.sync()
-    assert ask(key) == 200
-    background.sync()
-    unlock(another)
+    with locked(another):
+        background.sync()
+        assert ask(key) == 200
+        background.sync()
     background.sync()
     assert saved_total(key) == 2
 
@@ -214,9 +221,8 @@ def test_locked_database_saves_nothing_twice(
     background: Background, ask: Ask, key: str, another: sqlite3.Connection
 ) -> None:
     ask(key)
-    lock(another)
-    background.sync()
-    unlock(another)
+    with locked(another):
+        background.sync()
     background.sync()
     background.sync()
     assert (saved_total(key), sum(row[2] for row in hourly())) == (1, 1)
@@ -230,10 +236,9 @@ def test_locked_database_is_logged_once_and_its_return_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     ask(key)
-    lock(another)
-    background.sync()
-    background.sync()
-    unlock(another)
+    with locked(another):
+        background.sync()
+        background.sync()
     background.sync()
     background.sync()
     assert caplog.record_tuples == [
@@ -245,9 +250,8 @@ def test_locked_database_is_logged_once_and_its_return_once(
 def test_lock_is_noticed_though_there_is_nothing_to_save(
     background: Background, another: sqlite3.Connection, caplog: pytest.LogCaptureFixture
 ) -> None:
-    lock(another)
-    background.sync()
-    unlock(another)
+    with locked(another):
+        background.sync()
     assert caplog.messages == ["database unavailable: database is locked"]
 
 
@@ -255,12 +259,11 @@ def test_last_save_is_tried_until_it_is_done(
     background: Background, ask: Ask, key: str, another: sqlite3.Connection
 ) -> None:
     ask(key)
-    lock(another)
-    background.stopping.set()
-    saving = gevent.spawn(background.run)
-    gevent.sleep(0.5)
-    assert not saving.ready()
-    unlock(another)
+    with locked(another):
+        background.stopping.set()
+        saving = gevent.spawn(background.run)
+        gevent.sleep(0.5)
+        assert not saving.ready()
     saving.get(timeout=5)
     assert saved_total(key) == 1
 
@@ -282,10 +285,9 @@ def test_half_a_save_is_none(
     background: Background, ask: Ask, key: str, another: sqlite3.Connection
 ) -> None:
     ask(key)
-    another.execute("ALTER TABLE hourly_usage RENAME TO away")
-    background.sync()
-    assert saved(key) is None
-    another.execute("ALTER TABLE away RENAME TO hourly_usage")
+    with away(another, "hourly_usage"):
+        background.sync()
+        assert saved(key) is None
     background.sync()
     assert saved_total(key) == 1
 
@@ -309,20 +311,19 @@ def test_key_revoked_during_an_outage_is_refused_after_it(
 def test_key_revoked_while_counts_cannot_be_saved_is_refused(
     background: Background, ask: Ask, key: str, another: sqlite3.Connection
 ) -> None:
-    another.execute("ALTER TABLE hourly_usage RENAME TO away")
-    assert ask(key) == 200
-    change_elsewhere(key, revoked_at=NOON)
-    background.sync()
-    assert ask(key) == 401
+    with away(another, "hourly_usage"):
+        assert ask(key) == 200
+        change_elsewhere(key, revoked_at=NOON)
+        background.sync()
+        assert ask(key) == 401
 
 
-def test_what_fails_after_nothing_was_saved_saves_nothing_twice(
+def test_failing_to_learn_what_changed_saves_nothing_twice(
     background: Background, ask: Ask, key: str, another: sqlite3.Connection
 ) -> None:
     ask(key)
-    another.execute("ALTER TABLE api_key RENAME TO away")
-    background.sync()
-    another.execute("ALTER TABLE away RENAME TO api_key")
+    with away(another, "api_key"):
+        background.sync()
     background.sync()
     assert saved_total(key) == 1
 
@@ -369,10 +370,9 @@ def test_change_by_a_slow_clock_is_noticed(
 def test_change_is_noticed_however_long_the_database_was_away(
     background: Background, ask: Ask, key: str, another: sqlite3.Connection, now: SimpleNamespace
 ) -> None:
-    another.execute("ALTER TABLE api_key RENAME TO away")
-    now.moment += HOUR
-    background.sync()
-    another.execute("ALTER TABLE away RENAME TO api_key")
+    with away(another, "api_key"):
+        now.moment += HOUR
+        background.sync()
     ask(key)
     now.moment -= HOUR - 5
     change_elsewhere(key, revoked_at=NOON)
@@ -421,11 +421,11 @@ def test_revocation_ends_sockets_though_counts_cannot_be_saved(
 ) -> None:
     channel = Channel()
     app.extensions["crowd"].callers[channel] = key[8:16]
-    another.execute("ALTER TABLE hourly_usage RENAME TO away")
-    ask(key)
-    change_elsewhere(key, revoked_at=NOON)
-    background.sync()
-    assert channel.code == REVOKED
+    with away(another, "hourly_usage"):
+        ask(key)
+        change_elsewhere(key, revoked_at=NOON)
+        background.sync()
+        assert channel.code == REVOKED
 
 
 def test_revocation_ends_no_socket_of_another_key(
