@@ -4,11 +4,14 @@ import os
 import secrets
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
-from flask import Blueprint, Flask, request, send_file
+from flask import Blueprint, Flask, Request, request, send_file
 from flask.typing import ResponseReturnValue
 from werkzeug.middleware.proxy_fix import ProxyFix
+from werkzeug.routing import MapAdapter
 
 import accounts
 import answers
@@ -45,12 +48,27 @@ WELCOME = """
 api = Blueprint("api", __name__, url_prefix="/api/v1")
 
 
+class Service(Flask):
+    """Flask, without two questions to which the answer is known: a twelfth of a request's time."""
+
+    def create_url_adapter(self, request: Request | None) -> MapAdapter | None:
+        """A plain request is matched by path and method, whatever the host is called."""
+        if request is None or "HTTP_UPGRADE" in request.environ:
+            return super().create_url_adapter(request)
+        where = ("", request.root_path, "", "http")
+        return MapAdapter(self.url_map, *where, request.path, request.method)
+
+    def ensure_sync(self, func: Callable[..., Any]) -> Callable[..., Any]:
+        """No view is a coroutine."""
+        return func
+
+
 def create_app(config: settings.Settings | None = None) -> Flask:
     """Build the application; raises SettingsError."""
     config = config or settings.load()
     models.init(config)
 
-    app = Flask(__name__)
+    app = Service(__name__)
     app.secret_key = config.secret_key
     app.json = answers.Json(app)
     app.extensions["settings"] = config

@@ -98,7 +98,8 @@ class Answer:
 
     def flush(self) -> None:
         if self._parts:
-            self._sock.sendall(b"".join(self._parts))
+            whole = b"".join(self._parts)
+            self._sock.sendall(whole[self._sock.send(whole) :])
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._sock, name)
