@@ -71,6 +71,7 @@ class Background:
     def _save(self, spent: list[Spent], now: int) -> None:
         """A request counts for the hour in which it is saved, half a second late."""
         hour = now - now % HOUR
+        spent = sorted(spent)  # as the tables are: less of them to be read and written
         usage = [(key, requests, used.reset, used.used, now) for key, requests, used in spent]
         with self._database.atomic():
             cursor = self._database.cursor()

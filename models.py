@@ -24,6 +24,7 @@ OPTIONS = {
         "busy_timeout": 100,  # ms; a locked database holds up the whole process, so not for long
         "journal_mode": "wal",
         "synchronous": "normal",
+        "wal_autocheckpoint": 4000,  # pages; the default would be a checkpoint for every save
         "foreign_keys": 1,
     },
 }
