@@ -18,10 +18,10 @@ RULES = {
     ),
     "email": (
         r"(?=.{3,254}$)[^@\s]{1,64}@[^@\s.]+(\.[^@\s.]+)+",
-        "This is no email address.",
+        "Enter an address like ada@example.com.",
     ),
     "password": (r"(?s).{10,256}", "Use 10 to 256 characters."),
-    "name": (r".{1,64}", "Use 1 to 64 characters."),
+    "name": (r".{1,64}", "Use 1 to 64 printable characters."),
 }
 NOBODY = f"scrypt:32768:8:1${'0' * 16}${'0' * 128}"  # the hash of no password
 PATIENCE_SECONDS = 5  # for the passwords before this one
@@ -61,7 +61,7 @@ def save(user: User) -> User:
             user.save()
     except IntegrityError as error:
         field = "email" if "email" in str(error) else "username"
-        raise Invalid(**{field: f"This {field} is taken."}) from None
+        raise Invalid(**{field: "This is taken already."}) from None
     return user
 
 

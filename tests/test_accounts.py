@@ -129,7 +129,7 @@ def test_invalid_user_is_not_stored(app: Flask) -> None:
 def test_what_is_taken_is_told(ada: User, username: str, email: str, field: str) -> None:
     with pytest.raises(Invalid) as invalid:
         accounts.create(username, email, secrets.token_urlsafe())
-    assert invalid.value.errors == {field: f"This {field} is taken."}
+    assert invalid.value.errors == {field: "This is taken already."}
     assert stored() == ["ada"]
 
 
@@ -142,7 +142,7 @@ def test_changed_name_is_stored(ada: User) -> None:
 def test_taken_name_is_not_given_twice(ada: User) -> None:
     bob = accounts.create("bob", "bob@example.com", secrets.token_urlsafe())
     bob.username = "ADA"
-    with pytest.raises(Invalid, match="username: This username is taken"):
+    with pytest.raises(Invalid, match="username: This is taken already"):
         accounts.save(bob)
     assert stored() == ["ada", "bob"]
 

@@ -185,7 +185,9 @@ def test_bad_form_leads_the_focus_to_the_first_mistake(page: Page) -> None:
     page.get_by_label("Email").fill("nowhere")
     page.get_by_role("button", name="Sign up").click()
     expect(page.get_by_label("Email")).to_be_focused()
-    expect(page.get_by_label("Email")).to_have_accessible_description("This is no email address.")
+    expect(page.get_by_label("Email")).to_have_accessible_description(
+        "Enter an address like ada@example.com."
+    )
     expect(page.get_by_label("User name")).to_have_value("ada")
 
 

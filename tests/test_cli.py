@@ -98,7 +98,7 @@ def test_mistyped_repetition_makes_no_user(cli: FlaskCliRunner) -> None:
     ("arguments", "password", "message"),
     [
         (("a", "ada@example.com"), "long enough", "username: Use 2 to 32 letters"),
-        (("ada", "nowhere"), "long enough", "email: This is no email address."),
+        (("ada", "nowhere"), "long enough", "email: Enter an address like ada@example.com."),
         (("ada", "ada@example.com"), "short", "password: Use 10 to 256 characters."),
         (("ada", "ada@example.com"), "", "password: Use 10 to 256 characters."),
     ],
@@ -113,8 +113,8 @@ def test_user_create_refuses_what_is_wrong(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("ADA", "bob@example.com"), "username: This username is taken."),
-        (("bob", "ADA@example.com"), "email: This email is taken."),
+        (("ADA", "bob@example.com"), "username: This is taken already."),
+        (("bob", "ADA@example.com"), "email: This is taken already."),
     ],
 )
 def test_user_create_refuses_what_is_taken(
@@ -158,9 +158,9 @@ def test_key_create_gives_the_tier(cli: FlaskCliRunner, ada: User) -> None:
     ("arguments", "message"),
     [
         (("bob", "ci"), "There is no user 'bob'."),
-        (("ada", ""), "name: Use 1 to 64 characters."),
-        (("ada", "a" * 65), "name: Use 1 to 64 characters."),
-        (("ada", "two\nlines"), "name: Use 1 to 64 characters."),
+        (("ada", ""), "name: Use 1 to 64 printable characters."),
+        (("ada", "a" * 65), "name: Use 1 to 64 printable characters."),
+        (("ada", "two\nlines"), "name: Use 1 to 64 printable characters."),
         (
             ("ada", "ci", "--tier", "gold"),
             "RATE_LIMITS has no tier 'gold', only free, pro, five, blink.",

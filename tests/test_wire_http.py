@@ -3,6 +3,7 @@
 import contextlib
 import json
 import re
+import socket
 import sqlite3
 import time
 from calendar import timegm
@@ -419,6 +420,16 @@ class TestGarbage:
                 for _ in range(2999):
                     busy.answer()
                 pytest.fail("all of the busy one's requests came first")
+
+    def test_half_a_form_changes_nothing(self, server: Server) -> None:
+        form = b"username=half&email=half@example.com&password=long+enough+"
+        head = f"POST /sign-up HTTP/1.1\r\nHost: a\r\nContent-Length: {len(form) + 5}\r\n"
+        kind = "Content-Type: application/x-www-form-urlencoded\r\n\r\n"
+        with RawSocket(server.port) as broken:
+            broken.send((head + kind).encode() + form)
+            broken.sock.shutdown(socket.SHUT_WR)
+            assert broken.answer().status == 400
+        assert "half" not in server.flask("user", "list")
 
     def test_a_slow_header_holds_up_nobody(self, server: Server) -> None:
         with RawSocket(server.port) as slow:

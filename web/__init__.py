@@ -69,7 +69,7 @@ def console() -> str:
 
 @pages.before_request
 def receive_form() -> None:
-    """Take in a form, if it comes from our own pages and is neither large nor slow."""
+    """Take in a form, if it comes from our own pages, whole, and is neither large nor slow."""
     if request.method != "POST":
         return
     if not sent_from_here():
@@ -79,7 +79,9 @@ def receive_form() -> None:
     if (request.content_length or 0) > MAX_FORM_BYTES:
         abort(413)
     with gevent.Timeout(FORM_SECONDS, RequestTimeout()):
-        request.get_data()
+        received = len(request.get_data())
+    if received < (request.content_length or 0):
+        abort(400)  # the connection broke: a password may be cut short
 
 
 def sent_from_here() -> bool:
@@ -92,7 +94,7 @@ def sent_from_here() -> bool:
     site, origin = request.headers.get("Sec-Fetch-Site"), request.headers.get("Origin")
     if site:
         return site == "same-origin" or (site == "none" and not origin)
-    return not origin or origin.endswith(f"://{request.host}")
+    return not origin or origin.partition("://")[2] == request.host
 
 
 pages.before_request(people.recognise)

@@ -45,7 +45,7 @@ def log_in() -> ResponseReturnValue:
     throttle(ATTEMPTS, request.remote_addr)
     user = prove(typed("username"), request.form.get("password", ""))
     if not user:
-        raise Invalid(form="The user name or the password is wrong.")
+        raise Invalid(password="The user name or the password is wrong.")
     return enter(user)
 
 

@@ -94,10 +94,10 @@ def create_key() -> str:
 @pages.post("/security/keys/<key_id>/revoke")
 def revoke_key(key_id: str) -> ResponseReturnValue:
     with database.connection_context():
-        key = models.live_keys(g.user).where(ApiKey.id == key_id).get_or_none()
+        key = ApiKey.get_or_none(ApiKey.id == key_id, ApiKey.user == g.user)
         if not key:
             abort(404)
-        models.change_key(key_id, revoked_at=models.now())
+        models.change_key(key_id, revoked_at=models.now())  # once: a second click is no mistake
     auth.guard().known.pop(key_id, None)
     flash(f"The key {key.name} is revoked.")
     return redirect("/settings/security", 303)
