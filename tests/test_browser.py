@@ -4,13 +4,14 @@ import os
 import re
 import secrets
 import shutil
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from serving import REPOSITORY, Server
+from serving import REPOSITORY, Server, eventually
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 expect = playwright.expect
@@ -69,6 +70,11 @@ def create_key(page: Page, name: str, kind: str) -> str:
     expect(page.get_by_text("Copied", exact=True)).to_be_visible()
     copied: str = page.evaluate("navigator.clipboard.readText()")
     return copied
+
+
+def middle_of(element: Page) -> tuple[float, float]:
+    box = element.bounding_box()
+    return box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
 
 
 def card(page: Page, path: str) -> Page:
@@ -189,6 +195,43 @@ def test_bad_form_leads_the_focus_to_the_first_mistake(page: Page) -> None:
         "Enter an address like ada@example.com."
     )
     expect(page.get_by_label("User name")).to_have_value("ada")
+
+
+def test_double_click_makes_one_key(page: Page, server: Server) -> None:
+    sign_up(page)
+    page.get_by_label("Name", exact=True).fill("once")
+    os.kill(server.worker_pid, signal.SIGSTOP)  # both clicks come before any answer
+    try:
+        page.mouse.dblclick(*middle_of(page.get_by_role("button", name="Create key")), delay=80)
+    finally:
+        os.kill(server.worker_pid, signal.SIGCONT)
+    expect(page.locator("#key")).to_contain_text("sk_test_")
+    page.goto("/settings/security")
+    expect(page.get_by_role("button", name="Revoke once")).to_have_count(1)
+
+
+def test_connecting_can_be_given_up(page: Page, server: Server) -> None:
+    page.goto("/")
+    echo = card(page, "/ws/echo")
+    os.kill(server.worker_pid, signal.SIGSTOP)
+    try:
+        echo.get_by_role("button", name="Connect").click()
+        echo.get_by_role("button", name="Disconnect").click()
+        expect(echo.get_by_text("Not connected")).to_be_visible()
+    finally:
+        os.kill(server.worker_pid, signal.SIGCONT)
+
+
+@pytest.mark.parametrize("width", [360, 800, 1280])
+def test_keys_of_any_name_are_seen_without_scrolling(page: Page, width: int) -> None:
+    page.set_viewport_size({"width": width, "height": 740})
+    sign_up(page)
+    key = create_key(page, "n" * 64, "Development")
+    page.request.get("/api/v1/protected/test", headers={"X-API-Key": key})
+    table = page.get_by_role("region", name="Table of API keys")
+    page.goto("/settings/security")
+    eventually(lambda: page.reload() and "never" not in table.inner_text())
+    assert table.evaluate("table => table.scrollWidth == table.clientWidth")
 
 
 def test_form_on_another_site_changes_nothing(page: Page, server: Server) -> None:

@@ -14,6 +14,13 @@ for (const button of document.querySelectorAll("[data-copy]")) {
 const address = document.querySelector("[data-address]");
 if (address) history.replaceState(null, "", address.dataset.address);
 
+// A double click is one click: a form is not sent twice within two seconds.
+let patience = 0;
+addEventListener("submit", (event) => {
+  if (event.timeStamp < patience) event.preventDefault();
+  else if (event.target.method === "post") patience = event.timeStamp + 2000;
+});
+
 /** Copy the text of the element that the button names, and say so on the button. */
 async function copy(button) {
   const source = document.getElementById(button.dataset.copy);
@@ -35,14 +42,16 @@ function rename(button, word) {
 /** Call an endpoint with the key of the page and show what comes back. */
 async function ask(card, path) {
   const started = performance.now();
+  card.querySelector(".answer").hidden = false;
   card.querySelector(".answer .status").textContent = "Asking…";
   const headers = key.value && !("public" in card.dataset) ? { "X-API-Key": key.value.trim() } : {};
   let response, body;
   try {
     response = await fetch(path, { headers, credentials: "omit", cache: "no-store" });
     body = await response.text();
-  } catch (error) {
-    return showAnswer(card, "No answer", String(error), false);
+  } catch {
+    const reason = "The server cannot be reached, or the key has characters that no header can carry.";
+    return showAnswer(card, "No answer", reason, false);
   }
   const duration = Math.round(performance.now() - started);
   const lines = [...response.headers].filter(([name]) => SHOWN_HEADERS.test(name));
@@ -55,7 +64,6 @@ async function ask(card, path) {
 function showAnswer(card, status, text, good) {
   const answer = card.querySelector(".answer");
   const line = answer.querySelector(".status");
-  answer.hidden = false;
   line.textContent = status;
   line.classList.toggle("good", good);
   line.classList.toggle("bad", !good);
@@ -78,7 +86,8 @@ class Line {
     this.status = card.querySelector(".status");
     this.log = card.querySelector(".log");
     this.button.addEventListener("click", () => {
-      if (this.socket) this.socket.close();
+      if (this.opened) this.socket.close();
+      else if (this.socket) this.cancel();
       else this.connect();
     });
     card.querySelector("form")?.addEventListener("submit", (event) => {
@@ -102,6 +111,13 @@ class Line {
     this.socket.onclose = ({ code }) => this.closed(code);
   }
 
+  cancel() {
+    this.socket.onclose = null;
+    this.socket.close();
+    this.socket = null;
+    this.say("Not connected", "Connect");
+  }
+
   send(text) {
     if (!this.socket) this.connect();
     const deliver = () => {
@@ -113,13 +129,20 @@ class Line {
   }
 
   closed(code) {
-    const reasons = { 1001: ": the server is going away", 1005: "", 1008: ": the key was revoked" };
+    const reasons = {
+      1001: ": the server is going away",
+      1006: ": the connection broke",
+      1008: ": the key was revoked",
+      1009: ": the message was too large",
+    };
     this.socket = null;
     if (this.opened) {
       this.opened = false;
       return this.say(`Disconnected, code ${code}${reasons[code] ?? ""}`, "Connect");
     }
-    const question = "Refused. A browser does not tell why, so here is what /protected/test says:";
+    const question =
+      "Refused. A browser does not tell why, so here is what /protected/test says. " +
+      "If that is 200, too many sockets of this key are open.";
     this.say(this.card.id === "time" ? question : "Refused", "Connect", "bad");
     if (this.card.id === "time") ask(this.card, "/api/v1/protected/test");
   }
@@ -147,7 +170,6 @@ if (key) {
     const shown = key.type === "password";
     key.type = shown ? "text" : "password";
     show.textContent = shown ? "Hide" : "Show";
-    show.setAttribute("aria-pressed", shown);
   });
   for (const card of document.querySelectorAll(".endpoint")) {
     card.querySelector("[data-try]").addEventListener("click", () => ask(card, card.dataset.path));
