@@ -42,7 +42,7 @@ SERVER_OPTIONS = {  # of simple-websocket
     "thread_class": lambda target: SimpleNamespace(name="", start=lambda: None),
     "event_class": object,
 }
-TURN = Semaphore(1)  # one message of all channels, then the turn of everything else
+TURN = Semaphore(1)
 
 
 class Closed(gevent.GreenletExit):
@@ -65,7 +65,11 @@ def negotiate(environ: dict[str, Any]) -> None:
         raise Problem(426, headers=UPGRADE)
     request_line = (environ["REQUEST_METHOD"], environ["SERVER_PROTOCOL"])
     sound = version and NONCE.fullmatch(nonce) and host and host.isascii()
-    if not sound or request_line != ("GET", "HTTP/1.1"):
+    if (
+        not sound
+        or environ.get("CONTENT_LENGTH", "0") != "0"
+        or request_line != ("GET", "HTTP/1.1")
+    ):
         raise Problem(400, *BAD_HANDSHAKE)
     for name in [name for name in environ if name.startswith("HTTP_")]:
         del environ[name]
@@ -76,6 +80,16 @@ def frame(**message: str) -> bytes:
     """The JSON text message as the bytes on the wire; a server's are the same for every client."""
     payload = json.dumps(message, ensure_ascii=False)
     return bytes(FrameProtocol(client=False, extensions=[]).send_data(payload))
+
+
+def pause() -> None:
+    """Let everything else have its turn; of all channels one goes on, the one that waits longest.
+
+    A timer makes the event loop look for new work first, which it would not after a sleep(0).
+    """
+    with TURN:
+        gevent.sleep(1e-6)
+    gevent.sleep(0)  # or this channel would take TURN again before one that waits for it
 
 
 class Channel:
@@ -101,8 +115,7 @@ class Channel:
             self._wire.receive_data(data or None)
             for event in self._wire.events():
                 yield from self._take(event)
-                with TURN:  # there may be no end of them: let others have their turn
-                    gevent.sleep(0)
+                pause()  # for there may be no end of them
 
     def send(self, data: bytes) -> None:
         """Send a frame, whole; a client that takes nothing for STUCK_SECONDS is cut off."""
@@ -137,7 +150,7 @@ class Channel:
             with gevent.Timeout(GOODBYE_SECONDS, False):
                 # Unread input would make the kernel reset the connection, and the code be lost.
                 while self._sock.recv(READ_BYTES):
-                    pass
+                    pause()
         except (OSError, LocalProtocolError, Closed):
             pass
 

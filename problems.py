@@ -25,7 +25,7 @@ KNOWN = {
 }
 BAD_HANDSHAKE = (
     "bad_handshake",
-    "A WebSocket is opened with GET and HTTP/1.1, an ASCII Host, Connection: Upgrade, "
+    "A WebSocket is opened with GET and HTTP/1.1, no body, an ASCII Host, Connection: Upgrade, "
     "Sec-WebSocket-Version: 13, and 16 bytes in base64 as Sec-WebSocket-Key.",
 )
 UPGRADE = {"Connection": "upgrade", "Upgrade": "websocket", "Sec-WebSocket-Version": "13"}

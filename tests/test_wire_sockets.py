@@ -7,8 +7,9 @@ import random
 import re
 import socket
 import struct
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -55,6 +56,29 @@ def rest_of(ws: ClientConnection) -> Iterator[str]:
 def resident_kib(pid: int) -> int:
     status = Path(f"/proc/{pid}/status").read_text()
     return int(status.split("VmRSS:")[1].split()[0])
+
+
+@contextlib.contextmanager
+def flooding(server: Server, data: bytes) -> Iterator[None]:
+    """Meanwhile an echo socket sends without a pause, and takes all answers."""
+
+    def pump(step: Callable[[], object]) -> None:
+        with contextlib.suppress(OSError):
+            while step() != b"":
+                pass
+
+    with RawSocket(server.port) as client:
+        sock = client.open(ECHO).sock
+        steps = (lambda: sock.sendall(data), lambda: sock.recv(1 << 20))
+        threads = [threading.Thread(target=pump, args=(step,)) for step in steps]
+        for thread in threads:
+            thread.start()
+        try:
+            yield
+        finally:
+            sock.shutdown(socket.SHUT_RDWR)
+            for thread in threads:
+                thread.join()
 
 
 class TestEcho:
@@ -150,6 +174,24 @@ class TestEcho:
                 latencies.append(time.monotonic() - started)
 
         assert sorted(latencies)[len(latencies) // 2] < 0.1
+
+    @pytest.mark.parametrize("opcode", [TEXT, PING])
+    def test_a_client_that_floods_lets_other_sockets_talk(
+        self, server: Server, opcode: int
+    ) -> None:
+        latencies = []
+        with flooding(server, frame(opcode, b"x") * 500), RawSocket(server.port) as other:
+            other.open(ECHO)
+            for _ in range(20):
+                started = time.monotonic()
+                other.send(frame(TEXT, b"hi"))
+                assert other.frame().opcode == TEXT
+                latencies.append(time.monotonic() - started)
+            other.send(close_frame(1000))
+            assert other.frame().payload == struct.pack("!H", 1000)
+
+        assert sorted(latencies)[10] < 0.1, "typical"
+        assert max(latencies) < 1
 
 
 class TestFraming:
@@ -290,6 +332,7 @@ class TestHandshake:
             ({"Host": ""}, 400, "bad_handshake"),
             ({"Host": "\xe9"}, 400, "bad_handshake"),
             ({"Connection": "keep-alive"}, 400, "bad_handshake"),
+            ({"Content-Length": "1"}, 400, "bad_handshake"),
             ({"Upgrade": "h2c"}, 426, "upgrade_required"),
         ],
     )
