@@ -10,8 +10,8 @@ import time
 from contextlib import suppress
 from email.utils import formatdate
 from functools import lru_cache
-from types import SimpleNamespace
 from typing import Any
+from weakref import WeakSet
 
 import gevent
 from gunicorn import util
@@ -39,11 +39,8 @@ class Worker(GeventWorker):
         # Imported here because in the master, before gevent's patches, it would be too early.
         from background import Background
 
-        # Asked again for a connection that came just before the stop, it would be closed already.
-        address = self.sockets[0].getsockname()
-        self.listener = SimpleNamespace(getsockname=lambda: address)
         self.sockets[0].setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE_BYTES)
-        self.clients: set[Any] = set()  # gevent sockets
+        self.clients: WeakSet[Any] = WeakSet()  # gevent sockets
         # For every request gunicorn asks for 22 settings, of a slow __getattr__ without this.
         self.cfg.__dict__.update({name: getattr(self.cfg, name) for name in self.cfg.settings})
         gc.freeze()  # what was made until now stays: no need to look at it again and again
@@ -55,8 +52,7 @@ class Worker(GeventWorker):
             super().run()
         finally:
             background.stopping.set()
-            saving.join(timeout=GOODBYE_SECONDS)
-            if not saving.ready():
+            if not gevent.wait([saving], timeout=GOODBYE_SECONDS):
                 self.log.error("the last counts could not be saved")
 
     def say_goodbye(self) -> None:
@@ -76,10 +72,8 @@ class Worker(GeventWorker):
 
     def handle(self, listener: Any, client: Any, addr: Any) -> None:
         self.clients.add(client)
-        try:
-            super().handle(self.listener, client, addr)
-        finally:
-            self.clients.discard(client)
+        # The listener is only asked for its address; after the stop it would have none any more.
+        super().handle(client, client, addr)
 
     def handle_request(self, listener_name: Any, req: Any, sock: Any, addr: Any) -> None:
         answer = Answer(sock)
