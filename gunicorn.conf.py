@@ -8,7 +8,6 @@ import signal
 import socket
 import time
 from contextlib import suppress
-from email.utils import formatdate
 from functools import lru_cache
 from typing import Any
 from weakref import WeakSet
@@ -150,13 +149,9 @@ def when_ready(server: Arbiter) -> None:
         server.log.warning(hint + "; see DATABASE_URL", service.platform, database)
 
 
-@lru_cache(maxsize=1)
-def http_date(second: int) -> str:
-    return formatdate(second, usegmt=True)
-
-
 # gunicorn formats the date anew for every answer, which takes a thirtieth of the whole request.
-util.http_date = lambda timestamp=None: http_date(int(timestamp or time.time()))
+date_of = lru_cache(maxsize=1)(util.http_date)
+util.http_date = lambda: date_of(int(time.time()))
 
 hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
 for files in (10_240, hard_limit):  # macOS calls its limit infinite, and then refuses infinity
