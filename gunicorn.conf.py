@@ -120,10 +120,8 @@ class Log(Logger):
 
     def setup(self, cfg: Any) -> None:
         super().setup(cfg)
-        for handler in self.error_log.handlers:
+        for handler in self.error_log.handlers + self.access_log.handlers:
             handler.setFormatter(Redacting(self.error_fmt, self.datefmt))
-        for handler in self.access_log.handlers:
-            handler.setFormatter(Redacting(self.access_fmt))
         logging.root.handlers = list(self.error_log.handlers)
         logging.root.setLevel(self.loglevel)
 
