@@ -82,16 +82,14 @@ def admit() -> None:
     """Refuse with HTTP, before the upgrade, whatever is to be refused."""
     key = request.args.get("api_key") or request.headers.get("X-API-Key")
     negotiate(request.environ)
+    g.caller = request.remote_addr or ""
     if request.endpoint == "sockets.time":
-        keys = guard()
-        g.key = keys.check(key)
+        g.key = guard().check(key)
         g.caller = g.key.id
-        keys.spend(g.key, cost=0)  # so that a refusal carries the headers of the limits, too
-        crowd().check(g.caller)
-        keys.spend(g.key)
-    else:
-        g.caller = request.remote_addr or ""
-        crowd().check(g.caller)
+        guard().spend(g.key, cost=0)  # so that a refusal carries the headers of the limits, too
+    crowd().check(g.caller)
+    if "key" in g:
+        guard().spend(g.key)
 
 
 @routes.errorhandler(ConnectionError)
