@@ -21,7 +21,8 @@ RULES = {
         "Enter an address like ada@example.com.",
     ),
     "password": (r"(?s).{10,256}", "Use 10 to 256 characters."),
-    "name": (r".{1,64}", "Use 1 to 64 printable characters."),
+    "name": (r"\S.{0,63}", "Use 1 to 64 printable characters, the first no space."),
+    "type": ("development|production", "Choose Development or Production."),
 }
 NOBODY = f"scrypt:32768:8:1${'0' * 16}${'0' * 128}"  # the hash of no password
 PATIENCE_SECONDS = 5  # for the passwords before this one

@@ -34,9 +34,7 @@ def create_key(user: User, name: str, type: str, tier: str = DEFAULT_TIER) -> tu
 
     Raises accounts.Invalid.
     """
-    accounts.check(name=name)
-    if type not in PREFIXES:
-        raise accounts.Invalid(type="Choose Development or Production.")
+    accounts.check(name=name, type=type)
     random = "".join(secrets.choice(BASE62) for _ in range(ID_LENGTH + SECRET_LENGTH))
     key_id, secret = random[:ID_LENGTH], random[ID_LENGTH:]
     key = f"{PREFIXES[type]}{key_id}_{secret}"
