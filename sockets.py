@@ -72,11 +72,6 @@ class Crowd:
                 channel.end(code)
 
 
-def crowd() -> Crowd:
-    found: Crowd = current_app.extensions["crowd"]
-    return found
-
-
 @routes.before_request
 def admit() -> None:
     """Refuse with HTTP, before the upgrade, whatever is to be refused."""
@@ -87,7 +82,7 @@ def admit() -> None:
         g.key = guard().check(key)
         g.caller = g.key.id
         guard().spend(g.key, cost=0)  # so that a refusal carries the headers of the limits, too
-    crowd().check(g.caller)
+    current_app.extensions["crowd"].check(g.caller)
     if "key" in g:
         guard().spend(g.key)
 
@@ -104,7 +99,8 @@ def serve(talk: Callable[[Channel], None]) -> Callable[[Server], None]:
     def handler(server: Server) -> None:
         opened, channel = time.monotonic(), Channel(server)
         log.info("open %s", request.path)
-        crowd().callers[channel] = g.caller
+        callers = current_app.extensions["crowd"].callers
+        callers[channel] = g.caller
         try:
             talk(channel)
         except Closed as reason:
@@ -115,7 +111,7 @@ def serve(talk: Callable[[Channel], None]) -> Callable[[Server], None]:
             log.exception("bug in %s", request.path)
             closed = Closed(BUG)
         finally:
-            del crowd().callers[channel]
+            del callers[channel]
         server.connected = False  # or flask-sock would close once more
         channel.close(closed)
         seconds = time.monotonic() - opened
