@@ -13,10 +13,8 @@ from ratelimit import Spent
 SYNC_SECONDS = 0.5
 LATELY_SECONDS = 60  # changes are looked for that much further back: clocks may differ
 
-SAVE_USAGE = """INSERT INTO key_usage (key_id, total, reset, used, last_used_at)
-    VALUES (?, ?, ?, ?, ?) ON CONFLICT (key_id) DO UPDATE SET
-    total = key_usage.total + excluded.total, reset = excluded.reset, used = excluded.used,
-    last_used_at = excluded.last_used_at"""
+SAVE_USAGE = """UPDATE api_key SET total = total + ?, reset = ?, used = ?, last_used_at = ?
+    WHERE id = ?"""
 SAVE_HOUR = """INSERT INTO hourly_usage (hour, key_id, requests) VALUES (?, ?, ?)
     ON CONFLICT (hour, key_id) DO UPDATE SET requests = hourly_usage.requests + excluded.requests"""
 DROP_HOURS = "DELETE FROM hourly_usage WHERE hour < ?"
@@ -72,7 +70,7 @@ class Background:
         """A request counts for the hour in which it is saved, half a second late."""
         hour = now - now % HOUR
         spent = sorted(spent)  # as the tables are: less of them to be read and written
-        usage = [(key, requests, used.reset, used.used, now) for key, requests, used in spent]
+        usage = [(requests, used.reset, used.used, now, key) for key, requests, used in spent]
         with self._database.atomic():
             cursor = self._database.cursor()
             cursor.executemany(SAVE_USAGE, usage)

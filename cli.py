@@ -12,7 +12,7 @@ import accounts
 import auth
 import clock
 import models
-from models import ApiKey, KeyUsage, User, database
+from models import ApiKey, User, database
 
 
 class Commands(AppGroup):
@@ -74,10 +74,9 @@ def list_keys(username: str | None) -> None:
     query = ApiKey.select(ApiKey, User).join(User).order_by(User.id, ApiKey.created_at)
     if username:
         query = query.where(ApiKey.user == find_user(username))
-    used = dict(KeyUsage.select(KeyUsage.key_id, KeyUsage.last_used_at).tuples())
     for key in query:
         state = "revoked" if key.revoked_at else "live"
-        last = clock.date_time(used[key.id]) if key.id in used else "never"
+        last = clock.date_time(key.last_used_at) if key.last_used_at else "never"
         print_row(key.id, key.user.username, key.name, key.type, key.tier, state, last)
 
 

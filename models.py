@@ -2,7 +2,7 @@
 
 import logging
 import time
-from typing import Any, NamedTuple
+from typing import NamedTuple, TypeVar
 
 import peewee
 from peewee import BigIntegerField, CharField, ForeignKeyField, fn
@@ -54,7 +54,10 @@ for name in ("username", "email"):  # unique, whatever the capitals
 
 
 class ApiKey(Table):
-    """Of the secret only a digest is kept. `changed_at` is how other processes notice."""
+    """A key and what it has used: all in all, and in the window that ended, or will, at `reset`.
+
+    Of the secret only a digest is kept. `changed_at` is how other processes notice a change.
+    """
 
     id = CharField(max_length=8, primary_key=True)
     user = ForeignKeyField(User, backref="keys")
@@ -65,23 +68,17 @@ class ApiKey(Table):
     created_at = BigIntegerField(default=now)
     revoked_at = BigIntegerField(null=True)
     changed_at = BigIntegerField(null=True, index=True)
-
-
-class KeyUsage(Table):
-    """One row per used key; no foreign key, so that no row deleted by hand stops the saving."""
-
-    key_id = CharField(max_length=8, primary_key=True)
-    total = BigIntegerField()
-    reset = BigIntegerField()
-    used = BigIntegerField()
-    last_used_at = BigIntegerField()
-
-    class Meta:
-        without_rowid = True  # a third less to do when saving
+    last_used_at = BigIntegerField(null=True)
+    total = BigIntegerField(default=0)
+    reset = BigIntegerField(default=0)
+    used = BigIntegerField(default=0)
 
 
 class HourlyUsage(Table):
-    """Requests per key and hour, for the last day."""
+    """Requests per key and hour, for the last day.
+
+    No foreign key, so that no row deleted by hand stops the saving.
+    """
 
     hour = BigIntegerField()
     key_id = CharField(max_length=8)
@@ -89,7 +86,7 @@ class HourlyUsage(Table):
 
     class Meta:
         primary_key = peewee.CompositeKey("hour", "key_id")
-        without_rowid = True
+        without_rowid = True  # a third less to do when saving
 
 
 class Key(NamedTuple):
@@ -103,6 +100,9 @@ class Key(NamedTuple):
     digest: str
 
 
+Row = TypeVar("Row", Key, Usage)
+
+
 def init(settings: Settings) -> None:
     """Bind the models to the database and create what is missing; raises SettingsError."""
     try:
@@ -111,7 +111,7 @@ def init(settings: Settings) -> None:
         # Connections are renewed, so that a file that was put in another's place is noticed.
         database.initialize(PooledSqliteDatabase(uri, stale_timeout=2, **OPTIONS))
         with database.connection_context():
-            database.create_tables([User, ApiKey, KeyUsage, HourlyUsage])
+            database.create_tables([User, ApiKey, HourlyUsage])
     except (OSError, peewee.DatabaseError) as error:
         raise SettingsError(f"DATABASE_URL: {settings.database}: {error}") from None
 
@@ -131,21 +131,20 @@ def change_key(key_id: str, **changes: object) -> bool:
 
 def find_key(key_id: str) -> Key | None:
     """The live key with this id; raises DatabaseError."""
-    columns = ", ".join(Key._fields)
-    row = _row(f"SELECT {columns} FROM api_key WHERE id = ? AND revoked_at IS NULL", key_id)
-    return Key(*row) if row else None
+    return _read(Key, key_id)
 
 
 def load_usage(key_id: str) -> Usage:
     """What the key had used when that was last saved; raises DatabaseError."""
-    row = _row("SELECT total, reset, used FROM key_usage WHERE key_id = ?", key_id)
-    return Usage(*row) if row else Usage()
+    return _read(Usage, key_id) or Usage()
 
 
-def _row(query: str, key_id: str) -> tuple[Any, ...] | None:
+def _read(kind: type[Row], key_id: str) -> Row | None:
+    columns = ", ".join(kind._fields)
+    query = f"SELECT {columns} FROM api_key WHERE id = ? AND revoked_at IS NULL"
     with database.connection_context():
-        row: tuple[Any, ...] | None = database.execute_sql(query, (key_id,)).fetchone()
-    return row
+        row = database.execute_sql(query, (key_id,)).fetchone()
+    return kind(*row) if row else None
 
 
 class Outage:

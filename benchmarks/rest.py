@@ -35,7 +35,8 @@ GEVENT = [*GUNICORN, "-k", "gevent"]
 UVICORN = [sys.executable, "-m", "uvicorn", "--no-access-log", "--log-level", "warning"]
 BARE = ["--http", "h11", "--loop", "asyncio", "fastapi_slowapi:app"]
 CONNECTIONS = 32
-INSERT = "INSERT INTO api_key (id, user_id, name, type, tier, digest, created_at) VALUES "
+INSERT = """INSERT INTO api_key
+    (id, user_id, name, type, tier, digest, created_at, total, reset, used) VALUES """
 
 
 class Server:
@@ -102,7 +103,7 @@ def make_keys(file: Path, stored: int, used: int) -> None:
         f"sk_live_{secrets.token_urlsafe(6)}_{secrets.token_urlsafe(24)}" for _ in range(stored)
     )
     keys = (key + auth.checksum(key) for key in unfinished)
-    row = f"(?, {user.id}, 'bench', 'production', 'free', ?, {int(time.time())})"
+    row = f"(?, {user.id}, 'bench', 'production', 'free', ?, {int(time.time())}, 0, 0, 0)"
     database = sqlite3.connect(file.with_suffix(".db"))
     with database, file.open("w") as out:
         for part in (list(islice(keys, used)), keys):

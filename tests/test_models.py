@@ -15,7 +15,7 @@ from playhouse import pool
 
 import models
 from conftest import NewKey
-from models import ApiKey, HourlyUsage, KeyUsage, Outage, User
+from models import ApiKey, HourlyUsage, Outage, User
 from ratelimit import Usage
 from settings import Settings, SettingsError
 
@@ -45,7 +45,7 @@ def change(key_id: str, **changes: object) -> bool:
 def test_missing_file_is_made_with_all_tables(app: Flask, tmp_path: Path) -> None:
     with closing(sqlite3.connect(tmp_path / "test.db")) as connection:
         rows = connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")
-        assert {name for (name,) in rows} == {"user", "api_key", "key_usage", "hourly_usage"}
+        assert {name for (name,) in rows} == {"user", "api_key", "hourly_usage"}
 
 
 def test_second_start_keeps_what_is_there(config: Settings, ada: User) -> None:
@@ -221,10 +221,10 @@ def test_unused_key_has_used_nothing(key: str) -> None:
     assert models.load_usage(key[8:16]) == Usage(0, 0, 0)
 
 
-def test_usage_is_what_was_stored(app: Flask) -> None:
+def test_usage_is_what_was_stored(key: str) -> None:
     with models.database.connection_context():
-        KeyUsage.create(key_id="a" * 8, total=40, reset=60, used=3, last_used_at=1)
-    assert models.load_usage("a" * 8) == Usage(total=40, reset=60, used=3)
+        ApiKey.update(total=40, reset=60, used=3).execute()
+    assert models.load_usage(key[8:16]) == Usage(total=40, reset=60, used=3)
 
 
 def test_an_hour_of_a_key_is_one_row(app: Flask) -> None:

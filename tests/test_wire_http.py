@@ -453,7 +453,7 @@ class TestDatabaseTrouble:
             count = len(latencies)
 
             def saved() -> bool:
-                query = "SELECT total FROM key_usage WHERE key_id = ?"
+                query = "SELECT total FROM api_key WHERE id = ?"
                 return bool(other.execute(query, (key[8:16],)).fetchone() == (count,))
 
             eventually(saved, 2)

@@ -8,7 +8,7 @@ import accounts
 import auth
 import models
 from accounts import Invalid
-from models import HOUR, HOURS, ApiKey, HourlyUsage, KeyUsage, User, database
+from models import HOUR, HOURS, ApiKey, HourlyUsage, User, database
 from web.people import mark, prove, typed
 
 pages = Blueprint("profile", __name__, url_prefix="/settings")
@@ -45,10 +45,8 @@ def save_profile() -> ResponseReturnValue:
 def security() -> str:
     with database.connection_context():
         keys = list(models.live_keys(g.user).order_by(ApiKey.created_at, ApiKey.id))
-        used = KeyUsage.select(KeyUsage.key_id, KeyUsage.last_used_at)
-        used = dict(used.where(KeyUsage.key_id << [key.id for key in keys]).tuples())
         windows = {key.id: auth.guard().allowance(key) for key in keys}
-        page = {"keys": keys, "used": used, "windows": windows, "hours": hourly_requests(g.user)}
+        page = {"keys": keys, "windows": windows, "hours": hourly_requests(g.user)}
     return render_template("security.html", prefixes=auth.PREFIXES, **page)
 
 
