@@ -24,8 +24,8 @@ class Commands(AppGroup):
                 return super().invoke(ctx)
         except DatabaseError as error:
             raise click.ClickException(f"DATABASE_URL: {error}") from None
-        except accounts.Invalid as invalid:
-            raise click.ClickException(str(invalid)) from None
+        except (accounts.Invalid, UnicodeError) as error:
+            raise click.ClickException(str(error)) from None
 
 
 users = Commands("user", help="Create and list users.")
@@ -72,7 +72,7 @@ def create_key(username: str, name: str, type: str, tier: str) -> None:
 def list_keys(username: str | None) -> None:
     """List keys: id, owner, name, type, tier, state, last used."""
     query = ApiKey.select(ApiKey, User).join(User).order_by(User.id, ApiKey.created_at)
-    if username:
+    if username is not None:
         query = query.where(ApiKey.user == find_user(username))
     for key in query:
         state = "revoked" if key.revoked_at else "live"
@@ -97,7 +97,7 @@ def revoke_key(key_id: str) -> None:
 
 def change(key_id: str, **changes: object) -> None:
     if not models.change_key(key_id, **changes):
-        raise click.ClickException(f"There is no live key with the id {key_id!r}.")
+        raise click.ClickException("There is no live key with this ID.")  # it may be a whole key
 
 
 def print_row(*columns: object) -> None:

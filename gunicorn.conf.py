@@ -133,7 +133,13 @@ def on_starting(server: Arbiter) -> None:
         )
     # A reload would start a second one beside it, so here the first ends before; TTOU does nothing.
     server.handle_hup = lambda: server.kill_workers(signal.SIGTERM)
-    server.handle_ttin = server.handle_ttou
+    server.handle_ttin = server.handle_usr2 = server.handle_ttou
+
+
+def post_fork(server: Arbiter, worker: Worker) -> None:
+    """Let a stop end the worker while it boots; the handlers of the master would swallow it."""
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT):
+        signal.signal(number, signal.SIG_DFL)
 
 
 def when_ready(server: Arbiter) -> None:

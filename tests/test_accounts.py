@@ -76,6 +76,7 @@ BAD = [
     ("password", ""),
     ("password", "a" * 9),
     ("password", "a" * 257),
+    ("password", "\udcff" * 10),
     ("name", ""),
     ("name", "a" * 65),
     ("name", "two\nlines"),

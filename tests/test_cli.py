@@ -261,7 +261,19 @@ def test_only_a_live_key_can_be_changed(
     if which == "revoked":
         done(cli.invoke(args=["key", "revoke", key_id]))
     arguments = [key_id] if command == ["revoke"] else [key_id, "pro"]
-    assert "There is no live key" in refused(cli.invoke(args=["key", *command, *arguments]))
+    told = refused(cli.invoke(args=["key", *command, *arguments]))
+    assert told == "There is no live key with this ID."
+
+
+@pytest.mark.parametrize("command", [["key", "list"], ["key", "revoke"]])
+def test_what_is_no_utf_8_is_refused_in_one_line(cli: FlaskCliRunner, command: list[str]) -> None:
+    assert "utf-8" in refused(cli.invoke(args=[*command, "\udcff"]))
+    create = ["user", "create", "ada", "ada@example.com", "--password-stdin"]
+    assert "utf-8" in refused(cli.invoke(args=create, input=b"pass\xe4word1234\n"))
+
+
+def test_no_user_is_not_every_user(cli: FlaskCliRunner, key: str) -> None:
+    assert refused(cli.invoke(args=["key", "list", ""])) == "There is no user ''."
 
 
 def test_a_locked_database_is_one_line(cli: FlaskCliRunner, config: Settings, ada: User) -> None:

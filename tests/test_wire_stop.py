@@ -144,6 +144,13 @@ class TestStop:
 
         assert total_requests(server, key) == 3
 
+    def test_a_worker_that_boots_hears_the_signal_too(self, start_server: StartServer) -> None:
+        server = start_server()
+        os.kill(server.worker_pid, signal.SIGKILL)
+        eventually(lambda: len(server.log_lines("Booting worker")) == 2)
+        os.kill(server.worker_pid, signal.SIGTERM)
+        eventually(lambda: len(server.log_lines("Booting worker")) == 3)
+
     def test_kill_under_load_loses_a_second_at_most(self, start_server: StartServer) -> None:
         server = start_server(RATE_LIMITS="free=1000000/day")
         key = server.new_key()
@@ -200,11 +207,15 @@ class TestOneWorker:
         assert refused.value.output.splitlines()[-1].startswith("--workers and --worker-class ")
         assert "Traceback" not in refused.value.output
 
-    def test_no_signal_starts_a_second_one(self, start_server: StartServer) -> None:
+    @pytest.mark.parametrize("number", [signal.SIGTTIN, signal.SIGUSR2])
+    def test_no_signal_starts_a_second_one(
+        self, start_server: StartServer, number: signal.Signals
+    ) -> None:
         server = start_server()
         before = server.worker_pid
-        os.kill(server.pid, signal.SIGTTIN)
-        eventually(lambda: server.log_lines("signal: ttin"))
+        os.kill(server.pid, number)
+        eventually(lambda: server.log_lines("Handling signal"))
+        assert ask(server, TEST, "") == 401
 
         assert server.worker_pid == before
 
