@@ -64,12 +64,9 @@ def negotiate(environ: dict[str, Any]) -> None:
     if version not in ("", "13"):
         raise Problem(426, headers=UPGRADE)
     request_line = (environ["REQUEST_METHOD"], environ["SERVER_PROTOCOL"])
-    sound = version and NONCE.fullmatch(nonce) and host and host.isascii()
-    if (
-        not sound
-        or environ.get("CONTENT_LENGTH", "0") != "0"
-        or request_line != ("GET", "HTTP/1.1")
-    ):
+    has_body = environ.get("CONTENT_LENGTH", "0") != "0"
+    sound = version and NONCE.fullmatch(nonce) and host and host.isascii() and not has_body
+    if not sound or request_line != ("GET", "HTTP/1.1"):
         raise Problem(400, *BAD_HANDSHAKE)
     for name in [name for name in environ if name.startswith("HTTP_")]:
         del environ[name]

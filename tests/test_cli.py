@@ -158,10 +158,10 @@ def test_key_create_gives_the_tier(cli: FlaskCliRunner, ada: User) -> None:
     ("arguments", "message"),
     [
         (("bob", "ci"), "There is no user 'bob'."),
-        (("ada", ""), "name: Use 1 to 64 printable characters, the first no space."),
-        (("ada", "  "), "name: Use 1 to 64 printable characters, the first no space."),
-        (("ada", "a" * 65), "name: Use 1 to 64 printable characters, the first no space."),
-        (("ada", "two\nlines"), "name: Use 1 to 64 printable characters, the first no space."),
+        (("ada", ""), "name: Use 1 to 64 printable characters, the first not a space."),
+        (("ada", "  "), "name: Use 1 to 64 printable characters, the first not a space."),
+        (("ada", "a" * 65), "name: Use 1 to 64 printable characters, the first not a space."),
+        (("ada", "two\nlines"), "name: Use 1 to 64 printable characters, the first not a space."),
         (
             ("ada", "ci", "--tier", "gold"),
             "RATE_LIMITS has no tier 'gold', only free, pro, five, blink.",
