@@ -20,7 +20,7 @@ RULES = {
         r"(?=.{3,254}$)[^@\s]{1,64}@[^@\s.]+(\.[^@\s.]+)+",
         "Enter an address like ada@example.com.",
     ),
-    "password": (r"[^\ud800-\udfff]{10,256}", "Use 10 to 256 characters."),  # no half ones
+    "password": (r"[^\ud800-\udfff]{10,256}", "Use 10 to 256 characters."),  # no lone surrogates
     "name": (r"\S.{0,63}", "Use 1 to 64 printable characters, the first not a space."),
     "type": ("development|production", "Choose Development or Production."),
 }
