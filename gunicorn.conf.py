@@ -17,7 +17,7 @@ from gunicorn import util
 from gunicorn.arbiter import Arbiter
 from gunicorn.errors import AppImportError
 from gunicorn.glogging import Logger
-from gunicorn.workers.ggevent import GeventWorker
+from gunicorn.workers import ggevent
 
 import settings
 
@@ -25,7 +25,7 @@ GOODBYE_SECONDS = 1.2  # for requests under way, and then for counts that cannot
 RECEIVE_BYTES = 64 * 1024  # of a connection; a flood beyond it waits at the client
 
 
-class Worker(GeventWorker):
+class Worker(ggevent.GeventWorker):
     """gunicorn's gevent worker with fair turns, a background, and a stop that loses nothing."""
 
     def load_wsgi(self) -> None:
@@ -67,7 +67,7 @@ class Worker(GeventWorker):
                 client._sock.shutdown(socket.SHUT_RD)  # gevent's own would raise in the reader
 
     # SIGINT and SIGQUIT stop as carefully as SIGTERM; some platforms stop with SIGINT.
-    handle_quit = GeventWorker.handle_exit
+    handle_quit = ggevent.GeventWorker.handle_exit
 
     def handle(self, listener: Any, client: Any, addr: Any) -> None:
         self.clients.add(client)
@@ -81,6 +81,19 @@ class Worker(GeventWorker):
         finally:
             answer.flush()
         gevent.sleep(0)  # a busy connection would keep the turn as long as it has requests
+
+
+class Listener(ggevent.StreamServer):
+    """gevent's, but who is waiting when it closes is let in; the kernel would reset them."""
+
+    def close(self) -> None:
+        with suppress(OSError):  # no file left for one more
+            while not (self.closed or self.full()) and (arrived := self.do_read()):
+                self.do_handle(*arrived)
+        super().close()
+
+
+ggevent.StreamServer = Listener
 
 
 class Answer:

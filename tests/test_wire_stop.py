@@ -108,6 +108,20 @@ class TestStop:
         assert (answer.status, answer.json()["code"]) == (503, "too_many_sockets")
         assert int(answer.headers["Retry-After"]) >= 1
 
+    def test_who_waits_at_the_door_is_still_served(self, start_server: StartServer) -> None:
+        server = start_server()
+        worker = server.worker_pid
+        os.kill(worker, signal.SIGSTOP)
+        with contextlib.ExitStack() as stack:
+            waiting = [stack.enter_context(RawSocket(server.port)) for _ in range(20)]
+            for client in waiting:
+                client.send(b"GET /api/v1/status HTTP/1.1\r\nHost: a\r\n\r\n")
+            os.kill(server.pid, signal.SIGTERM)
+            eventually(lambda: server.log_lines("Handling signal: term"))
+            time.sleep(1)  # so that the worker is woken by its own timer, too
+            os.kill(worker, signal.SIGCONT)
+            assert {client.answer().status for client in waiting} == {200}
+
     def test_an_idle_connection_is_closed_in_good_order(self, start_server: StartServer) -> None:
         server = start_server()
         with RawSocket(server.port) as idle:
