@@ -447,10 +447,11 @@ def test_second_click_on_revoke_is_no_error(ada: FlaskClient) -> None:
     create_key(ada, "ci")
     [key] = stored_keys()
     path = f"/settings/security/keys/{key.id}/revoke"
-    ada.post(path)
+    first = ada.post(path)
     [revoked] = stored_keys()
-    assert "The key ci is revoked." in ada.post(path, follow_redirects=True).text
-    assert stored_keys()[0].changed_at == revoked.changed_at
+    second = ada.post(path)
+    assert (first.status_code, second.status_code) == (303, 303)
+    assert stored_keys()[0].revoked_at == revoked.revoked_at
 
 
 def test_key_of_another_cannot_be_revoked(log_in: LogIn, ada: FlaskClient) -> None:
