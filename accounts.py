@@ -9,7 +9,7 @@ from peewee import IntegrityError, fn
 from werkzeug.exceptions import ServiceUnavailable
 from werkzeug.security import check_password_hash, generate_password_hash
 
-from models import User, database
+from models import PREFIXES, User, database
 
 RULES = {
     "username": (
@@ -22,7 +22,7 @@ RULES = {
     ),
     "password": (r"[^\ud800-\udfff]{10,256}", "Use 10 to 256 characters."),  # no lone surrogates
     "name": (r"\S.{0,63}", "Use 1 to 64 printable characters, the first not a space."),
-    "type": ("development|production", "Choose Development or Production."),
+    "type": ("|".join(PREFIXES), "Choose Development or Production."),
 }
 NOBODY = f"scrypt:32768:8:1${'0' * 16}${'0' * 128}"  # the hash of no password
 PATIENCE_SECONDS = 5  # for the passwords before this one

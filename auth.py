@@ -14,11 +14,10 @@ import accounts
 import clock
 import models
 from answers import ALLOWANCE
-from models import ApiKey, Key, User
+from models import PREFIXES, ApiKey, Key, User
 from problems import Problem
 from ratelimit import DEFAULT_TIER, Allowance, Limiter, Quota
 
-PREFIXES = {"production": "sk_live_", "development": "sk_test_"}
 BASE62 = digits + ascii_letters
 ID_LENGTH, SECRET_LENGTH, CHECKSUM_LENGTH = 8, 32, 6
 MAX_LIVE_KEYS = 25  # of one user

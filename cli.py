@@ -60,7 +60,7 @@ def list_users() -> None:
 @keys.command("create")
 @click.argument("username")
 @click.argument("name")
-@click.option("--type", type=click.Choice(list(auth.PREFIXES)), required=True)
+@click.option("--type", type=click.Choice(list(models.PREFIXES)), required=True)
 @click.option("--tier", default="free", show_default=True)
 def create_key(username: str, name: str, type: str, tier: str) -> None:
     """Create a key and print it, alone and once."""

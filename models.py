@@ -16,6 +16,8 @@ log = logging.getLogger(__name__)
 HOUR = 3600
 HOURS = 24  # of usage that are kept, and shown in the chart
 
+PREFIXES = {"production": "sk_live_", "development": "sk_test_"}  # of keys, by their type
+
 OPTIONS = {
     "autoconnect": False,  # a query outside a connection_context is a mistake: fail loudly
     "lock_type": "IMMEDIATE",  # read-then-write loses nothing when two processes do it

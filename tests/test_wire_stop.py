@@ -19,7 +19,7 @@ from urllib.parse import quote
 
 import pytest
 
-import auth
+import models
 from conftest import StartServer
 from rawsocket import RawSocket, handshake_bytes
 from serving import REPOSITORY, Server, StartError, clean_environment, eventually, free_port
@@ -351,7 +351,7 @@ class TestDemo:
         assert "Traceback" not in output.read_text()
 
         with demo(copy, environment) as output:
-            assert not any(prefix in output.read_text() for prefix in auth.PREFIXES.values())
+            assert not any(prefix in output.read_text() for prefix in models.PREFIXES.values())
             connection = http.client.HTTPConnection("127.0.0.1", int(environment["PORT"]))
             with contextlib.closing(connection):
                 connection.request("GET", TEST, headers={"X-API-Key": key})

@@ -47,7 +47,7 @@ def security() -> str:
         keys = list(models.live_keys(g.user).order_by(ApiKey.created_at, ApiKey.id))
         windows = {key.id: auth.guard().allowance(key) for key in keys}
         page = {"keys": keys, "windows": windows, "hours": hourly_requests(g.user)}
-    return render_template("security.html", prefixes=auth.PREFIXES, **page)
+    return render_template("security.html", prefixes=models.PREFIXES, **page)
 
 
 def hourly_requests(user: User) -> dict[int, int]:
