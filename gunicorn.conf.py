@@ -106,6 +106,7 @@ class Answer:
     def flush(self) -> None:
         if self._parts:
             whole = b"".join(self._parts)
+            # One send is enough for most; sendall alone would first ask for the buffer's size.
             self._sock.sendall(whole[self._sock.send(whole) :])
 
     def __getattr__(self, name: str) -> Any:

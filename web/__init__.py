@@ -76,11 +76,12 @@ def receive_form() -> None:
         abort(403)
     if "Transfer-Encoding" in request.headers:
         abort(411)
-    if (request.content_length or 0) > MAX_FORM_BYTES:
+    length = request.content_length or 0
+    if length > MAX_FORM_BYTES:
         abort(413)
     with gevent.Timeout(FORM_SECONDS, RequestTimeout()):
         received = len(request.get_data())
-    if received < (request.content_length or 0):
+    if received < length:
         abort(400)  # the connection broke: a password may be cut short
 
 
