@@ -1,4 +1,4 @@
-"""People: what they may call themselves, and their passwords."""
+"""Users: what their names and addresses may be, and their passwords."""
 
 import re
 from collections.abc import Callable
@@ -9,7 +9,7 @@ from peewee import IntegrityError, fn
 from werkzeug.exceptions import ServiceUnavailable
 from werkzeug.security import check_password_hash, generate_password_hash
 
-from models import PREFIXES, User, database
+from models import PREFIXES, User, database, reason
 
 RULES = {
     "username": (
@@ -24,13 +24,13 @@ RULES = {
     "name": (r"\S.{0,63}", "Use 1 to 64 printable characters, the first not a space."),
     "type": ("|".join(PREFIXES), "Choose Development or Production."),
 }
-NOBODY = f"scrypt:32768:8:1${'0' * 16}${'0' * 128}"  # the hash of no password
-PATIENCE_SECONDS = 5  # for the passwords before this one
-HASHING = ThreadPool(1)  # each takes 32 MiB, and many together the processor from the requests
+NOBODY = f"scrypt:32768:8:1${'0' * 16}${'0' * 128}"  # a hash that no password has
+PATIENCE_SECONDS = 5  # for the passwords that are hashed before this one
+HASHING = ThreadPool(1)  # each takes 32 MiB; many together would slow the requests
 
 
 class Invalid(ValueError):
-    """Input that cannot be taken; `errors` has a message for each field that is wrong."""
+    """Wrong input; `errors` has a message for each wrong field."""
 
     def __init__(self, **errors: str) -> None:
         super().__init__(" ".join(f"{field}: {message}" for field, message in errors.items()))
@@ -38,7 +38,7 @@ class Invalid(ValueError):
 
 
 def check(**fields: str) -> None:
-    """Raises Invalid unless every field keeps its rule."""
+    """Raises Invalid unless every field matches its rule."""
     errors = {field: RULES[field][1] for field, text in fields.items() if not _good(field, text)}
     if errors:
         raise Invalid(**errors)
@@ -56,20 +56,23 @@ def create(username: str, email: str, password: str) -> User:
 
 
 def save(user: User) -> User:
-    """Insert or update; raises Invalid when the name or the address is somebody else's."""
+    """Insert or update; raises Invalid when the name or the address belongs to another user."""
     try:
         with database.connection_context(), database.atomic():
             user.save()
     except IntegrityError as error:
-        field = "email" if "email" in str(error) else "username"
-        raise Invalid(**{field: "This is taken already."}) from None
+        field = "email" if "email" in reason(error) else "username"
+        raise Invalid(**{field: "This is already taken."}) from None
     return user
 
 
-def find(username: str) -> User | None:
-    """The user of this name, whatever its capitals."""
+def find(name: str) -> User | None:
+    """The user with this user name or email address, ignoring case."""
+    name = name.lower()
     with database.connection_context():
-        found: User | None = User.get_or_none(fn.LOWER(User.username) == username.lower())
+        found: User | None = User.get_or_none(
+            (fn.LOWER(User.username) == name) | (fn.LOWER(User.email) == name)
+        )
     return found
 
 
@@ -78,12 +81,12 @@ def hash_password(password: str) -> str:
 
 
 def verify_password(user: User | None, password: str) -> bool:
-    """Whether this is the user's password; takes as long when there is no user."""
+    """Whether this is the user's password; takes the same time when there is no user."""
     right = _scrypt(check_password_hash, user.password_hash if user else NOBODY, password)
     return bool(right) and user is not None
 
 
 def _scrypt(function: Callable[..., object], *args: str) -> object:
-    """One at a time in a thread, because it takes 50 ms of processor; raises ServiceUnavailable."""
+    """Run in a thread, one at a time, because it takes 50 ms; raises ServiceUnavailable."""
     with gevent.Timeout(PATIENCE_SECONDS, ServiceUnavailable(retry_after=PATIENCE_SECONDS)):
         return HASHING.apply(function, args)

@@ -1,66 +1,32 @@
-"""The service: create_app(), the five REST endpoints, and `python app.py`."""
+"""The service: create_app() and the five REST endpoints; `python app.py` runs the demo."""
 
-import os
-import secrets
-import sys
 import time
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
-from flask import Blueprint, Flask, Request, request, send_file
+from flask import Blueprint, Flask, request, send_file
 from flask.typing import ResponseReturnValue
+from werkzeug.exceptions import BadRequest
 from werkzeug.middleware.proxy_fix import ProxyFix
-from werkzeug.routing import MapAdapter
 
-import accounts
-import answers
 import auth
 import cli
-import clock
 import models
-import problems
 import settings
 import sockets
 import web
 from auth import require_api_key
-from models import Key, User
+from models import ApiKey, Key, User
+from protocol import problems
+from protocol.headers import with_api_headers
+from protocol.timestamps import date_time, timestamp, utc
 from ratelimit import Allowance, Limiter
+from server import launch
+from storage.background import Background
+from storage.postgres import SharedLimiter
 
 API_VERSION = "1.0.0"
-HERE = Path(__file__).parent
-WELCOME = """
-  {url}    user: demo    password: {password}
-
-  Your API key, shown this once:
-
-    {key}
-
-  Try it:
-
-    curl {url}/api/v1/demo/year
-    curl {url}/api/v1/status
-    curl -H "X-API-Key: {key}" {url}/api/v1/protected/test
-    curl -H "X-API-Key: {key}" {url}/api/v1/user/me
-    curl -H "X-API-Key: {key}" {url}/api/v1/usage/stats
-"""
 
 api = Blueprint("api", __name__, url_prefix="/api/v1")
-
-
-class Service(Flask):
-    """Flask, without two questions to which the answer is known: a twelfth of a request's time."""
-
-    def create_url_adapter(self, request: Request | None) -> MapAdapter | None:
-        """A plain request is matched by path and method, whatever the host is called."""
-        if request is None or "HTTP_UPGRADE" in request.environ:
-            return super().create_url_adapter(request)
-        where = ("", request.root_path, "", "http")
-        return MapAdapter(self.url_map, *where, request.path, request.method)
-
-    def ensure_sync(self, func: Callable[..., Any]) -> Callable[..., Any]:
-        """No view is a coroutine."""
-        return func
 
 
 def create_app(config: settings.Settings | None = None) -> Flask:
@@ -68,35 +34,63 @@ def create_app(config: settings.Settings | None = None) -> Flask:
     config = config or settings.load()
     models.init(config)
 
-    app = Service(__name__)
+    app = Flask(__name__)
     app.secret_key = config.secret_key
-    app.json = answers.Json(app)
+    app.json.sort_keys, app.json.ensure_ascii = False, False  # type: ignore[attr-defined]
     app.extensions["settings"] = config
-    app.extensions["guard"] = auth.Guard(config.quotas, Limiter(models.load_usage))
-    app.wsgi_app = answers.with_api_headers(app.wsgi_app)  # type: ignore[method-assign]
+    limiter = SharedLimiter(models.database) if config.postgres else Limiter(saves=True)
+    app.extensions["guard"] = auth.Guard(config.quotas, limiter)
+    app.wsgi_app = with_api_headers(app.wsgi_app)  # type: ignore[method-assign]
     if hops := config.proxy_hops:
-        app.wsgi_app = ProxyFix(app.wsgi_app, x_for=hops, x_proto=hops)  # type: ignore[method-assign]
+        app.wsgi_app = ProxyFix(app.wsgi_app, x_for=hops, x_proto=1)  # type: ignore[method-assign]
 
     app.url_map.merge_slashes = False  # or it would redirect, to whatever Host was sent
+    app.before_request(require_host)
     app.register_blueprint(api)
-    app.add_url_rule("/openapi.json", view_func=openapi)
-    sockets.register(app, config)
-    web.register(app)
-    cli.register(app)
-    problems.register(app)
+    for name in ("openapi.json", "asyncapi.json"):
+        app.add_url_rule(
+            f"/{name}", name.partition(".")[0], send_description, defaults={"name": name}
+        )
+    for part in (sockets, web, cli, problems):
+        part.register(app)
+    app.extensions["background"] = Background(app)
     return app
 
 
-def openapi() -> ResponseReturnValue:
-    return send_file(HERE / "openapi.json"), {"Access-Control-Allow-Origin": "*"}
+def __getattr__(name: str) -> Any:
+    """`app.app`, for `gunicorn app:app` and `flask`; made when it is first asked for."""
+    if name == "app":
+        return create_app()
+    raise AttributeError(name)
+
+
+def require_host() -> None:
+    """RFC 9112 part 3.2; for WebSockets the handshake is checked as a whole."""
+    is_http_1_1 = request.environ["SERVER_PROTOCOL"] == "HTTP/1.1"
+    is_websocket = request.url_rule and request.url_rule.websocket
+    if is_http_1_1 and not (request.environ.get("HTTP_HOST") or is_websocket):
+        raise BadRequest
+
+
+def send_description(name: str) -> ResponseReturnValue:
+    return send_file(settings.HERE / name), {"Access-Control-Allow-Origin": "*"}
+
+
+@api.after_request
+def no_content(response: Any) -> Any:
+    """Flask answers OPTIONS with an empty page of HTML."""
+    if request.method == "OPTIONS":
+        response.status_code = 204
+        del response.headers["Content-Type"]
+    return response
 
 
 @api.get("/demo/year")
 def year() -> dict[str, object]:
-    moment = time.time()
-    number = clock.utc(moment).year
+    now = time.time()
+    number = utc(now).year
     message = f"The current year is {number}."
-    return {"year": number, "message": message, "timestamp": clock.timestamp(moment)}
+    return {"year": number, "message": message, "timestamp": timestamp(now)}
 
 
 @api.get("/status")
@@ -115,7 +109,7 @@ def protected_test(key: Key, allowance: Allowance) -> dict[str, object]:
         "api_key_name": key.name,
         "api_key_type": key.type,
         "rate_limit_tier": allowance.quota.tier,
-        "timestamp": clock.timestamp(time.time()),
+        "timestamp": timestamp(time.time()),
     }
 
 
@@ -124,12 +118,12 @@ def protected_test(key: Key, allowance: Allowance) -> dict[str, object]:
 def user_me(key: Key, allowance: Allowance) -> dict[str, object]:
     with models.database.connection_context():
         user = User.get_by_id(key.user_id)
-        key_count = models.live_keys(user).count()
+        key_count = ApiKey.select().where(ApiKey.user == user, ApiKey.live()).count()
     return {
         "user_id": user.id,
         "username": user.username,
         "email": user.email,
-        "created_at": clock.date_time(user.created_at),
+        "created_at": date_time(user.created_at),
         "api_key_count": key_count,
     }
 
@@ -142,25 +136,9 @@ def usage_stats(key: Key, allowance: Allowance) -> dict[str, object]:
         "total_requests": allowance.total,
         "rate_limit_tier": allowance.quota.tier,
         "requests_remaining": allowance.remaining,
-        "reset_time": clock.date_time(allowance.reset),
+        "reset_time": date_time(allowance.reset),
     }
 
 
-def main() -> None:
-    """The demo: make a first user and key, then become the production server."""
-    os.chdir(HERE)
-    config = settings.load()
-    os.environ["SECRET_KEY"] = config.secret_key or secrets.token_hex()
-    models.init(config)
-    address = f"127.0.0.1:{config.port}"
-    with models.database.connection_context():
-        if not User.select().exists():
-            password = secrets.token_urlsafe(12)
-            user = accounts.create("demo", "demo@example.com", password)
-            _, key = auth.create_key(user, "demo", "production")
-            print(WELCOME.format(url=f"http://{address}", password=password, key=key), flush=True)
-    os.execv(sys.executable, [sys.executable, "-m", "gunicorn", "--bind", address])
-
-
 if __name__ == "__main__":
-    main()
+    launch.main()

@@ -1,6 +1,8 @@
-"""Who is calling, and whether they may: API keys, and @require_api_key."""
+"""API keys: how they are made, checked and counted, and @require_api_key."""
 
+import re
 import secrets
+import time
 import zlib
 from collections.abc import Callable, Mapping
 from functools import wraps
@@ -11,25 +13,32 @@ from string import ascii_letters, digits
 from flask import current_app, request
 
 import accounts
-import clock
 import models
-from answers import ALLOWANCE
 from models import PREFIXES, ApiKey, Key, User
-from problems import Problem
-from ratelimit import DEFAULT_TIER, Allowance, Limiter, Quota
+from protocol.headers import ALLOWANCE
+from protocol.problems import Problem
+from protocol.timestamps import date_time
+from ratelimit import DEFAULT_TIER, Allowance, Limiter, Quota, Usage
 
 BASE62 = digits + ascii_letters
 ID_LENGTH, SECRET_LENGTH, CHECKSUM_LENGTH = 8, 32, 6
+KEY = re.compile(
+    rf"(?:{'|'.join(PREFIXES.values())})([0-9A-Za-z]{{{ID_LENGTH}}})"
+    rf"_[0-9A-Za-z]{{{SECRET_LENGTH + CHECKSUM_LENGTH}}}"
+)
 MAX_LIVE_KEYS = 25  # of one user
-REMEMBERED_KEYS = 200_000  # about 600 bytes each
+GRACE_SECONDS = 86400  # for which a rotated key stays good
+REMEMBER_SECONDS = 1  # for which a key is trusted without asking the database again
 CHALLENGE = {"WWW-Authenticate": 'ApiKey realm="api", header="X-API-Key"'}
 QUOTA_EXCEEDED = "https://iana.org/assignments/http-problem-types#quota-exceeded"
 
 View = Callable[[Key, Allowance], dict[str, object]]
 
 
-def create_key(user: User, name: str, type: str, tier: str = DEFAULT_TIER) -> tuple[ApiKey, str]:
-    """Store a new key; the second value is the key itself, which exists nowhere else.
+def create_key(
+    user: User, name: str, type: str, tier: str = DEFAULT_TIER, expires_at: int | None = None
+) -> tuple[ApiKey, str]:
+    """Store a new key; the second value is the key itself, which is stored nowhere.
 
     Raises accounts.Invalid.
     """
@@ -39,16 +48,31 @@ def create_key(user: User, name: str, type: str, tier: str = DEFAULT_TIER) -> tu
     key = f"{PREFIXES[type]}{key_id}_{secret}"
     key += checksum(key)
     row = ApiKey(id=key_id, user=user, name=name, type=type, tier=tier, digest=digest(key))
+    row.expires_at = expires_at
     with models.database.connection_context(), models.database.atomic():
-        if models.live_keys(user).count() >= MAX_LIVE_KEYS:
-            full = f"There are {MAX_LIVE_KEYS} live keys already. Revoke one first."
-            raise accounts.Invalid(name=full)
+        User.update(id=User.id).where(User.id == user.id).execute()  # locks the row in PostgreSQL
+        if ApiKey.select().where(ApiKey.user == user, ApiKey.live()).count() >= MAX_LIVE_KEYS:
+            raise accounts.Invalid(name=f"You have {MAX_LIVE_KEYS} keys, the maximum.")
         row.save(force_insert=True)
     return row, key
 
 
+def rotate_key(key: ApiKey, grace_seconds: int = GRACE_SECONDS) -> tuple[ApiKey, str]:
+    """Make a successor of a live key, and end the key when the grace is over.
+
+    The successor has the same name, type, tier and lifetime. Raises accounts.Invalid.
+    """
+    now = models.now()
+    lifetime = key.expires_at and key.expires_at - key.created_at
+    with models.database.connection_context(), models.database.atomic():
+        end = min(key.expires_at or now + grace_seconds, now + grace_seconds)
+        if not models.change_key(key.id, expires_at=end):
+            raise accounts.Invalid(name="This key has ended; create a new one.")
+        return create_key(key.user, key.name, key.type, key.tier, lifetime and now + lifetime)
+
+
 def checksum(text: str) -> str:
-    """CRC-32 in six base62 characters: tells a mistyped or made-up key without a look-up."""
+    """CRC-32 in six base62 characters: finds mistyped and made-up keys without the database."""
     number, characters = zlib.crc32(text.encode()), ""
     for _ in range(CHECKSUM_LENGTH):
         number, index = divmod(number, len(BASE62))
@@ -57,24 +81,21 @@ def checksum(text: str) -> str:
 
 
 def digest(key: str) -> str:
-    """What is stored of a key. Plain SHA-256 suffices: 190 random bits cannot be guessed."""
+    """What is stored of a key. SHA-256 is enough, because 190 random bits cannot be guessed."""
     return sha256(key.encode()).hexdigest()
 
 
 class Guard:
-    """Checks keys and spends their allowance, remembering the keys it has seen.
-
-    A known key is trusted until it is removed, which the background does within a second of any
-    change to the key, and to all keys when it cannot see the changes.
-    """
+    """Checks keys and counts their requests; remembers for a second the keys that it has seen."""
 
     def __init__(self, quotas: Mapping[str, Quota], limiter: Limiter) -> None:
         self.limiter = limiter
         self._quotas = quotas
-        self.known: dict[str, Key] = {}  # by their ids
+        self._known: dict[str, Key] = {}  # by digest
+        self._forget_at = 0.0
 
     def check(self, presented: str | None) -> Key:
-        """The live key that was presented; raises Problem 401, or DatabaseError."""
+        """The key that was presented, if it is good; raises Problem 401, or PeeweeException."""
         if not presented:
             raise Problem(401, "missing_api_key", "Send your key in X-API-Key.", headers=CHALLENGE)
         key = self.find(presented)
@@ -83,32 +104,39 @@ class Guard:
         return key
 
     def find(self, presented: str) -> Key | None:
-        """The live key, or None for any that is unknown, malformed, wrong or revoked."""
-        key_id = presented[ID_LENGTH : 2 * ID_LENGTH]  # both prefixes are as long as an id
-        key = self.known.get(key_id) or self._look_up(key_id, presented)
-        return key if key and compare_digest(key.digest, digest(presented)) else None
+        """The key, or None if it is malformed, unknown, wrong, revoked or expired."""
+        if time.monotonic() >= self._forget_at:
+            self.forget()
+        fingerprint = digest(presented)
+        key = self._known.get(fingerprint) or self._look_up(presented, fingerprint)
+        return None if key is None or key.has_ended() else key
 
-    def _look_up(self, key_id: str, presented: str) -> Key | None:
-        if checksum(presented[:-CHECKSUM_LENGTH]) != presented[-CHECKSUM_LENGTH:]:
+    def forget(self) -> None:
+        """Forget all keys, so that the database is asked again."""
+        self._known.clear()
+        self._forget_at = time.monotonic() + REMEMBER_SECONDS
+
+    def _look_up(self, presented: str, fingerprint: str) -> Key | None:
+        found = KEY.fullmatch(presented)
+        if not found or checksum(presented[:-CHECKSUM_LENGTH]) != presented[-CHECKSUM_LENGTH:]:
             return None
-        key = models.find_key(key_id)
-        if key:
-            if len(self.known) >= REMEMBERED_KEYS:
-                self.known.clear()
-            self.known[key_id] = key
+        key = models.find_key(found[1])
+        if key is None or not compare_digest(key.digest, fingerprint):
+            return None
+        self._known[fingerprint] = key
         return key
 
     def allowance(self, key: Key | ApiKey, cost: int = 0) -> Allowance:
-        """What is left to the key, less the cost of a request; raises DatabaseError."""
+        """What is left for the key after a request of this cost; raises PeeweeException."""
         quota = self._quotas.get(key.tier) or self._quotas[DEFAULT_TIER]
-        return self.limiter.hit(key.id, quota, cost)
+        return self.limiter.hit(key.id, quota, Usage(key.total, key.reset, key.used), cost)
 
     def spend(self, key: Key, cost: int = 1) -> Allowance:
-        """Count this request; raises Problem 429, or DatabaseError."""
+        """Count this request; raises Problem 429, or PeeweeException."""
         request.environ[ALLOWANCE] = allowance = self.allowance(key, cost)
         if allowance.accepted:
             return allowance
-        (tier, limit, _), reset = allowance.quota, clock.date_time(allowance.reset)
+        (tier, limit, _), reset = allowance.quota, date_time(allowance.reset)
         detail = f"All {limit} requests of this window are used up."
         retry = {"Retry-After": str(allowance.seconds_left)}
         members = {"type": QUOTA_EXCEEDED, "violated-policies": [tier], "reset_time": reset}
@@ -116,12 +144,13 @@ class Guard:
 
 
 def guard() -> Guard:
+    """The app's guard."""
     found: Guard = current_app.extensions["guard"]
     return found
 
 
 def require_api_key(view: View) -> Callable[[], dict[str, object]]:
-    """Let a view run for a good key within its limits, and hand it both."""
+    """Call the view for a good key within its limits, with the key and what is left for it."""
 
     @wraps(view)
     def guarded() -> dict[str, object]:

@@ -1,60 +1,125 @@
 """Administration from a shell: `flask user ...` and `flask key ...`."""
 
+import json
+import os
+import re
 import sys
+from collections.abc import Iterable
 from typing import Any
 
 import click
+import flask.cli
+import flask.helpers
+from click.core import ParameterSource
 from flask import Flask, current_app
 from flask.cli import AppGroup
-from peewee import DatabaseError
+from peewee import PeeweeException
 
 import accounts
 import auth
-import clock
 import models
 from models import ApiKey, User, database
+from protocol.timestamps import date_time
+from server import launch
+
+SECRET = re.compile(r"sk_(live|test)_[^\s']+")
+UNITS = {"s": 1, "m": models.MINUTE, "h": models.HOUR, "d": models.DAY}
 
 
 class Commands(AppGroup):
-    """Commands with a connection to the database, that fail in one line."""
+    """Commands with a connection to the database, which fail with one line."""
 
     def invoke(self, ctx: click.Context) -> Any:
+        database.obj.timeout = models.PATIENCE_SECONDS
         try:
             with database.connection_context():
                 return super().invoke(ctx)
-        except DatabaseError as error:
-            raise click.ClickException(f"DATABASE_URL: {error}") from None
+        except PeeweeException as error:
+            raise click.ClickException(f"DATABASE_URL: {models.reason(error)}") from None
         except (accounts.Invalid, UnicodeError) as error:
             raise click.ClickException(str(error)) from None
+        except click.ClickException as error:  # somebody may have given a key in place of an ID
+            error.message = SECRET.sub("(an API key)", error.message)
+            raise
 
 
-users = Commands("user", help="Create and list users.")
-keys = Commands("key", help="Create, list, change and revoke API keys.")
+users = Commands("user", help="Create, list, change and delete users.")
+keys = Commands("key", help="Create, list, change, rotate and revoke API keys.")
+password_stdin = click.option(
+    "--password-stdin", is_flag=True, help="Read the password from standard input."
+)
+as_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON array.")
 
 
 def register(app: Flask) -> None:
+    """Add the commands; within `flask run`, become the real server."""
     app.cli.add_command(users)
     app.cli.add_command(keys)
+    context = click.get_current_context(silent=True)
+    if context and context.command is flask.cli.run_command:
+        run(context, app.extensions["settings"].port)
+
+
+def run(context: click.Context, port: int) -> None:
+    """`flask run`: its own server would save no counts, and log the keys in URLs."""
+    given = {
+        name
+        for name in context.params
+        if context.get_parameter_source(name) == ParameterSource.COMMANDLINE
+    }
+    if flask.helpers.get_debug_flag() or given - {"host", "port"}:
+        raise click.UsageError("only --host and --port are supported: this is not Flask's server")
+    port = context.params["port"] if "port" in given else port
+    launch.serve(launch.listen(context.params["host"], port))
+
+
+def duration(context: Any, parameter: Any, text: str | None) -> int | None:
+    """Read `30d`, `24h`, `15m`, `5s` or `0` as seconds."""
+    if text is None:
+        return None
+    found = re.fullmatch(r"([0-9]{1,9})([smhd])|0", text)
+    if not found:
+        raise click.BadParameter("use a number and a unit, like 90d, 24h, 15m or 5s")
+    return int(found[1] or 0) * UNITS[found[2] or "s"]
 
 
 @users.command("create")
 @click.argument("username")
 @click.argument("email")
-@click.option("--password-stdin", is_flag=True, help="Read the password from standard input.")
+@password_stdin
 def create_user(username: str, email: str, password_stdin: bool) -> None:
     """Create a user; the password is asked for."""
-    if password_stdin:
-        password = sys.stdin.readline().rstrip("\r\n")
-    else:
-        password = click.prompt("Password", hide_input=True, confirmation_prompt=True)
-    accounts.create(username, email, password)
+    accounts.create(username, email, read_password(password_stdin))
 
 
 @users.command("list")
-def list_users() -> None:
+@as_json
+def list_users(as_json: bool) -> None:
     """List users: id, name, email, created."""
-    for user in User.select().order_by(User.id):
-        print_row(user.id, user.username, user.email, clock.date_time(user.created_at))
+    names = ("id", "username", "email", "created_at")
+    rows = (
+        (u.id, u.username, u.email, date_time(u.created_at))
+        for u in User.select().order_by(User.id)
+    )
+    print_rows(names, rows, as_json)
+
+
+@users.command("password")
+@click.argument("username")
+@password_stdin
+def set_password(username: str, password_stdin: bool) -> None:
+    """Set a user's password, and end all sessions of this user."""
+    user, password = find_user(username), read_password(password_stdin)
+    accounts.check(password=password)
+    user.password_hash = accounts.hash_password(password)
+    accounts.save(user)
+
+
+@users.command("delete")
+@click.argument("username")
+def delete_user(username: str) -> None:
+    """Delete a user with all keys; a running server notices within two seconds."""
+    models.delete_user(find_user(username))
 
 
 @keys.command("create")
@@ -62,22 +127,38 @@ def list_users() -> None:
 @click.argument("name")
 @click.option("--type", type=click.Choice(list(models.PREFIXES)), required=True)
 @click.option("--tier", default="free", show_default=True)
-def create_key(username: str, name: str, type: str, tier: str) -> None:
+@click.option("--expires", callback=duration, help="For example 90d; never, if not given.")
+def create_key(username: str, name: str, type: str, tier: str, expires: int | None) -> None:
     """Create a key and print it, alone and once."""
-    print_row(auth.create_key(find_user(username), name, type, known(tier))[1])
+    end = None if expires is None else models.now() + expires
+    with database.atomic():
+        print_key(auth.create_key(find_user(username), name, type, known(tier), end)[1])
+
+
+@keys.command("rotate")
+@click.argument("key_id", metavar="ID")
+@click.option("--grace", default="24h", callback=duration, show_default=True)
+def rotate_key(key_id: str, grace: int) -> None:
+    """Create a successor and print it; the old key ends after the grace."""
+    with database.atomic():
+        print_key(auth.rotate_key(find_key(key_id), grace)[1])
 
 
 @keys.command("list")
 @click.argument("username", required=False)
-def list_keys(username: str | None) -> None:
+@as_json
+def list_keys(username: str | None, as_json: bool) -> None:
     """List keys: id, owner, name, type, tier, state, last used."""
     query = ApiKey.select(ApiKey, User).join(User).order_by(User.id, ApiKey.created_at)
     if username is not None:
         query = query.where(ApiKey.user == find_user(username))
-    for key in query:
-        state = "revoked" if key.revoked_at else "live"
-        last = clock.date_time(key.last_used_at) if key.last_used_at else "never"
-        print_row(key.id, key.user.username, key.name, key.type, key.tier, state, last)
+    names = ("id", "username", "name", "type", "tier", "state", "last_used_at", "expires_at")
+    rows = (
+        (k.id, k.user.username, k.name, k.type, k.tier, k.state)
+        + (_iso(k.last_used_at), _iso(k.expires_at))[: 2 if as_json else 1]
+        for k in query
+    )
+    print_rows(names, rows, as_json)
 
 
 @keys.command("tier")
@@ -85,23 +166,45 @@ def list_keys(username: str | None) -> None:
 @click.argument("tier")
 def set_tier(key_id: str, tier: str) -> None:
     """Give a key another tier; a running server notices within two seconds."""
-    change(key_id, tier=known(tier))
+    models.change_key(find_key(key_id).id, tier=known(tier))
 
 
 @keys.command("revoke")
 @click.argument("key_id", metavar="ID")
 def revoke_key(key_id: str) -> None:
     """Revoke a key for good; a running server notices within two seconds."""
-    change(key_id, revoked_at=models.now())
+    models.revoke_key(find_key(key_id).id)
 
 
-def change(key_id: str, **changes: object) -> None:
-    if not models.change_key(key_id, **changes):
-        raise click.ClickException("There is no live key with this ID.")  # it may be a whole key
+def read_password(from_stdin: bool) -> str:
+    if not from_stdin:
+        return str(click.prompt("Password", hide_input=True, confirmation_prompt=True))
+    if sys.stdin is None:
+        raise click.ClickException("standard input is closed, so there is no password to read")
+    return sys.stdin.readline().rstrip("\r\n")
 
 
-def print_row(*columns: object) -> None:
-    click.echo("\t".join(map(str, columns)))
+def print_key(key: str) -> None:
+    """Print the key, or fail, so that the caller's transaction stores no key that nobody saw."""
+    try:
+        sys.stdout.write(f"{key}\n")
+        sys.stdout.flush()
+    except (AttributeError, OSError):  # it is None when it is closed
+        if sys.stdout:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the flush at exit
+        raise click.ClickException("the key cannot be printed, so it was not created") from None
+
+
+def print_rows(names: tuple[str, ...], rows: Iterable[Iterable[object]], as_json: bool) -> None:
+    if as_json:
+        click.echo(json.dumps([dict(zip(names, row, strict=True)) for row in rows], indent=2))
+        return
+    for row in rows:
+        click.echo("\t".join("never" if column is None else str(column) for column in row))
+
+
+def _iso(seconds: int | None) -> str | None:
+    return None if seconds is None else date_time(seconds)
 
 
 def find_user(username: str) -> User:
@@ -109,6 +212,13 @@ def find_user(username: str) -> User:
     if user is None:
         raise click.ClickException(f"There is no user {username!r}.")
     return user
+
+
+def find_key(key_id: str) -> ApiKey:
+    key: ApiKey | None = ApiKey.get_or_none(ApiKey.id == key_id, ApiKey.live())
+    if key is None:
+        raise click.ClickException("There is no live key with this ID.")
+    return key
 
 
 def known(tier: str) -> str:

@@ -13,9 +13,9 @@ from threading import Lock
 from typing import NamedTuple
 
 UNITS = {"second": 1, "minute": 60, "hour": 3600, "day": 86400}
-QUOTA = re.compile(r"([a-z][a-z0-9_-]{0,31})=([1-9][0-9]{0,11})/(second|minute|hour|day)")
+QUOTA = re.compile(rf"([a-z][a-z0-9_-]{{0,31}})=([1-9][0-9]{{0,11}})/({'|'.join(UNITS)})")
 DEFAULT_TIER = "free"
-SWEEP_SIZE = 1000  # fewer counters than this are not worth a sweep
+SWEEP_SIZE = 1000  # with fewer counters than this, no sweep is needed
 
 
 class Quota(NamedTuple):
@@ -27,25 +27,26 @@ class Quota(NamedTuple):
 
 
 class Allowance(NamedTuple):
-    """The limiter's answer; headers, bodies and pages all render this one value."""
+    """The limiter's answer; headers, bodies and pages are all made from this one value."""
 
     quota: Quota
     accepted: bool
     remaining: int
     reset: int  # Unix seconds at which the window ends
     seconds_left: int  # until then, rounded up, so at least 1
-    total: int  # everything ever counted for the key
+    total: int  # all requests ever counted for the key
 
 
 class Usage(NamedTuple):
-    """What a key has used: all in all, and in the window that ends at `reset`."""
+    """What a key has used: in total, and in the window that ends at `reset`."""
 
     total: int = 0
     reset: int = 0
     used: int = 0
 
 
-Spent = tuple[str, int, Usage]  # a key, its requests that are not yet saved, where they led
+NOTHING = Usage()
+Spent = tuple[str, int, Usage]  # a key, its requests that are not saved yet, its usage with them
 
 
 def parse_quotas(text: str) -> dict[str, Quota]:
@@ -67,52 +68,52 @@ def parse_quotas(text: str) -> dict[str, Quota]:
 class Limiter:
     """Counts requests per key in windows on UTC boundaries; safe for threads and greenlets.
 
-    `load` brings back what an earlier process counted for a key. With it, counts are `unsaved`
-    until `saved` says otherwise; without it, they live and die with their window.
+    A limiter that `saves` keeps its counts until they are `saved`, and then forgets them: the next
+    `hit` brings what was `stored`. Any other keeps a count until its window ends.
     """
 
-    def __init__(
-        self, load: Callable[[str], Usage] | None = None, clock: Callable[[], float] = time.time
-    ) -> None:
-        self._load, self._clock, self._lock = load, clock, Lock()
+    def __init__(self, saves: bool = False, clock: Callable[[], float] = time.time) -> None:
+        self._saves, self._clock, self._lock = saves, clock, Lock()
+        self._latest = 0.0
         self._usage: dict[str, Usage] = {}
         self._unsaved: Counter[str] = Counter()
         self._sweep_at = SWEEP_SIZE
 
-    def hit(self, key: str, quota: Quota, cost: int = 1) -> Allowance:
-        """Count a request, unless the allowance of the window is used up; a cost of 0 only asks."""
-        # Outside the lock, because loading may wait for a database.
-        known = self._usage.get(key) or (self._load(key) if self._load else Usage())
-        now = self._clock()
-        reset = (int(now) // quota.seconds + 1) * quota.seconds
+    def hit(self, key: str, quota: Quota, stored: Usage = NOTHING, cost: int = 1) -> Allowance:
+        """Count a request if the window's allowance is not used up; a cost of 0 only asks."""
         with self._lock:
-            total, window, used = self._usage.get(key, known)
+            now = self._clock()
+            # A window does not open again when the clock is set back.
+            self._latest = max(self._latest, now)
+            reset = (int(self._latest) // quota.seconds + 1) * quota.seconds
+            total, window, used = self._usage.get(key, stored)
             used = used if window == reset else 0
             accepted = used < quota.limit
             if accepted and cost:
                 total, used = total + cost, used + cost
-                self._usage[key] = Usage(total, reset, used)
-                if self._load:
-                    self._unsaved[key] += cost
-                if len(self._usage) >= self._sweep_at:
-                    self._sweep(now)
-        remaining = max(0, quota.limit - used)
-        return Allowance(quota, accepted, remaining, reset, math.ceil(reset - now), total)
+                self._count(key, Usage(total, reset, used), cost)
+        return Allowance(
+            quota, accepted, max(0, quota.limit - used), reset, math.ceil(reset - now), total
+        )
 
     def unsaved(self) -> list[Spent]:
+        """All counts that are to be saved."""
         with self._lock:
             return [(key, requests, self._usage[key]) for key, requests in self._unsaved.items()]
 
     def saved(self, spent: Iterable[Spent]) -> None:
-        """What `unsaved` told is safe now; what was counted since then is still to be saved."""
+        """Forget counts that were `unsaved` and are stored now; later ones are kept."""
         with self._lock:
-            self._unsaved -= Counter({key: requests for key, requests, _ in spent})
+            for key, requests, _ in spent:
+                self._unsaved[key] -= requests
+                if not self._unsaved[key]:
+                    del self._unsaved[key], self._usage[key]
 
-    def _sweep(self, now: float) -> None:
-        """Drop ended windows, at doubling sizes: so the cost of a request stays constant."""
-        self._usage = {
-            key: usage
-            for key, usage in self._usage.items()
-            if key in self._unsaved or usage.reset > now
-        }
-        self._sweep_at = max(SWEEP_SIZE, 2 * len(self._usage))
+    def _count(self, key: str, usage: Usage, cost: int) -> None:
+        self._usage[key] = usage
+        if self._saves:
+            self._unsaved[key] += cost
+        elif len(self._usage) >= self._sweep_at:
+            # At doubling sizes, so that sweeping costs a constant time per request.
+            self._usage = {key: use for key, use in self._usage.items() if use.reset > self._latest}
+            self._sweep_at = max(SWEEP_SIZE, 2 * len(self._usage))

@@ -1,123 +1,186 @@
-"""The two WebSockets, echo and time, over flask-sock: who gets in, and what they are told."""
+"""The two WebSockets, echo and time: who is admitted, and what is sent."""
 
 import logging
 import time
 from collections.abc import Callable
 
+import gevent
 from flask import Blueprint, Flask, current_app, g, request
 from flask_sock import Sock
 from simple_websocket import Server
 from wsproto.utilities import LocalProtocolError
 
-import clock
 from auth import guard
-from channel import BUG, GOING_AWAY, GONE, SERVER_OPTIONS, Channel, Closed, frame, negotiate
-from metronome import Metronome
-from problems import Problem
-from settings import Settings
+from protocol.problems import Problem
+from protocol.timestamps import display, timestamp
+from protocol.websocket import (
+    ABNORMAL,
+    BUG,
+    GOING_AWAY,
+    REVOKED,
+    SERVER_OPTIONS,
+    Closed,
+    WebSocket,
+    frame,
+    negotiate,
+)
 
 log = logging.getLogger(__name__)
 
 TOO_MANY = "too_many_sockets"
-RETRY = {"Retry-After": "10"}  # seconds, for those who have, or find, too many sockets open
+RETRY = {"Retry-After": "10"}  # seconds
 
 routes = Blueprint("sockets", __name__, url_prefix="/api/v1/ws")
 
 
-def register(app: Flask, config: Settings) -> None:
+def register(app: Flask) -> None:
     """Add both sockets to the app."""
+    config = app.extensions["settings"]
     app.config["SOCK_SERVER_OPTIONS"] = SERVER_OPTIONS
-    app.extensions["crowd"] = Crowd(config.max_sockets, config.max_sockets_per_caller)
-    app.extensions["metronome"] = Metronome()
+    app.extensions["sockets"] = OpenSockets(config.max_sockets, config.max_sockets_per_caller)
+    app.extensions["ticker"] = Ticker()
     app.register_blueprint(routes)
 
 
-def echo(channel: Channel) -> None:
-    """Send every text back, one reply a message, in order."""
-    for text in channel.texts():
+def echo(ws: WebSocket) -> None:
+    """Send every message back, in order."""
+    for text in ws.messages():
         now = time.time()
-        reply = {"timestamp": clock.timestamp(now), "server_time": clock.display(now)}
-        channel.send(frame(type="echo", message=text, **reply))
+        ws.send(
+            frame(type="echo", message=text, timestamp=timestamp(now), server_time=display(now))
+        )
 
 
-def stream_time(channel: Channel) -> None:
-    """Greet, then leave the talking to the metronome; what the client says is dropped."""
-    channel.send(frame(type="auth_success", api_key_name=g.key.name))
-    audience = current_app.extensions["metronome"].join(channel)
+def stream_time(ws: WebSocket) -> None:
+    """Let the ticker send the time; what the client sends is discarded."""
+    ws.send(frame(type="auth_success", api_key_name=g.key.name))
+    listeners = current_app.extensions["ticker"].join(ws)
     try:
-        for _ in channel.texts():
+        for _ in ws.messages():
             pass
     finally:
-        audience.remove(channel)
+        listeners.remove(ws)
 
 
-class Crowd:
-    """The open channels, each with its caller: a key's id, or a client's address."""
+class Ticker:
+    """Sends the time to many sockets, to each once a second, at its own tenth of the second.
+
+    One greenlet serves all of them: a timer for each would cost more than sending. No tick is at
+    the turn of a second, so a tick that is a little late neither skips nor repeats a second.
+    """
+
+    def __init__(self) -> None:
+        self._tenths: list[set[WebSocket]] = [set() for _ in range(10)]
+        self._running = False
+
+    def join(self, ws: WebSocket) -> set[WebSocket]:
+        """Start ticks within 0.2 s; they end when `ws` is removed from the returned set."""
+        if not self._running:
+            self._running = True
+            gevent.spawn(self._run)
+        tenth = int(time.time() * 10)
+        coming = [(tenth + 1) % 10, (tenth + 2) % 10]
+        listeners = min((self._tenths[i] for i in coming if i), key=len)
+        listeners.add(ws)
+        return listeners
+
+    def _run(self) -> None:
+        tenth = int(time.time() * 10)
+        while True:
+            tenth += 1
+            while 0 < (delay := tenth / 10 - time.time()) < 1:
+                gevent.sleep(delay)
+            if abs(delay) >= 1:  # the clock was set, or the process was stopped
+                tenth = int(time.time() * 10)
+            if listeners := self._tenths[tenth % 10]:
+                now = time.time()
+                data = frame(type="time_update", formatted=display(now), timestamp=timestamp(now))
+                for ws in listeners:  # push never yields, so the set cannot change meanwhile
+                    ws.push(data)
+
+
+class OpenSockets:
+    """The open sockets, each with its caller: `key ID`, or `address` and a client's address."""
 
     def __init__(self, limit: int, limit_per_caller: int) -> None:
         self.limit, self.limit_per_caller = limit, limit_per_caller
-        self.callers: dict[Channel, str] = {}
+        self.callers: dict[WebSocket, str] = {}
 
     def check(self, caller: str) -> None:
-        """Raises Problem when there is no room for one more."""
+        """Raises Problem if there is no room for one more."""
         if len(self.callers) >= self.limit:
             raise Problem(503, TOO_MANY, "The server has no socket left.", headers=RETRY)
         if list(self.callers.values()).count(caller) >= self.limit_per_caller:
             raise Problem(429, TOO_MANY, "You have too many sockets open.", headers=RETRY)
 
-    def end(self, code: int = GOING_AWAY, caller: str | None = None) -> None:
-        """Close all channels, or those of one caller."""
-        for channel, owner in self.callers.items():
-            if caller in (None, owner):
-                channel.end(code)
+    def shut_down(self) -> None:
+        """Admit no more sockets and close all with 1001."""
+        self.limit = 0
+        for ws in self.callers:
+            ws.end(GOING_AWAY)
+
+    def keys(self) -> set[str]:
+        """The ids of the keys that have sockets open."""
+        callers = set(self.callers.values())
+        return {name for kind, _, name in (c.partition(" ") for c in callers) if kind == "key"}
+
+    def revoke(self, key_ids: set[str]) -> None:
+        """Close the sockets of these keys with 1008."""
+        for ws, caller in self.callers.items():
+            if caller.removeprefix("key ") in key_ids:
+                ws.end(REVOKED)
 
 
 @routes.before_request
 def admit() -> None:
-    """Refuse with HTTP, before the upgrade, whatever is to be refused."""
+    """Refuse with an HTTP response, before the upgrade."""
     key = request.args.get("api_key") or request.headers.get("X-API-Key")
     negotiate(request.environ)
-    g.caller = request.remote_addr or ""
+    g.caller = f"address {request.remote_addr}"
     if request.endpoint == "sockets.time":
         g.key = guard().check(key)
-        g.caller = g.key.id
-        guard().spend(g.key, cost=0)  # so that a refusal carries the headers of the limits, too
-    current_app.extensions["crowd"].check(g.caller)
+        g.caller = f"key {g.key.id}"
+        guard().spend(g.key, cost=0)  # so that every refusal carries the limit headers
+    current_app.extensions["sockets"].check(g.caller)
     if "key" in g:
         guard().spend(g.key)
 
 
 @routes.errorhandler(ConnectionError)
-def vanish(error: ConnectionError) -> tuple[str, int]:
-    """The client left during the handshake: no bug, and nobody to be answered."""
+def lose_connection(error: ConnectionError) -> tuple[str, int]:
+    """The client left during the handshake: this is no bug, and nobody reads the response."""
     return "", 400
 
 
-def serve(talk: Callable[[Channel], None]) -> Callable[[Server], None]:
-    """Wrap a talk into a flask-sock handler that always ends with a close code and a log line."""
+def serve(handler: Callable[[WebSocket], None]) -> Callable[[Server], None]:
+    """Make a flask-sock view of a handler: it always ends with a close code and a log line."""
 
-    def handler(server: Server) -> None:
-        opened, channel = time.monotonic(), Channel(server)
+    def view(server: Server) -> None:
+        started = time.monotonic()
         log.info("open %s", request.path)
-        callers = current_app.extensions["crowd"].callers
-        callers[channel] = g.caller
-        try:
-            talk(channel)
-        except Closed as reason:
-            closed = reason
-        except (OSError, LocalProtocolError):
-            closed = Closed(GONE)
-        except Exception:
-            log.exception("bug in %s", request.path)
-            closed = Closed(BUG)
-        finally:
-            del callers[channel]
-        server.connected = False  # or flask-sock would close once more
-        channel.close(closed)
-        seconds = time.monotonic() - opened
-        log.info("closed %s after %.1f s: %d", request.path, seconds, closed.code)
+        ws = WebSocket(server)
+        code = ws.close(run(handler, ws))
+        server.connected = False  # or flask-sock would close it again
+        log.info("closed %s after %.1f s: %d", request.path, time.monotonic() - started, code)
 
-    return handler
+    return view
+
+
+def run(handler: Callable[[WebSocket], None], ws: WebSocket) -> int:
+    """Call the handler until the connection is to be closed; returns the close code."""
+    callers = current_app.extensions["sockets"].callers
+    callers[ws] = g.caller
+    try:
+        handler(ws)
+    except Closed as closed:
+        return closed.code
+    except (OSError, LocalProtocolError):
+        return ABNORMAL
+    except Exception:
+        log.exception("bug in %s", request.path)
+    finally:
+        del callers[ws]
+    return BUG
 
 
 sock = Sock()

@@ -18,7 +18,7 @@ from accounts import Invalid
 from auth import Guard
 from conftest import NewKey
 from models import ApiKey, User
-from problems import Problem
+from protocol.problems import Problem
 from ratelimit import Limiter, Quota
 
 NOON = 1_795_262_400  # 2026-11-21T12:00:00Z

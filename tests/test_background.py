@@ -15,8 +15,8 @@ from flask.testing import FlaskClient
 
 import app as service
 import models
-from background import Background
-from channel import REVOKED
+from storage.background import Background
+from protocol.websocket import REVOKED
 from conftest import NewKey
 from models import ApiKey, HourlyUsage, Outage
 from settings import Settings

@@ -277,7 +277,7 @@ def test_no_user_is_not_every_user(cli: FlaskCliRunner, key: str) -> None:
 
 
 def test_a_locked_database_is_one_line(cli: FlaskCliRunner, config: Settings, ada: User) -> None:
-    with contextlib.closing(sqlite3.connect(config.database, isolation_level=None)) as other:
+    with contextlib.closing(sqlite3.connect(config.sqlite, isolation_level=None)) as other:
         other.execute("BEGIN IMMEDIATE")
         told = refused(create_key(cli, ada.username, "ci", "--type", "production"))
     assert told == "DATABASE_URL: database is locked"

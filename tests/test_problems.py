@@ -9,7 +9,7 @@ from flask.testing import FlaskClient
 
 import models
 from models import ApiKey, Outage
-from problems import Problem
+from protocol.problems import Problem
 
 BUG = "/api/v1/bug"
 SECRET = secrets.token_hex()

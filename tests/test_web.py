@@ -17,7 +17,7 @@ from werkzeug.test import TestResponse
 import accounts
 import app as service
 import auth
-import background
+from storage import background
 import models
 import settings
 from models import ApiKey, HourlyUsage, User
@@ -384,7 +384,7 @@ def test_secret_is_nowhere_after_its_answer(ada: FlaskClient, config: settings.S
     cookie = ada.get_cookie("session")
     assert cookie
     assert secret not in cookie.value
-    files = config.database.parent.glob("*")
+    files = config.sqlite.parent.glob("*")
     assert not [file for file in files if secret.encode() in file.read_bytes()]
 
 
@@ -646,7 +646,7 @@ def test_bug_is_a_page_without_details(
 def test_database_that_is_away_is_a_page(
     ada: FlaskClient, config: settings.Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(models.database.obj, "database", config.database / "gone")
+    monkeypatch.setattr(models.database.obj, "database", config.sqlite / "gone")
     models.database.close_all()
     answer = ada.get("/settings/security")
     assert answer.status_code == 503

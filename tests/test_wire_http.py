@@ -279,17 +279,14 @@ class TestErrors:
 
         assert (answer.status, problem(answer)["code"]) == (413, "content_too_large")
 
-    @pytest.mark.parametrize("path", PUBLIC + PROTECTED + SOCKETS[:1])
+    @pytest.mark.parametrize("path", [*PUBLIC, *PROTECTED, *SOCKETS[:1], "/api/v1/typo"])
     def test_preflight_allows_the_key_header(self, server: Server, path: str) -> None:
         asked = {"Access_Control_Request_Method": "GET", "Origin": "https://a.example"}
         answer = ask(server, path, "OPTIONS", Access_Control_Request_Headers="x-api-key", **asked)
 
-        if path in SOCKETS:  # a browser sends no pre-flight to a socket
-            assert answer.status in (405, 426)
-            return
-        assert answer.status == 200
+        assert answer.status == 204
         assert answer.headers["Access-Control-Allow-Origin"] == "*"
-        assert answer.headers["Access-Control-Allow-Headers"] == "X-API-Key"
+        assert answer.headers["Access-Control-Allow-Headers"].startswith("X-API-Key, Content-Type")
         assert "GET" in answer.headers["Access-Control-Allow-Methods"]
 
     def test_pages_of_other_origins_may_read_the_limits(self, server: Server) -> None:
@@ -463,6 +460,7 @@ class TestDatabaseTrouble:
         server = start_server()
         key = server.new_key()
         files = [server.database, server.database.with_name("service.db-wal")]
+        files = [file for file in files if file.exists()]
         whole = [file.read_bytes() for file in files]
         for file in files:
             file.write_bytes(b"garbage" * 10_000)
@@ -487,7 +485,7 @@ class TestDatabaseTrouble:
         server = start_server()
         key = server.new_key()
         with closing(sqlite3.connect(server.database)) as vandal:
-            vandal.execute("DELETE FROM user")  # a key without an owner: impossible by design
+            vandal.execute("UPDATE user SET created_at = 1000000000000000000")  # no such year
             vandal.commit()
 
         answer = ask(server, "/api/v1/user/me?api_key=secret&q=private", X_API_Key=key)

@@ -221,18 +221,6 @@ class TestOneWorker:
         assert refused.value.output.splitlines()[-1].startswith("--workers and --worker-class ")
         assert "Traceback" not in refused.value.output
 
-    @pytest.mark.parametrize("number", [signal.SIGTTIN, signal.SIGUSR2])
-    def test_no_signal_starts_a_second_one(
-        self, start_server: StartServer, number: signal.Signals
-    ) -> None:
-        server = start_server()
-        before = server.worker_pid
-        os.kill(server.pid, number)
-        eventually(lambda: server.log_lines("Handling signal"))
-        assert ask(server, TEST, "") == 401
-
-        assert server.worker_pid == before
-
     def test_a_reload_gives_nobody_a_second_allowance(self, start_server: StartServer) -> None:
         server = start_server(RATE_LIMITS="free=2000/day")
         key, before = server.new_key(), server.worker_pid

@@ -18,13 +18,13 @@ from flask.sessions import SecureCookieSession, SecureCookieSessionInterface
 from flask.typing import ResponseReturnValue
 from werkzeug.exceptions import RequestTimeout
 
-import clock
 from accounts import Invalid
+from protocol.timestamps import date_time, display
 from ratelimit import Limiter
+from settings import MAX_BODY_BYTES
 from web import people, profile
 
 INVALID = 422  # the status of a form that comes back
-MAX_FORM_BYTES = 16 * 1024
 FORM_SECONDS = 10  # for a form to arrive, in total
 SECURITY_HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
@@ -57,7 +57,7 @@ def register(app: Flask) -> None:
     app.extensions["throttles"] = Limiter()
     app.static_folder = "web/static"
     app.jinja_env.trim_blocks = app.jinja_env.lstrip_blocks = True
-    app.jinja_env.filters |= {"date_time": clock.date_time, "display": clock.display}
+    app.jinja_env.filters |= {"date_time": date_time, "display": display}
     app.jinja_env.globals["signups"] = app.extensions["settings"].signups
     app.register_blueprint(pages)
 
@@ -77,7 +77,7 @@ def receive_form() -> None:
     if "Transfer-Encoding" in request.headers:
         abort(411)
     length = request.content_length or 0
-    if length > MAX_FORM_BYTES:
+    if length > MAX_BODY_BYTES:
         abort(413)
     with gevent.Timeout(FORM_SECONDS, RequestTimeout()):
         received = len(request.get_data())

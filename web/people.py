@@ -66,8 +66,9 @@ def prove(username: str, password: str) -> User | None:
 
     Failures count after the check, too: of many guesses at once, ten get an answer.
     """
-    throttle(FAILURES, username, cost=0)
     user = accounts.find(username)
+    username = user.username if user else username  # it may be typed as an email address
+    throttle(FAILURES, username, cost=0)
     right = accounts.verify_password(user, password)
     throttle(FAILURES, username, cost=not right)
     return user if right else None
@@ -76,7 +77,7 @@ def prove(username: str, password: str) -> User | None:
 def throttle(quota: Quota, who: str | None, cost: int = 1) -> None:
     """Count a try; raises TooManyRequests when the quota is used up."""
     name = f"{quota.tier} {(who or '').lower()[:64]}"
-    allowance = current_app.extensions["throttles"].hit(name, quota, cost)
+    allowance = current_app.extensions["throttles"].hit(name, quota, cost=cost)
     if not allowance.accepted:
         raise TooManyRequests(retry_after=allowance.seconds_left)
 

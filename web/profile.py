@@ -44,7 +44,7 @@ def save_profile() -> ResponseReturnValue:
 @pages.get("/security/password")
 def security() -> str:
     with database.connection_context():
-        keys = list(models.live_keys(g.user).order_by(ApiKey.created_at, ApiKey.id))
+        keys = list(g.user.keys.where(ApiKey.live()).order_by(ApiKey.created_at, ApiKey.id))
         windows = {key.id: auth.guard().allowance(key) for key in keys}
         page = {"keys": keys, "windows": windows, "hours": hourly_requests(g.user)}
     return render_template("security.html", prefixes=models.PREFIXES, **page)
@@ -95,7 +95,7 @@ def revoke_key(key_id: str) -> ResponseReturnValue:
         key = ApiKey.get_or_none(ApiKey.id == key_id, ApiKey.user == g.user)
         if not key:
             abort(404)
-        models.change_key(key_id, revoked_at=models.now())  # once: a second click is no mistake
-    auth.guard().known.pop(key_id, None)
+        models.revoke_key(key_id)  # a second click finds it revoked, which is no error
+    auth.guard().forget()
     flash(f"The key {key.name} is revoked.")
     return redirect("/settings/security", 303)

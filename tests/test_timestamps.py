@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-import clock
+from protocol import timestamps as clock
 
 LAST_SECOND = 1_795_305_599  # of 2026-11-21, UTC
 

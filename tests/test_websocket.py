@@ -15,8 +15,8 @@ from gevent import socket as gsocket
 from simple_websocket import Server
 from wsproto.connection import Connection, ConnectionType
 
-import channel
-from channel import GONE, REVOKED, Channel, Closed
+from protocol import websocket as channel
+from protocol.websocket import GONE, REVOKED, Channel, Closed
 from rawsocket import CLOSE, PING, PONG, TEXT, Frame, RawSocket, close_frame, frame
 
 Serve = Callable[[Callable[[Channel], object]], Any]

@@ -3,7 +3,7 @@
 import pytest
 from flask.testing import FlaskClient
 
-from answers import MAX_BODY_BYTES, limit_headers
+from protocol.headers import MAX_BODY_BYTES, limit_headers
 from ratelimit import Allowance, Quota
 
 STATUS, TEST = "/api/v1/status", "/api/v1/protected/test"

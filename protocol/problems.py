@@ -6,8 +6,8 @@ from http import HTTPStatus
 from typing import Any
 
 from flask import Flask, Response, request
-from peewee import PeeweeException
-from werkzeug.exceptions import HTTPException, InternalServerError, ServiceUnavailable
+from peewee import DataError, PeeweeException
+from werkzeug.exceptions import BadRequest, HTTPException, InternalServerError, ServiceUnavailable
 from werkzeug.routing.exceptions import WebsocketMismatch
 
 import models
@@ -23,6 +23,7 @@ KNOWN = {
     500: ("internal_error", "Something went wrong on our side."),
     503: ("unavailable", "The database cannot be reached; try again shortly."),
 }
+TITLES = {413: "Content Too Large", 422: "Unprocessable Content"}  # RFC 9110; Python's may be older
 BAD_HANDSHAKE = (
     "bad_handshake",
     "A WebSocket is opened with GET and HTTP/1.1, no body, an ASCII Host, Connection: Upgrade, "
@@ -32,24 +33,34 @@ UPGRADE = {"Connection": "upgrade", "Upgrade": "websocket", "Sec-WebSocket-Versi
 
 
 class Problem(HTTPException):
-    """An answer that is an error: a status, a stable word for programs, a sentence for people.
+    """An error response: a status, a stable code for programs, a sentence for people.
 
-    A status in KNOWN brings its own words. `headers` go onto the answer, `members` into its body.
+    A status in KNOWN brings its own code and sentence. `headers` are added to the response, and
+    `members` to its body.
     """
 
     def __init__(self, status: int, *words: str, headers: Any = None, **members: object) -> None:
-        word, detail = words or KNOWN[status]
-        body = {"type": "about:blank", "title": HTTPStatus(status).phrase, "status": status}
-        body |= {"detail": detail, "code": word, **members}
-        response = Response(json.dumps(body) + "\n", status, headers)
+        code, detail = words or KNOWN[status]
+        body = {"type": "about:blank", "title": title(status), "status": status}
+        body |= {"detail": detail, "code": code, **members}
+        response = Response(json_text(body) + "\n", status, headers)
         response.content_type = "application/problem+json"
         super().__init__(detail, response)
 
 
+def title(status: int) -> str:
+    return TITLES.get(status) or HTTPStatus(status).phrase
+
+
+def json_text(members: dict[str, Any]) -> str:
+    """JSON without spaces, as Flask writes it in responses."""
+    return json.dumps(members, ensure_ascii=False, separators=(",", ":"))
+
+
 def register(app: Flask) -> None:
-    """Answer every error under /api/ with a problem; errors elsewhere stay what they are."""
+    """Turn every error under /api/ into a problem; errors elsewhere stay as they are."""
     app.register_error_handler(HTTPException, _http_error)
-    app.register_error_handler(PeeweeException, _unavailable)
+    app.register_error_handler(PeeweeException, _database_error)
     app.register_error_handler(Exception, _bug)
 
 
@@ -64,7 +75,9 @@ def _http_error(error: HTTPException) -> HTTPException:
     return Problem(error.code if error.code in KNOWN else 400, headers=kept)
 
 
-def _unavailable(error: Exception) -> HTTPException:
+def _database_error(error: Exception) -> HTTPException:
+    if isinstance(error, DataError):  # a value that PostgreSQL cannot store, such as a NUL
+        return _http_error(BadRequest())
     models.outage.note(error)
     return _http_error(ServiceUnavailable(retry_after=1))
 

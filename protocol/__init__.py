@@ -1,0 +1,1 @@
+"""What goes over the network: problem responses, headers, timestamps, WebSocket frames."""

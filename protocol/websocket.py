@@ -1,0 +1,166 @@
+"""One WebSocket connection (RFC 6455): handshake, messages, pings and the close.
+
+flask-sock and simple-websocket accept the connection. After that one greenlet reads and answers
+it here, and wsproto parses the frames. simple-websocket's own reader thread is not started: it
+queues messages without limit and writes to the socket without a lock.
+"""
+
+import os
+import re
+import socket
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import gevent
+from simple_websocket import Server
+from wsproto import events
+from wsproto.frame_protocol import FrameProtocol
+from wsproto.utilities import LocalProtocolError
+
+from protocol.problems import BAD_HANDSHAKE, UPGRADE, Problem, json_text
+from protocol.tcp import READ_BYTES, TURN_SECONDS, drain
+
+NONCE = re.compile("[A-Za-z0-9+/]{22}==")  # 16 bytes in base64
+MAX_MESSAGE_BYTES = 65_536
+PING_SECONDS = 25  # without a word from the client, after which it is pinged
+STALLED_SECONDS = 10  # for which a client may leave a ping unanswered, or a frame unread
+CLOSE_SECONDS = 0.8  # for which a client may take to read a close frame
+GOING_AWAY, NOT_TEXT, ABNORMAL, REVOKED, TOO_BIG, BUG = 1001, 1003, 1006, 1008, 1009, 1011
+
+
+class AnySubprotocol(list[str]):
+    """Makes simple-websocket accept the first subprotocol that is offered, whatever it is."""
+
+    def __contains__(self, name: object) -> bool:
+        return True
+
+
+SERVER_OPTIONS = {  # of simple-websocket
+    "subprotocols": AnySubprotocol(["any"]),
+    "thread_class": lambda target: SimpleNamespace(name="", start=lambda: None),  # no reader
+    "event_class": object,
+}
+
+
+class Closed(gevent.GreenletExit):
+    """The connection is to be closed with this code; gunicorn logs nothing for a GreenletExit."""
+
+    def __init__(self, code: int) -> None:
+        self.code = code
+
+
+def negotiate(environ: dict[str, Any]) -> None:
+    """Check the handshake (RFC 6455 part 4.2.1); raises Problem 400 or 426.
+
+    wsproto then gets only the headers that it needs. Without Sec-WebSocket-Extensions it agrees to
+    no compression, which would take 100 KiB a connection.
+    """
+    version = environ.get("HTTP_SEC_WEBSOCKET_VERSION", "")
+    nonce = environ.get("HTTP_SEC_WEBSOCKET_KEY", "")
+    host = environ.get("HTTP_HOST", "")
+    offered = environ.get("HTTP_SEC_WEBSOCKET_PROTOCOL", "")
+    if version not in ("", "13"):
+        raise Problem(426, headers=UPGRADE)
+    request_line = (environ["REQUEST_METHOD"], environ["SERVER_PROTOCOL"])
+    has_body = environ.get("CONTENT_LENGTH", "0") != "0"
+    valid = version and NONCE.fullmatch(nonce) and host and host.isascii()
+    if not valid or has_body or request_line != ("GET", "HTTP/1.1"):
+        raise Problem(400, *BAD_HANDSHAKE)
+    for name in [name for name in environ if name.startswith("HTTP_")]:
+        del environ[name]
+    headers = {"HOST": "localhost", "CONNECTION": "Upgrade", "UPGRADE": "websocket"}
+    headers |= {"SEC_WEBSOCKET_VERSION": version, "SEC_WEBSOCKET_KEY": nonce}
+    if offered.isascii() and offered:
+        headers["SEC_WEBSOCKET_PROTOCOL"] = offered
+    environ |= {f"HTTP_{name}": value for name, value in headers.items()}
+
+
+def frame(**message: str) -> bytes:
+    """The frame of a JSON text message; a server's frames are the same for every client."""
+    return bytes(FrameProtocol(client=False, extensions=[]).send_data(json_text(message)))
+
+
+class WebSocket:
+    """An open connection; its methods raise Closed, or OSError when the connection is lost."""
+
+    def __init__(self, server: Server) -> None:
+        self._sock, self._wire = server.sock, server.ws
+        self._greenlet = gevent.getcurrent()
+        self._unsent = memoryview(b"")
+        if early := server.environ["wsgi.input"].read():  # frames that came with the handshake
+            self._wire.receive_data(early)
+
+    def messages(self) -> Iterator[str]:
+        """The client's text messages. TCP holds back the next while the caller handles one."""
+        message, size = "", 0
+        for event in self._events():
+            if isinstance(event, events.TextMessage):
+                message += event.data
+                size += len(event.data.encode())
+                if size > MAX_MESSAGE_BYTES:
+                    raise Closed(TOO_BIG)
+                if event.message_finished:
+                    yield message
+                    message, size = "", 0
+            elif isinstance(event, events.BytesMessage):
+                raise Closed(NOT_TEXT)
+            elif isinstance(event, events.Ping):
+                self.send(self._wire.send(event.response()))
+            elif isinstance(event, events.CloseConnection):  # the client's, or for a bad frame
+                raise Closed(event.code)
+
+    def send(self, data: bytes) -> None:
+        """Send a whole frame; a client that does not read for STALLED_SECONDS is lost."""
+        self._unsent = memoryview(data)
+        self._flush()
+
+    def push(self, data: bytes) -> None:
+        """Send a frame from another greenlet without waiting; if it does not fit, end."""
+        try:
+            sent = 0 if self._unsent else os.write(self._sock.fileno(), data)
+        except OSError:
+            sent = 0
+        if sent < len(data):
+            self.end(ABNORMAL)
+
+    def end(self, code: int) -> None:
+        """Make the greenlet that serves this connection close it."""
+        gevent.kill(self._greenlet, Closed(code))
+
+    def close(self, code: int) -> int:
+        """Send a close frame and await the client's; returns the code, 1006 if it was not sent."""
+        if code == ABNORMAL:
+            return code
+        try:
+            with gevent.Timeout(CLOSE_SECONDS, TimeoutError()):
+                self._flush()  # a frame that `end` has interrupted
+                self.send(self._wire.send(events.CloseConnection(code)))
+            drain(self._sock)
+        except (OSError, LocalProtocolError, Closed):
+            return ABNORMAL if self._unsent else code
+        return code
+
+    def _events(self) -> Iterator[events.Event]:
+        while True:
+            for event in self._wire.events():
+                yield event
+                gevent.sleep(TURN_SECONDS)
+                # What a client sent before it reset the connection could be read for long.
+                if error := self._sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
+                    raise OSError(error, "the connection was reset")
+            self._wire.receive_data(self._read() or None)
+
+    def _read(self) -> bytes:
+        try:
+            self._sock.settimeout(PING_SECONDS)
+            return bytes(self._sock.recv(READ_BYTES))
+        except TimeoutError:
+            self.send(self._wire.send(events.Ping()))
+            self._sock.settimeout(STALLED_SECONDS)
+            return bytes(self._sock.recv(READ_BYTES))
+
+    def _flush(self) -> None:
+        self._sock.settimeout(STALLED_SECONDS)
+        while self._unsent:
+            self._unsent = self._unsent[self._sock.send(self._unsent) :]

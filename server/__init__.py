@@ -1,0 +1,1 @@
+"""How the service is served: the gunicorn worker, its log, and the start from a terminal."""

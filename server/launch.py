@@ -1,0 +1,79 @@
+"""The start from a terminal: `python app.py` and `flask run` become the production server."""
+
+import os
+import secrets
+import socket
+import sys
+
+import accounts
+import auth
+import models
+import settings
+from models import User
+
+BACKLOG = 4096
+HELP = """usage: python app.py
+
+Serves the demo on http://127.0.0.1:8000. The first start makes a user and an API key and prints
+them. Settings are environment variables, for example: PORT=8001 python app.py"""
+WELCOME = """
+  {url}    user: demo    password: {password}
+
+  Your API key, shown this once:
+
+    {key}
+
+  Try it:
+
+    curl {url}/api/v1/demo/year
+    curl {url}/api/v1/status
+    curl -H "X-API-Key: {key}" {url}/api/v1/protected/test
+    curl -H "X-API-Key: {key}" {url}/api/v1/user/me
+    curl -H "X-API-Key: {key}" {url}/api/v1/usage/stats
+"""
+
+
+def main() -> None:
+    """The demo: on an empty database make a user with a key, then serve."""
+    if sys.argv[1:]:
+        raise SystemExit(HELP)
+    config = settings.load()
+    if config.platform:
+        raise settings.SettingsError(
+            f"{config.platform} is set: on a platform, start `gunicorn`, not `python app.py`"
+        )
+    listener = listen("127.0.0.1", config.port)  # before a secret is printed
+    models.init(config)
+    with models.database.connection_context():
+        first = not User.select().exists()
+    if first:
+        welcome(f"http://127.0.0.1:{config.port}")
+    serve(listener)
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """Take the port; raises SettingsError if it is in use."""
+    try:
+        return socket.create_server((host, port), backlog=BACKLOG)
+    except OSError as error:
+        hint = f"choose another, for example PORT={port + 1}"
+        raise settings.SettingsError(f"PORT: {port} on {host}: {error.strerror}; {hint}") from None
+
+
+def welcome(url: str) -> None:
+    password = secrets.token_urlsafe(12)
+    try:
+        user = accounts.create("demo", "demo@example.com", password)
+    except accounts.Invalid:
+        return  # another process was first, and prints its key
+    _, key = auth.create_key(user, "demo", "production")
+    print(WELCOME.format(url=url, password=password, key=key), flush=True)
+
+
+def serve(listener: socket.socket) -> None:
+    """Replace this process by gunicorn, which takes the listening socket over."""
+    os.environ.setdefault("SECRET_KEY", secrets.token_hex())
+    listener.set_inheritable(True)
+    bind = ["--bind", f"fd://{listener.fileno()}"]
+    os.chdir(settings.HERE)
+    os.execv(sys.executable, [sys.executable, "-m", "gunicorn", *bind])

@@ -1,0 +1,35 @@
+"""The log: gunicorn's own, with API keys cut out, and with the service's lines in it."""
+
+import logging
+import re
+from typing import Any
+
+from gunicorn.glogging import Logger
+
+
+class Redacting(logging.Formatter):
+    """Cuts API keys out of every line: gunicorn quotes request lines that it cannot parse.
+
+    What follows a percent escape is cut, too: it may be the start of a key. Control characters are
+    escaped, so that nobody can write a line of their own into the log.
+    """
+
+    SECRET = re.compile(r"(sk_(?:live|test)_|api_key=|%[0-9a-f]{2})[^\s&'\"]+", re.IGNORECASE)
+    CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
+
+    def format(self, record: logging.LogRecord) -> str:
+        return self.SECRET.sub(r"\1[redacted]", super().format(record))
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        return self.CONTROL.sub(lambda found: ascii(found[0])[1:-1], super().formatMessage(record))
+
+
+class Log(Logger):
+    """gunicorn's logger, redacted, and used for the whole process."""
+
+    def setup(self, cfg: Any) -> None:
+        super().setup(cfg)
+        for handler in self.error_log.handlers + self.access_log.handlers:
+            handler.setFormatter(Redacting(self.error_fmt, self.datefmt))
+        logging.root.handlers = list(self.error_log.handlers)
+        logging.root.setLevel(self.loglevel)

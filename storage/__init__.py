@@ -1,0 +1,1 @@
+"""What is stored past SQLite's own part: saving counts, older databases, PostgreSQL."""

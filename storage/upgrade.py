@@ -1,0 +1,32 @@
+"""Creates the tables, or brings those of an older version up to date."""
+
+import peewee
+from playhouse.migrate import SchemaMigrator, migrate
+
+UNUSED = {"changed_at"}  # columns of older versions; they may stay
+AFTER = {"expires_at": "UPDATE api_key SET expires_at = revoked_at"}  # to run for a new column
+
+
+def create_or_upgrade(database: peewee.Database, tables: list[type[peewee.Model]]) -> None:
+    """Bring all tables up to date; raises ValueError for those of a newer or another program.
+
+    It runs in one transaction, so a failed upgrade changes nothing.
+    """
+    existing = set(database.get_tables())
+    for table in tables:
+        if table._meta.table_name in existing:
+            _upgrade(database, table)
+    database.create_tables(tables)
+
+
+def _upgrade(database: peewee.Database, table: type[peewee.Model]) -> None:
+    name, wanted = table._meta.table_name, table._meta.columns
+    found = {column.name for column in database.get_columns(name)}
+    missing = [column for column in wanted if column not in found]
+    if found - set(wanted) - UNUSED or not all(wanted[column].null for column in missing):
+        raise ValueError(f"the table {name} was made by a newer version or another program")
+    for column in missing:
+        migrator = SchemaMigrator.from_database(database)
+        migrate(migrator.add_column(name, column, wanted[column]))
+        if column in AFTER:
+            database.execute_sql(AFTER[column])
