@@ -252,7 +252,7 @@ class TestProxies:
     def test_client_address_reaches_the_service_and_cannot_be_forged(self, proxy: Proxy) -> None:
         """Each address may have one echo socket: the second address gets in, the first no more."""
         forged = {"X-Forwarded-For": "198.51.100.7"}
-        first, second = (f"127.0.{len(proxy.name)}.{number}" for number in (2, 3))
+        first, second = (f"127.0.{PROXIES.index(proxy.name)}.{number}" for number in (2, 3))
         with (
             proxy.websocket(first) as one,
             proxy.websocket(second) as other,
@@ -308,9 +308,10 @@ def connections(server: Server, only_open: bool = False) -> set[str]:
     return ends
 
 
-def keep_alive_of_the_service() -> int:
+def keep_alive_of_the_service(folder: Path) -> int:
     """How many seconds the service keeps an idle connection of a proxy, as gunicorn reads it."""
     settings = {"PROXY_HOPS": "1", "SECRET_KEY": secrets.token_hex()}
+    settings["DATABASE_URL"] = f"sqlite:///{folder}/unused.db"
     done = subprocess.run(
         [*serve_command(), "--print-config"],
         cwd=REPOSITORY,
@@ -336,9 +337,11 @@ def keep_alive_of(name: str) -> int:
 
 class TestIdleConnections:
     @pytest.mark.parametrize("name", PROXIES)
-    def test_idle_upstream_connection_is_ended_by_the_proxy(self, name: str) -> None:
+    def test_idle_upstream_connection_is_ended_by_the_proxy(
+        self, tmp_path: Path, name: str
+    ) -> None:
         """Compares two numbers: what the service says of itself and what the file says."""
-        assert keep_alive_of(name) + 5 <= keep_alive_of_the_service()
+        assert keep_alive_of(name) + 5 <= keep_alive_of_the_service(tmp_path)
 
     def test_post_while_an_idle_connection_ends_is_answered(
         self, start_server: StartServer, tmp_path: Path
@@ -353,7 +356,7 @@ class TestIdleConnections:
         short = 3
         server = start_server(PROXY_HOPS="1", GUNICORN_CMD_ARGS=f"--keep-alive {short}")
         idle = keep_alive_of("nginx")
-        shortened = f"{idle * 1000 * short // keep_alive_of_the_service()}ms"
+        shortened = f"{idle * 1000 * short // keep_alive_of_the_service(tmp_path)}ms"
         changes = {f"keepalive_timeout {idle}s": f"keepalive_timeout {shortened}"}
         with (
             contextlib.closing(Proxy("nginx", tmp_path / "nginx", server.port, **changes)) as proxy,
@@ -420,7 +423,7 @@ def read_only(data: Path, command: list[str]) -> list[str]:
 class TestImage:
     def test_image_run_read_only_serves_and_stops(self, tmp_path: Path) -> None:
         """As `docker run --read-only --cap-drop ALL`: the Dockerfile's files, ENV and CMD."""
-        need("unshare", "setpriv")
+        need("unshare", "mount", "setpriv")
         app, data, port = tmp_path / "app", tmp_path / "data", quiet_port()
         data.mkdir()
         copy_for_image(app)
