@@ -30,6 +30,7 @@ keepalive = 100 if service.proxy_hops else 5  # seconds; routers keep connection
 graceful_timeout = 5  # seconds; the worker needs less
 control_socket_disable = True  # two services of one user would take each other's
 http_parser = "python"  # "auto" takes a less strict one where that is installed
+sendfile = False  # it would pass the worker's way to send a response in one piece
 # Only PROXY_HOPS says whom to trust; gunicorn itself takes nothing from forwarding headers.
 forwarded_allow_ips, forwarder_headers = "*", ""
 secure_scheme_headers: dict[str, str] = {}
