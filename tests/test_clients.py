@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -16,6 +17,7 @@ import pytest
 from serving import REPOSITORY, Server, eventually
 
 HERE = Path(__file__).parent / "clients"
+PAGE = REPOSITORY / "docs/testing-clients.md"
 BROWSERS = ["chromium", "chromium-browser", "google-chrome"]
 HTTP_CLIENTS = ["urllib3", "requests", "httpx", "aiohttp", "chromium"]
 HTTP_CLIENTS += ["fetch", "axios-retry", "got"]
@@ -167,6 +169,48 @@ def test_a_socket_sees_1001_when_the_server_stops(reports: Reports, client: str)
 @pytest.mark.parametrize("client", ["websockets", "ws"])
 def test_a_socket_offered_subprotocols_accepts_the_first(reports: Reports, client: str) -> None:
     assert reports(client)["subprotocol"] == "demo"
+
+
+def test_the_table_of_clients_has_all_that_are_run() -> None:
+    rows = re.findall(r"^\| ([a-z0-9-]+) \|", PAGE.read_text(), re.MULTILINE)
+    scripts = [path.stem.removeprefix("with_").replace("_", "-") for path in HERE.glob("with_*")]
+
+    assert sorted(rows) == sorted(["client", *scripts])
+
+
+def shown(heading: str) -> tuple[str, str]:
+    """The first command under a heading of the page, and what the page says it prints."""
+    section = PAGE.read_text().split(f"### {heading}\n")[1].split("\n#")[0]
+    found = re.search(r"```sh\n(.*?)```\n+```text\n(.*?)```", section, re.DOTALL)
+    assert found
+    return found[1], found[2]
+
+
+@pytest.fixture(scope="module")
+def five_a_day(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """The limit of the page, but no turn of the window meanwhile."""
+    server = Server(tmp_path_factory.mktemp("page"), RATE_LIMITS="free=5/day")
+    try:
+        yield server.start()
+    finally:
+        server.close()
+
+
+@pytest.mark.parametrize(
+    "heading",
+    ["A 429 in ten seconds", "401", "426", "1009: a message too large", "1003: a binary message"],
+)
+def test_a_command_of_the_page_prints_what_it_says(five_a_day: Server, heading: str) -> None:
+    command, expected = shown(heading)
+    command = command.replace("127.0.0.1:8000", f"127.0.0.1:{five_a_day.port}")
+    command = command.replace(".venv/bin/python", sys.executable)
+    key = five_a_day.new_key()
+
+    done = subprocess.run(
+        ["bash", "-c", command], env={**os.environ, "KEY": key}, capture_output=True, text=True
+    )
+
+    assert done.stdout == expected
 
 
 def test_ratelimit_header_parser_reads_only_the_older_headers(reports: Reports) -> None:
