@@ -44,6 +44,7 @@ class Service(Flask):
 
 
 api = Blueprint("api", __name__, url_prefix="/api/v1")
+descriptions = Blueprint("descriptions", __name__)
 
 
 def create_app(config: settings.Settings | None = None) -> Flask:
@@ -54,19 +55,14 @@ def create_app(config: settings.Settings | None = None) -> Flask:
     app = Service(__name__)
     app.secret_key = config.secret_key
     app.json.sort_keys, app.json.ensure_ascii = False, False  # type: ignore[attr-defined]
-    app.extensions["settings"] = config
-    limiter = SharedLimiter(models.database) if config.postgres else Limiter(saves=True)
-    app.extensions["guard"] = auth.Guard(config.quotas, limiter)
+    app.url_map.merge_slashes = False  # or it would redirect, to whatever Host was sent
     app.wsgi_app = with_api_headers(app.wsgi_app)  # type: ignore[method-assign]
     if hops := config.proxy_hops:
         app.wsgi_app = ProxyFix(app.wsgi_app, x_for=hops, x_proto=1)  # type: ignore[method-assign]
-
-    app.url_map.merge_slashes = False  # or it would redirect, to whatever Host was sent
-    app.register_blueprint(api)
-    for name in ("openapi.json", "asyncapi.json"):
-        app.add_url_rule(
-            f"/{name}", name.partition(".")[0], send_description, defaults={"name": name}
-        )
+    limiter = SharedLimiter(models.database) if config.postgres else Limiter(saves=True)
+    app.extensions |= {"settings": config, "guard": auth.Guard(config.quotas, limiter)}
+    for blueprint in (api, descriptions):
+        app.register_blueprint(blueprint)
     for part in (sockets, web, cli, problems):
         part.register(app)
     app.extensions["background"] = Background(app)
@@ -80,7 +76,8 @@ def __getattr__(name: str) -> Any:
     raise AttributeError(name)
 
 
-def send_description(name: str) -> ResponseReturnValue:
+@descriptions.get("/<any('openapi.json', 'asyncapi.json'):name>")
+def description(name: str) -> ResponseReturnValue:
     return send_file(settings.HERE / name), {"Access-Control-Allow-Origin": "*"}
 
 
