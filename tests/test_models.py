@@ -42,6 +42,12 @@ def insert_user(username: str = "bob", email: str = "bob@example.com") -> User:
     return user
 
 
+def insert_many_users() -> None:
+    with models.database.atomic():
+        for number in range(1000):
+            User.create(username=number, email=number, password_hash="x" * 1000)
+
+
 def stored(key_id: str) -> ApiKey:
     with models.database.connection_context():
         row: ApiKey = ApiKey.get_by_id(key_id)
@@ -137,6 +143,19 @@ def test_database_that_others_could_read_is_closed_to_them(
     assert (tmp_path / "test.db").stat().st_mode & 0o777 == 0o600
 
 
+def test_new_database_is_closed_to_others_from_the_first_moment(
+    config: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without the help of chmod, which also fails on a file of another owner."""
+
+    def chmod(file: Path, mode: int) -> None:
+        raise PermissionError
+
+    monkeypatch.setattr(Path, "chmod", chmod)
+    models.init(config)
+    assert (tmp_path / "test.db").stat().st_mode & 0o777 == 0o600
+
+
 def test_database_locked_for_long_stops_the_start(
     config: Settings, app: Flask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -171,11 +190,8 @@ def test_full_disk_is_named_as_the_reason(tmp_path: Path) -> None:
     """SQLite ends the transaction by itself then, and peewee's rollback of it fails."""
     with models.database.connection_context():
         models.database.execute_sql("PRAGMA max_page_count = 1")
-        fill = User.insert_many(
-            {"username": n, "email": n, "password_hash": "x" * 1000} for n in range(1000)
-        )
-        with pytest.raises(peewee.OperationalError) as failure, models.database.atomic():
-            fill.execute()
+        with pytest.raises(peewee.OperationalError) as failure:
+            insert_many_users()
     assert models.reason(failure.value) == "database or disk is full"
 
 
@@ -269,6 +285,7 @@ def test_older_database_takes_new_rows(config: Settings, older: Path) -> None:
 FOREIGN = {
     "newer": "ALTER TABLE api_key ADD COLUMN scopes TEXT",
     "newer user": "ALTER TABLE user ADD COLUMN locked_at INTEGER",
+    "newer usage": "ALTER TABLE hourly_usage ADD COLUMN country TEXT",
     "another program's": "DROP TABLE api_key; CREATE TABLE api_key (id INTEGER, owner TEXT)",
     "much older": "ALTER TABLE api_key DROP COLUMN digest",
 }
