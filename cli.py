@@ -77,7 +77,7 @@ def duration(context: Any, parameter: Any, text: str | None) -> int | None:
     """Read `30d`, `24h`, `15m`, `5s` or `0` as seconds."""
     if text is None:
         return None
-    found = re.fullmatch(r"([0-9]{1,9})([smhd])|0", text)
+    found = re.fullmatch(r"([0-9]{1,5})([smhd])|0", text)
     if not found:
         raise click.BadParameter("use a number and a unit, like 90d, 24h, 15m or 5s")
     return int(found[1] or 0) * UNITS[found[2] or "s"]
