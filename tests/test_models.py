@@ -20,6 +20,7 @@ import auth
 import models
 from conftest import NewKey
 from models import ApiKey, HourlyUsage, Outage, User
+from ratelimit import Quota
 from settings import Settings, SettingsError
 
 OLDER = (Path(__file__).parent / "data" / "older.sql").read_text()
@@ -490,3 +491,20 @@ def test_connections_are_closed_after_an_outage(app: Flask) -> None:
     assert models.database._connections, "one is kept for the next request"
     Outage().note(OSError("gone"))
     assert not models.database._connections
+
+
+def test_full_disk_is_logged_by_its_name(
+    config: Settings, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    models.init(config)
+    monkeypatch.setattr(models, "outage", Outage())
+    limits = {"journal_mode": "wal", "max_page_count": 1}  # so no more than there are already
+    monkeypatch.setitem(models.SQLITE_OPTIONS, "pragmas", limits)
+    app = service.create_app(config)
+    for number in range(1000):
+        app.extensions["guard"].limiter.hit(f"{number:08}", Quota("free", 1, 60))
+    assert not app.extensions["background"].sync()
+    assert [record.getMessage() for record in caplog.records] == [
+        "database unavailable: database or disk is full"
+    ]
+    models.database.close_all()

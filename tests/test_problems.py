@@ -51,7 +51,9 @@ def lose_keys() -> None:
         (503, "Service Unavailable", "unavailable"),
     ],
 )
-def test_known_status_has_its_own_code(client: FlaskClient, status: int, title: str, code: str) -> None:
+def test_known_status_has_its_own_code(
+    client: FlaskClient, status: int, title: str, code: str
+) -> None:
     answer = client.get(f"/api/abort/{status}")
     body = answer.get_json(force=True)
     assert (answer.status_code, answer.content_type) == (status, "application/problem+json")
