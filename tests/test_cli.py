@@ -479,7 +479,7 @@ class Shell:
         return subprocess.run(
             ["sh", "-c", f'exec "$@" {redirect}', "sh", *command],
             cwd=cwd,
-            env=clean_environment(DATABASE_URL=self.url),
+            env=clean_environment(DATABASE_URL=self.url, PYTHONUNBUFFERED=""),
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
