@@ -18,6 +18,7 @@ from peewee import PeeweeException
 import accounts
 import auth
 import models
+import settings
 from models import ApiKey, User, database
 from protocol.timestamps import date_time
 from server import launch
@@ -65,11 +66,13 @@ def run(context: click.Context, port: int) -> None:
     given = {
         name
         for name in context.params
-        if context.get_parameter_source(name) == ParameterSource.COMMANDLINE
+        if context.get_parameter_source(name) != ParameterSource.DEFAULT
     }
     if flask.helpers.get_debug_flag() or given - {"host", "port"}:
-        raise click.UsageError("only --host and --port are supported: this is not Flask's server")
-    port = context.params["port"] if "port" in given else port
+        message = "only --host and --port are supported: this is not Flask's server"
+        raise click.ClickException(message)
+    if "port" in given:
+        port = settings.load({**os.environ, "PORT": str(context.params["port"])}).port
     launch.serve(launch.listen(context.params["host"], port))
 
 
