@@ -19,6 +19,7 @@ from peewee import PeeweeException
 import accounts
 import auth
 import models
+import settings
 from models import ApiKey, User, database
 from protocol.timestamps import date_time
 from server import launch
@@ -64,10 +65,12 @@ def register(app: Flask) -> None:
 def run(context: click.Context, port: int) -> None:
     """`flask run`: Flask's own server would save no counts, and log the keys in URLs."""
     source = context.get_parameter_source
-    given = {name for name in context.params if source(name) == ParameterSource.COMMANDLINE}
+    given = {name for name in context.params if source(name) != ParameterSource.DEFAULT}
     if get_debug_flag() or given - {"host", "port"}:
-        raise click.UsageError("only --host and --port are supported: this is not Flask's server")
-    port = context.params["port"] if "port" in given else port
+        message = "only --host and --port are supported: this is not Flask's server"
+        raise click.ClickException(message)
+    if "port" in given:
+        port = settings.load({**os.environ, "PORT": str(context.params["port"])}).port
     launch.serve(launch.listen(context.params["host"], port))
 
 
@@ -77,7 +80,7 @@ class Duration(click.ParamType):
     name = "duration"
 
     def convert(self, text: Any, param: Any, ctx: Any) -> int:
-        if not (found := re.fullmatch(r"([0-9]{1,9})([smhd])|0", text)):
+        if not (found := re.fullmatch(r"([0-9]{1,5})([smhd])|0", text)):
             self.fail("use a number and a unit, like 90d, 24h, 15m or 5s")
         return int(found[1] or 0) * UNITS[found[2] or "s"]
 

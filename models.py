@@ -19,6 +19,7 @@ log = logging.getLogger(__name__)
 MINUTE, HOUR, DAY = 60, 3600, 86400
 HOURS = 24  # of usage that are kept and shown in the chart
 PREFIXES = {"production": "sk_live_", "development": "sk_test_"}  # of keys, by their type
+NO_ROLLBACK = ("no transaction is active", "no such savepoint")
 PATIENCE_SECONDS = 10  # for a locked database, where nothing but the command itself waits
 
 SQLITE_OPTIONS = {
@@ -152,7 +153,7 @@ def _open_sqlite(file: Path) -> PooledSqliteDatabase:
 def reason(error: BaseException) -> str:
     """What went wrong, in one line, without the values that PostgreSQL quotes in further lines."""
     # SQLite ends a transaction by itself when the disk is full; peewee's rollback then fails, too.
-    while "no transaction is active" in str(error) and error.__context__:
+    while error.__context__ and any(text in str(error) for text in NO_ROLLBACK):
         error = error.__context__
     return str(error).partition("\n")[0]
 

@@ -20,8 +20,9 @@ WELCOME = settings.HERE / "server" / "welcome.txt"
 
 def main() -> None:
     """The demo: on an empty database make a user with a key, then serve."""
-    if sys.argv[1:]:
-        raise SystemExit(HELP)
+    if arguments := sys.argv[1:]:
+        print(HELP)
+        raise SystemExit(0 if arguments in (["-h"], ["--help"]) else 2)
     config = settings.load()
     if config.platform:
         raise settings.SettingsError(
@@ -42,7 +43,8 @@ def listen(host: str, port: int) -> socket.socket:
         return socket.create_server((host, port), backlog=BACKLOG)
     except OSError as error:
         hint = f"choose another, for example PORT={port + 1}"
-        raise settings.SettingsError(f"PORT: {port} on {host}: {error.strerror}; {hint}") from None
+        reason = str(error.strerror).partition(" (")[0]  # without the address again
+        raise settings.SettingsError(f"PORT: {port} on {host}: {reason}; {hint}") from None
 
 
 def welcome(url: str) -> None:

@@ -2,7 +2,8 @@
 
 import fcntl
 import logging
-from typing import Any
+from pathlib import Path
+from typing import IO, Any
 
 import gevent
 from flask import Flask
@@ -13,7 +14,6 @@ from peewee import SqliteDatabase, chunked
 import models
 from models import HOUR, HOURS, ApiKey
 from ratelimit import Spent
-from settings import Settings
 
 log = logging.getLogger(__name__)
 
@@ -35,18 +35,21 @@ class Background:
     def __init__(self, app: Flask) -> None:
         self._guard, self._sockets = app.extensions["guard"], app.extensions["sockets"]
         self._database: Any = models.database.obj
-        self._thread = None
+        self._thread = self._file = None
         if isinstance(self._database, SqliteDatabase):
             self._database = SqliteDatabase(self._database.database, **models.SQLITE_OPTIONS)
-            self._thread = ThreadPool(1)
+            self._thread, self._file = ThreadPool(1), app.extensions["settings"].sqlite
         self.stopping = Event()
 
     def run(self) -> None:
         """Sync until `stopping`, and then until everything is saved; then close the database."""
+        locked = self._file and warn_if_shared(self._file)
         while not self.stopping.wait(SYNC_SECONDS):
             self.sync()
         while not self.sync():
             gevent.sleep(0.1)
+        if locked:
+            fcntl.flock(locked, fcntl.LOCK_UN)
         # SQLite writes everything into the one file when its last connection is closed.
         models.database.close_all()
 
@@ -102,11 +105,15 @@ class Background:
             cursor.execute("DELETE FROM hourly_usage WHERE hour < ?", (hour - HOURS * HOUR,))
 
 
-def warn_if_shared(settings: Settings) -> Any:
-    """Lock the SQLite file for as long as the returned file is open; warn if it is locked."""
-    file = settings.sqlite.open("rb")
+def warn_if_shared(file: Path) -> IO[bytes]:
+    """Lock the SQLite file, and warn if another process has done so.
+
+    The lock that stays is a shared one. With any other, BSD and macOS would keep SQLite out.
+    """
+    locked = file.open("rb")
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(locked, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
-        log.warning("another process serves %s, too; both may exceed the limits", settings.sqlite)
-    return file
+        log.warning("another process serves %s, too; both may exceed the limits", file)
+    fcntl.flock(locked, fcntl.LOCK_SH)
+    return locked

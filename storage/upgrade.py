@@ -4,7 +4,10 @@ import peewee
 from playhouse.migrate import SchemaMigrator, migrate
 
 UNUSED = {"changed_at"}  # columns of older versions; they may stay
-AFTER = {"expires_at": "UPDATE api_key SET expires_at = revoked_at"}  # to run for a new column
+# Older versions revoke without `expires_at`. One may do so after this upgrade, too, so each start
+# looks for such keys.
+END_REVOKED = """UPDATE api_key SET expires_at = revoked_at
+    WHERE coalesce(expires_at, revoked_at + 1) > revoked_at"""
 
 
 def create_or_upgrade(database: peewee.Database, tables: list[type[peewee.Model]]) -> None:
@@ -17,6 +20,7 @@ def create_or_upgrade(database: peewee.Database, tables: list[type[peewee.Model]
         if table._meta.table_name in existing:
             _upgrade(database, table)
     database.create_tables(tables)
+    database.execute_sql(END_REVOKED)
 
 
 def _upgrade(database: peewee.Database, table: type[peewee.Model]) -> None:
@@ -28,5 +32,3 @@ def _upgrade(database: peewee.Database, table: type[peewee.Model]) -> None:
     for column in missing:
         migrator = SchemaMigrator.from_database(database)
         migrate(migrator.add_column(name, column, wanted[column]))
-        if column in AFTER:
-            database.execute_sql(AFTER[column])

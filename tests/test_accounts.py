@@ -1,4 +1,4 @@
-"""What people may call themselves, and that a password is kept as nothing but its hash."""
+"""The rules for names and addresses, storing and finding users, and hashing passwords."""
 
 import secrets
 import time
@@ -86,7 +86,7 @@ BAD = [
 
 
 @pytest.mark.parametrize(("field", "text"), GOOD)
-def test_good_field_is_taken(field: str, text: str) -> None:
+def test_good_field_is_accepted(field: str, text: str) -> None:
     accounts.check(**{field: text})
 
 
@@ -97,7 +97,7 @@ def test_bad_field_is_refused_by_its_name(field: str, text: str) -> None:
     assert set(invalid.value.errors) == {field}
 
 
-def test_every_wrong_field_is_told_at_once() -> None:
+def test_every_wrong_field_is_named_at_once() -> None:
     with pytest.raises(Invalid) as invalid:
         accounts.check(username="a", email="ada@example.com", password="short")
     assert invalid.value.errors == {"username": NAME_RULE, "password": "Use 10 to 256 characters."}
@@ -127,10 +127,12 @@ def test_invalid_user_is_not_stored(app: Flask) -> None:
         ("bob", "ADA@example.com", "email"),
     ],
 )
-def test_what_is_taken_is_told(ada: User, username: str, email: str, field: str) -> None:
+def test_taken_name_or_address_is_refused_by_its_field(
+    ada: User, username: str, email: str, field: str
+) -> None:
     with pytest.raises(Invalid) as invalid:
         accounts.create(username, email, secrets.token_urlsafe())
-    assert invalid.value.errors == {field: "This is taken already."}
+    assert invalid.value.errors == {field: "This is already taken."}
     assert stored() == ["ada"]
 
 
@@ -140,21 +142,21 @@ def test_changed_name_is_stored(ada: User) -> None:
     assert stored() == ["lovelace"]
 
 
-def test_taken_name_is_not_given_twice(ada: User) -> None:
+def test_changing_to_a_taken_name_is_refused(ada: User) -> None:
     bob = accounts.create("bob", "bob@example.com", secrets.token_urlsafe())
     bob.username = "ADA"
-    with pytest.raises(Invalid, match="username: This is taken already"):
+    with pytest.raises(Invalid, match="username: This is already taken"):
         accounts.save(bob)
     assert stored() == ["ada", "bob"]
 
 
-@pytest.mark.parametrize("username", ["ada", "ADA", "Ada"])
-def test_user_is_found_whatever_the_capitals(ada: User, username: str) -> None:
-    assert find(username) == ada
+@pytest.mark.parametrize("name", ["ada", "ADA", "Ada", "ada@example.com", "Ada@Example.COM"])
+def test_user_is_found_by_name_or_address_ignoring_case(ada: User, name: str) -> None:
+    assert find(name) == ada
 
 
-@pytest.mark.parametrize("username", ["", "bob", "ada ", "a%", "ad_", "ada@example.com"])
-def test_nobody_else_is_found(ada: User, username: str) -> None:
+@pytest.mark.parametrize("username", ["", "bob", "ada ", "a%", "ad_", "ada@", "@example.com"])
+def test_other_names_find_nobody(ada: User, username: str) -> None:
     assert find(username) is None
 
 
@@ -168,7 +170,7 @@ def password() -> str:
 
 @pytest.fixture(scope="module")
 def user(password: str) -> User:
-    """Somebody with that password, in no database."""
+    """A user with that password, in no database."""
     return User(username="ada", password_hash=accounts.hash_password(password))
 
 
@@ -176,12 +178,12 @@ def test_right_password_is_verified(user: User, password: str) -> None:
     assert accounts.verify_password(user, password)
 
 
-def test_wrong_password_is_not(user: User, password: str) -> None:
+def test_wrong_password_is_not_verified(user: User, password: str) -> None:
     for wrong in (password.swapcase(), password[:-1], f"{password} ", ""):
         assert not accounts.verify_password(user, wrong)
 
 
-def test_nobody_has_no_password(password: str) -> None:
+def test_no_password_is_right_without_a_user(password: str) -> None:
     assert not accounts.verify_password(None, password)
     assert not accounts.verify_password(None, "")
 
@@ -192,27 +194,27 @@ def test_hash_is_salted_scrypt(user: User, password: str) -> None:
     assert accounts.hash_password(password) != user.password_hash
 
 
-def test_nobody_takes_as_much_work_as_somebody(user: User) -> None:
+def test_verifying_without_a_user_costs_as_much_as_with_one(user: User) -> None:
     cost, salt, digest = user.password_hash.split("$")
     work, grain, hashed = accounts.NOBODY.split("$")
     assert (work, len(grain), len(hashed)) == (cost, len(salt), len(digest))
 
 
-def test_others_go_on_while_a_password_is_hashed(password: str) -> None:
-    others = gevent.spawn(lambda: "went on")
+def test_other_greenlets_run_while_a_password_is_hashed(password: str) -> None:
+    others = gevent.spawn(lambda: "ran")
     accounts.hash_password(password)
-    assert others.value == "went on"
+    assert others.value == "ran"
 
 
-def test_others_go_on_while_a_password_is_verified(user: User, password: str) -> None:
-    others = gevent.spawn(lambda: "went on")
+def test_other_greenlets_run_while_a_password_is_verified(user: User, password: str) -> None:
+    others = gevent.spawn(lambda: "ran")
     accounts.verify_password(user, password)
-    assert others.value == "went on"
+    assert others.value == "ran"
 
 
-def test_when_too_many_passwords_wait_the_next_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_when_too_many_passwords_wait_the_next_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(accounts, "PATIENCE_SECONDS", 0.01)
     accounts.HASHING.spawn(time.sleep, 0.2)
-    with pytest.raises(ServiceUnavailable) as told:
+    with pytest.raises(ServiceUnavailable) as refusal:
         accounts.verify_password(None, "a password")
-    assert told.value.retry_after
+    assert refusal.value.retry_after

@@ -1,13 +1,12 @@
-"""The five answers, member by member as SPEC part 2 has them, and the demo."""
+"""The five responses, member by member as in SPEC part 2, and the proxies in front."""
 
 import dataclasses
-import os
 import re
+import secrets
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import datetime, timezone
-from pathlib import Path
 
 import pytest
 from flask import Flask, request
@@ -19,7 +18,6 @@ import settings
 from conftest import NewKey
 from models import User
 from ratelimit import Limiter, Quota
-from serving import SETTINGS
 from settings import Settings
 
 YEAR, STATUS = "/api/v1/demo/year", "/api/v1/status"
@@ -136,7 +134,7 @@ def test_user_me_describes_the_owner(client: FlaskClient, key: str, ada: User) -
 def test_user_me_counts_live_keys_only(client: FlaskClient, new_key: NewKey) -> None:
     keys = [new_key() for _ in range(3)]
     with models.database.connection_context():
-        models.change_key(keys[0][8:16], revoked_at=1)
+        models.revoke_key(keys[0][8:16])
     assert ask(client, ME, keys[1])["api_key_count"] == 2
 
 
@@ -187,7 +185,7 @@ def test_status_tells_a_good_key_from_a_bad_one(client: FlaskClient, key: str) -
 
 def test_status_of_a_revoked_key_is_not_authenticated(client: FlaskClient, key: str) -> None:
     with models.database.connection_context():
-        models.change_key(key[8:16], revoked_at=1)
+        models.revoke_key(key[8:16])
     assert ask(client, STATUS, key)["authenticated"] is False
 
 
@@ -227,7 +225,7 @@ def test_openapi_lists_the_five_paths_to_any_origin(client: FlaskClient) -> None
         assert answer.headers["Access-Control-Allow-Origin"] == "*"
 
 
-# Routers in front
+# Proxies in front
 
 FORWARDED = {
     "X-Forwarded-For": "203.0.113.1, 203.0.113.2, 203.0.113.3",
@@ -238,22 +236,71 @@ FORWARDED = {
 }
 
 
+@pytest.fixture
+def behind(config: Settings) -> Iterator[Callable[[int], FlaskClient]]:
+    """Makes a client of an app behind so many hops; `/seen` shows what the app takes for true."""
+
+    def make(hops: int) -> FlaskClient:
+        app = service.create_app(dataclasses.replace(config, proxy_hops=hops))
+        app.add_url_rule("/seen", "seen", lambda: f"{request.remote_addr} {request.root_url}")
+        return app.test_client()
+
+    yield make
+    models.database.close_all()
+
+
 @pytest.mark.parametrize(
     ("hops", "address", "scheme"),
-    [
-        (0, "127.0.0.1", "http"),
-        (1, "203.0.113.3", "https"),
-        (2, "203.0.113.2", "http"),  # X-Forwarded-Proto came through one router only
-    ],
+    [(0, "127.0.0.1", "http"), (1, "203.0.113.3", "https"), (2, "203.0.113.2", "https")],
 )
-def test_forwarded_headers_are_believed_only_as_far_as_told(
-    config: Settings, hops: int, address: str, scheme: str
+def test_forwarded_headers_are_trusted_as_far_as_proxy_hops(
+    behind: Callable[[int], FlaskClient], hops: int, address: str, scheme: str
 ) -> None:
-    app = service.create_app(dataclasses.replace(config, proxy_hops=hops))
-    app.add_url_rule("/seen", "seen", lambda: f"{request.remote_addr} {request.root_url}")
-    seen = app.test_client().get("/seen", headers=FORWARDED)
+    seen = behind(hops).get("/seen", headers=FORWARDED)
     assert seen.text == f"{address} {scheme}://localhost/"
-    models.database.close_all()
+
+
+CLIENT, APP, CDN, INNER = "203.0.113.7", "66.241.124.5", "172.68.1.9", "10.214.3.4"
+CHAINS = {  # X-Forwarded-For as each platform sends it; a client may have sent values of its own
+    "DYNO": [CLIENT],
+    "FLY_APP_NAME": [CLIENT, APP],
+    "RENDER": [CLIENT, CDN, INNER],
+}
+
+
+@pytest.mark.parametrize(
+    "spoofed", [[], ["198.51.100.1"], ["198.51.100.1", "198.51.100.2", "10.0.0.1", "unknown", ""]]
+)
+@pytest.mark.parametrize("platform", CHAINS)
+def test_client_address_is_the_one_that_the_platform_appended(
+    behind: Callable[[int], FlaskClient], platform: str, spoofed: list[str]
+) -> None:
+    client = behind(settings.load({platform: "anything"}).proxy_hops)
+    headers = {
+        "X-Forwarded-For": ", ".join(spoofed + CHAINS[platform]),
+        "X-Forwarded-Proto": "https",
+    }
+    assert client.get("/seen", headers=headers).text == f"{CLIENT} https://localhost/"
+
+
+def test_railway_trusts_nothing_until_proxy_hops_is_set(
+    behind: Callable[[int], FlaskClient],
+) -> None:
+    client = behind(settings.load({"RAILWAY_ENVIRONMENT": "production"}).proxy_hops)
+    assert client.get("/seen", headers=FORWARDED).text == "127.0.0.1 http://localhost/"
+
+
+@pytest.mark.parametrize("hops", [1, 2, 3, 10])
+@pytest.mark.parametrize("scheme", ["https", "http"])
+def test_cookies_are_secure_on_https_whatever_the_hops(
+    behind: Callable[[int], FlaskClient], hops: int, scheme: str
+) -> None:
+    chain = ", ".join([CLIENT] * hops)
+    user = {"username": "ada", "email": "ada@example.com", "password": secrets.token_urlsafe()}
+    headers = {"X-Forwarded-For": chain, "X-Forwarded-Proto": scheme}
+    answer = behind(hops).post("/sign-up", data=user, headers=headers)
+    assert answer.status_code == 303
+    assert ("; Secure;" in answer.headers["Set-Cookie"]) == (scheme == "https")
 
 
 def test_two_apps_share_no_counts(config: Settings, app: Flask, key: str) -> None:
@@ -262,45 +309,24 @@ def test_two_apps_share_no_counts(config: Settings, app: Flask, key: str) -> Non
     assert spent(service.create_app(config), key) == 0
 
 
-@pytest.fixture
-def demo(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[], list[str]]:
-    """Runs `python app.py` up to where it becomes the server; returns that command."""
-    commands: list[list[str]] = []
-    for name in SETTINGS:
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("DATABASE_URL", f"sqlite:///{tmp_path}/demo.db")
-    monkeypatch.setenv("PORT", "8123")
-    monkeypatch.setenv("SECRET_KEY", "")
-    monkeypatch.setattr("os.execv", lambda _, command: commands.append(command))
-
-    def run() -> list[str]:
-        service.main()
-        models.database.close_all()
-        return commands.pop()
-
-    return run
+# Starting
 
 
-def test_demo_becomes_the_server_on_this_machine_alone(demo: Callable[[], list[str]]) -> None:
-    assert demo() == [sys.executable, "-m", "gunicorn", "--bind", "127.0.0.1:8123"]
-    assert len(os.environ["SECRET_KEY"]) >= 32
-
-
-def test_demo_prints_a_working_key_once(
-    demo: Callable[[], list[str]], capsys: pytest.CaptureFixture[str]
+def test_app_app_is_made_when_it_is_first_asked_for(
+    monkeypatch: pytest.MonkeyPatch, config: Settings
 ) -> None:
-    demo()
-    (key,) = set(re.findall(r"sk_live_\w+", capsys.readouterr().out))
-    demo()
-
-    assert capsys.readouterr().out == ""
-    config = settings.load()
-    assert ask(service.create_app(config).test_client(), TEST, key)["api_key_name"] == "demo"
+    """`gunicorn app:app` and `flask` want it; an import alone opens no database."""
+    assert "app" not in vars(service)
+    monkeypatch.setenv("DATABASE_URL", f"sqlite:///{config.sqlite}")
+    assert isinstance(service.app, Flask)
     models.database.close_all()
 
 
-def test_on_windows_it_says_what_it_needs_in_one_line() -> None:
+def test_other_attributes_of_app_are_missing() -> None:
+    assert not hasattr(service, "application")
+
+
+def test_on_windows_the_error_is_one_line() -> None:
     without = "import sys; sys.modules['resource'] = None; import app"
     done = subprocess.run([sys.executable, "-c", without], capture_output=True, text=True)
     assert done.returncode != 0

@@ -1,4 +1,4 @@
-"""The limiter alone: windows, counts, what is kept and what is dropped; its clock is ours."""
+"""The limiter alone, with a clock of the test: windows, counts, saving and memory."""
 
 import sys
 import time
@@ -16,7 +16,7 @@ PRO = Quota("pro", 10_000, 3600)
 
 
 class Clock:
-    """A clock that stands still until it is told to go on."""
+    """A clock that stands still until a test sets it."""
 
     def __init__(self, now: float = NOON) -> None:
         self.now = now
@@ -32,20 +32,14 @@ def clock() -> Clock:
 
 @pytest.fixture
 def limiter(clock: Clock) -> Limiter:
-    """Counts that live and die with their window."""
+    """Keeps a count until its window ends."""
     return Limiter(clock=clock)
 
 
 @pytest.fixture
-def saved() -> dict[str, Usage]:
-    """What a database would hold."""
-    return {}
-
-
-@pytest.fixture
-def saving(clock: Clock, saved: dict[str, Usage]) -> Limiter:
-    """Counts that continue what was saved, and are kept until they are saved."""
-    return Limiter(lambda key: saved.get(key, Usage()), clock)
+def saving(clock: Clock) -> Limiter:
+    """Keeps a count until it is saved."""
+    return Limiter(saves=True, clock=clock)
 
 
 def use_up(limiter: Limiter, quota: Quota, key: str = "ada") -> None:
@@ -112,13 +106,13 @@ def test_windows_end_on_utc_boundaries(
     assert (allowance.reset, allowance.seconds_left) == (NOON + reset, left)
 
 
-def test_until_the_very_end_the_window_stays_used_up(limiter: Limiter, clock: Clock) -> None:
+def test_window_stays_used_up_until_its_end(limiter: Limiter, clock: Clock) -> None:
     use_up(limiter, FIVE)
     clock.now += 59.999
     assert not limiter.hit("ada", FIVE).accepted
 
 
-def test_at_the_turn_the_allowance_is_whole_again(limiter: Limiter, clock: Clock) -> None:
+def test_new_window_has_the_whole_allowance(limiter: Limiter, clock: Clock) -> None:
     use_up(limiter, FIVE)
     clock.now += 60
     assert limiter.hit("ada", FIVE)[1:4] == (True, 4, NOON + 120)
@@ -133,10 +127,25 @@ def test_a_window_starts_at_its_boundary_not_at_the_first_request(
     assert limiter.hit("ada", FIVE).remaining == 4
 
 
-# Looking without counting
+@pytest.mark.parametrize("back", [1, 60, 86_400])
+def test_window_does_not_open_again_when_the_clock_is_set_back(
+    limiter: Limiter, clock: Clock, back: int
+) -> None:
+    use_up(limiter, FIVE)
+    clock.now -= back
+    assert limiter.hit("ada", FIVE)[1:4] == (False, 0, NOON + 60)
 
 
-def test_a_cost_of_nothing_counts_nothing(limiter: Limiter) -> None:
+def test_window_of_a_clock_set_back_ends_at_its_time(limiter: Limiter, clock: Clock) -> None:
+    use_up(limiter, FIVE)
+    clock.now -= 60
+    assert limiter.hit("ada", FIVE).seconds_left == 120
+
+
+# Asking without counting
+
+
+def test_a_cost_of_zero_counts_nothing(limiter: Limiter) -> None:
     limiter.hit("ada", FIVE)
     for _ in range(2):
         assert limiter.hit("ada", FIVE, cost=0) == (FIVE, True, 4, NOON + 60, 60, 1)
@@ -166,14 +175,14 @@ def test_a_tier_with_the_same_window_keeps_what_was_used(limiter: Limiter) -> No
     assert limiter.hit("ada", PRO).remaining == 9998
 
 
-def test_a_smaller_tier_than_was_used_leaves_nothing_and_never_less(limiter: Limiter) -> None:
+def test_a_tier_smaller_than_was_used_leaves_zero(limiter: Limiter) -> None:
     for _ in range(7):
         limiter.hit("ada", FREE)
     small = Quota("small", 5, 3600)
     assert limiter.hit("ada", small)[1:3] == (False, 0)
 
 
-def test_a_tier_with_another_window_starts_afresh(limiter: Limiter) -> None:
+def test_a_tier_with_another_window_starts_at_zero(limiter: Limiter) -> None:
     limiter.hit("ada", FREE)
     assert limiter.hit("ada", FIVE).remaining == 4
 
@@ -183,63 +192,36 @@ def test_a_tier_change_keeps_the_total(limiter: Limiter) -> None:
     assert limiter.hit("ada", FIVE).total == 2
 
 
-# Loading
+# Stored counts
 
 
-def test_saved_counts_go_on(saving: Limiter, saved: dict[str, Usage]) -> None:
-    saved["ada"] = Usage(total=40, reset=NOON + 60, used=3)
-    assert saving.hit("ada", FIVE)[1:] == (True, 1, NOON + 60, 60, 41)
+def test_stored_counts_go_on(saving: Limiter) -> None:
+    stored = Usage(total=40, reset=NOON + 60, used=3)
+    assert saving.hit("ada", FIVE, stored)[1:] == (True, 1, NOON + 60, 60, 41)
 
 
-def test_saved_counts_of_a_past_window_only_add_to_the_total(
-    saving: Limiter, saved: dict[str, Usage]
-) -> None:
-    saved["ada"] = Usage(total=40, reset=NOON, used=5)
-    assert saving.hit("ada", FIVE)[1:] == (True, 4, NOON + 60, 60, 41)
+def test_stored_counts_of_a_past_window_only_add_to_the_total(saving: Limiter) -> None:
+    stored = Usage(total=40, reset=NOON, used=5)
+    assert saving.hit("ada", FIVE, stored)[1:] == (True, 4, NOON + 60, 60, 41)
 
 
-def test_a_counted_key_is_not_loaded_again(saving: Limiter, saved: dict[str, Usage]) -> None:
+def test_stored_counts_are_ignored_while_there_are_unsaved_ones(saving: Limiter) -> None:
     saving.hit("ada", FIVE)
-    saved["ada"] = Usage(total=40, reset=NOON + 60, used=5)
-    assert saving.hit("ada", FIVE).total == 2
-
-
-def test_what_fails_to_load_is_not_counted(clock: Clock) -> None:
-    def load(key: str) -> Usage:
-        raise OSError("no database")
-
-    limiter = Limiter(load, clock)
-    with pytest.raises(OSError, match="no database"):
-        limiter.hit("ada", FIVE)
-    assert limiter.unsaved() == []
-
-
-def test_a_request_while_the_key_is_loading_is_counted_too(clock: Clock) -> None:
-    waiting = ["bob's request"]
-
-    def load(key: str) -> Usage:
-        while waiting:
-            waiting.pop()
-            busy.hit(key, FIVE)
-        return Usage(total=10)
-
-    busy = Limiter(load, clock)
-    assert busy.hit("ada", FIVE)[2:] == (3, NOON + 60, 60, 12)
+    stored = Usage(total=40, reset=NOON + 60, used=5)
+    assert saving.hit("ada", FIVE, stored)[1:] == (True, 3, NOON + 60, 60, 2)
 
 
 # Saving
 
 
-def test_unsaved_is_what_was_counted_and_where_it_led(
-    saving: Limiter, saved: dict[str, Usage]
-) -> None:
-    saved["ada"] = Usage(total=40, reset=NOON + 60, used=1)
-    saving.hit("ada", FIVE)
-    saving.hit("ada", FIVE)
+def test_unsaved_has_the_requests_and_the_usage_with_them(saving: Limiter) -> None:
+    stored = Usage(total=40, reset=NOON + 60, used=1)
+    saving.hit("ada", FIVE, stored)
+    saving.hit("ada", FIVE, stored)
     assert saving.unsaved() == [("ada", 2, Usage(42, NOON + 60, 3))]
 
 
-def test_unsaved_stays_so_until_it_is_saved(saving: Limiter) -> None:
+def test_counts_are_unsaved_until_they_are_saved(saving: Limiter) -> None:
     saving.hit("ada", FIVE)
     spent = saving.unsaved()
     assert saving.unsaved() == spent
@@ -247,7 +229,7 @@ def test_unsaved_stays_so_until_it_is_saved(saving: Limiter) -> None:
     assert saving.unsaved() == []
 
 
-def test_counted_while_others_were_saved_is_unsaved(saving: Limiter) -> None:
+def test_requests_counted_during_a_save_are_unsaved(saving: Limiter) -> None:
     saving.hit("ada", FIVE)
     spent = saving.unsaved()
     saving.hit("ada", FIVE)
@@ -259,20 +241,26 @@ def test_counted_while_others_were_saved_is_unsaved(saving: Limiter) -> None:
     ]
 
 
-def test_saved_counts_still_limit(saving: Limiter) -> None:
-    use_up(saving, FIVE)
+def test_saved_counts_are_forgotten_and_stored_ones_go_on(saving: Limiter) -> None:
+    saving.hit("ada", FIVE)
     saving.saved(saving.unsaved())
+    assert saving.hit("ada", FIVE, Usage(total=40, reset=NOON + 60, used=3)).remaining == 1
+    assert saving.unsaved() == [("ada", 1, Usage(41, NOON + 60, 4))]
+
+
+def test_requests_counted_during_a_save_still_limit(saving: Limiter) -> None:
+    use_up(saving, FIVE)
+    spent = saving.unsaved()
+    saving.saved([("ada", 4, spent[0][2])])
     assert not saving.hit("ada", FIVE).accepted
 
 
 def test_refused_requests_leave_nothing_to_save(saving: Limiter) -> None:
-    use_up(saving, FIVE)
-    saving.saved(saving.unsaved())
-    saving.hit("ada", FIVE)
+    saving.hit("ada", FIVE, Usage(total=5, reset=NOON + 60, used=5))
     assert saving.unsaved() == []
 
 
-def test_without_a_database_there_is_nothing_to_save(limiter: Limiter) -> None:
+def test_limiter_that_does_not_save_has_nothing_to_save(limiter: Limiter) -> None:
     limiter.hit("ada", FIVE)
     assert limiter.unsaved() == []
 
@@ -305,37 +293,22 @@ def test_present_windows_are_never_dropped(limiter: Limiter) -> None:
     assert not limiter.hit("ada", FIVE).accepted
 
 
-def test_what_is_not_saved_is_never_dropped(saving: Limiter, clock: Clock) -> None:
+def test_unsaved_counts_are_never_dropped(saving: Limiter, clock: Clock) -> None:
     visit(saving, clock, 3 * SWEEP_SIZE)
     assert len(saving.unsaved()) == 3 * SWEEP_SIZE
 
 
-def test_once_saved_it_is_dropped(saving: Limiter, clock: Clock) -> None:
+def test_saved_counts_are_dropped_at_once(saving: Limiter, clock: Clock) -> None:
     visit(saving, clock, 3 * SWEEP_SIZE)
     saving.saved(saving.unsaved())
-    clock.now += 1000
-    for number in range(3 * SWEEP_SIZE):
-        saving.hit(f"newcomer {number}", FIVE)
-    assert counters(saving) == 3 * SWEEP_SIZE
-
-
-def test_a_dropped_key_goes_on_from_what_was_saved(
-    saving: Limiter, clock: Clock, saved: dict[str, Usage]
-) -> None:
-    saving.hit("ada", FIVE)
-    for key, _, usage in (spent := saving.unsaved()):
-        saved[key] = usage
-    saving.saved(spent)
-    clock.now += 1000
-    visit(saving, clock, SWEEP_SIZE)
-    assert saving.hit("ada", FIVE).total == 2
+    assert counters(saving) == 0
 
 
 # Threads
 
 
 class Yielding(str):
-    """A key that lets another thread have a turn whenever it is looked up."""
+    """A key whose hash lets another thread run."""
 
     def __hash__(self) -> int:
         time.sleep(0)
@@ -343,15 +316,15 @@ class Yielding(str):
 
 
 @pytest.fixture
-def many_turns() -> Iterator[None]:
+def switching_often() -> Iterator[None]:
     before = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     yield
     sys.setswitchinterval(before)
 
 
-@pytest.mark.usefixtures("many_turns")
-def test_threads_together_get_the_allowance_and_no_more(saving: Limiter) -> None:
+@pytest.mark.usefixtures("switching_often")
+def test_threads_together_get_no_more_than_the_allowance(saving: Limiter) -> None:
     quota = Quota("shared", 1000, 3600)
     with ThreadPoolExecutor(8) as threads:
         hits = list(threads.map(lambda _: saving.hit(Yielding("ada"), quota), range(1200)))
@@ -365,8 +338,8 @@ def take(limiter: Limiter) -> list[Spent]:
     return spent
 
 
-@pytest.mark.usefixtures("many_turns")
-def test_threads_lose_no_count_while_it_is_taken(saving: Limiter) -> None:
+@pytest.mark.usefixtures("switching_often")
+def test_threads_lose_no_count_during_saves(saving: Limiter) -> None:
     taken: list[Spent] = []
     with ThreadPoolExecutor(8) as threads:
         for _ in range(800):
@@ -392,7 +365,7 @@ def test_threads_lose_no_count_while_it_is_taken(saving: Limiter) -> None:
         ("free=1/day,a-b_2=2/day", [Quota("free", 1, 86_400), Quota("a-b_2", 2, 86_400)]),
     ],
 )
-def test_quotas_as_written(text: str, quotas: list[Quota]) -> None:
+def test_quotas_are_read_as_written(text: str, quotas: list[Quota]) -> None:
     assert list(parse_quotas(text).items()) == [(quota.tier, quota) for quota in quotas]
 
 
@@ -413,7 +386,7 @@ def test_quotas_as_written(text: str, quotas: list[Quota]) -> None:
         "free=1_000/hour",
         "free=01/hour",
         "free=1234567890123/hour",
-        "free=\u0661/hour",  # a digit, but not one of ours
+        "free=\u0661/hour",  # an Arabic digit
         "free=1000/week",
         "free=1000/hours",
         "free=1000/Hour",
@@ -429,7 +402,7 @@ def test_quotas_as_written(text: str, quotas: list[Quota]) -> None:
         f"{'f' * 33}=1000/hour",
     ],
 )
-def test_a_mistake_is_quoted_and_shown_how(part: str) -> None:
+def test_a_mistake_is_quoted_with_an_example(part: str) -> None:
     with pytest.raises(ValueError, match="is not like free=1000/hour") as mistake:
         parse_quotas(f"free=1000/hour,{part}" if part else part)
     assert str(mistake.value).startswith(repr(part))
@@ -444,6 +417,6 @@ def test_a_mistake_is_quoted_and_shown_how(part: str) -> None:
         ("pro=1/hour", "tier 'free' is missing"),
     ],
 )
-def test_a_mistake_in_the_whole_is_told(text: str, message: str) -> None:
+def test_a_mistake_in_the_list_is_named(text: str, message: str) -> None:
     with pytest.raises(ValueError, match=f"^{message}$"):
         parse_quotas(text)

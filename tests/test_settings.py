@@ -1,8 +1,10 @@
-"""Every setting read, and every wrong value refused by the name of its variable."""
+"""Every setting is read, and every wrong value is refused with the name of its variable."""
 
 import dataclasses
 import resource
 import secrets
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -32,7 +34,8 @@ def test_nothing_set_gives_the_defaults(
     monkeypatch.chdir(tmp_path)
     assert load({}) == settings.Settings(
         port=8000,
-        database=Path("demo.db"),
+        sqlite=settings.HERE / "demo.db",
+        postgres=None,
         secret_key=None,
         quotas={"free": Quota("free", 1000, 3600), "pro": Quota("pro", 10_000, 3600)},
         max_sockets=5000,
@@ -49,9 +52,10 @@ def test_nothing_set_gives_the_defaults(
     [
         ("PORT", "1", "port", 1),
         ("PORT", "65535", "port", 65_535),
-        ("DATABASE_URL", "sqlite:////tmp/a.db", "database", Path("/tmp/a.db")),
-        ("DATABASE_URL", "sqlite:///a.db", "database", Path("a.db")),
-        ("SECRET_KEY", "  kept to ourselves\n", "secret_key", "kept to ourselves"),
+        ("DATABASE_URL", "sqlite:////tmp/a.db", "sqlite", Path("/tmp/a.db")),
+        ("DATABASE_URL", "sqlite:///a.db", "sqlite", settings.HERE / "a.db"),
+        ("DATABASE_URL", "sqlite:///tests/a.db", "sqlite", settings.HERE / "tests" / "a.db"),
+        ("SECRET_KEY", "  two words\n", "secret_key", "two words"),
         ("SECRET_KEY", "  \n", "secret_key", None),
         ("RATE_LIMITS", "free=1/day", "quotas", {"free": Quota("free", 1, 86_400)}),
         ("MAX_SOCKETS", "0", "max_sockets", 0),
@@ -73,7 +77,7 @@ def test_a_setting_changes_its_field_alone(
 
 
 @pytest.mark.parametrize("variable", sorted(SETTINGS))
-def test_an_empty_variable_is_as_good_as_none(variable: str) -> None:
+def test_an_empty_variable_is_the_same_as_none(variable: str) -> None:
     assert load({variable: ""}) == load({})
 
 
@@ -101,14 +105,17 @@ def test_an_empty_variable_is_as_good_as_none(variable: str) -> None:
         ("RATE_LIMITS", "free=1000"),
         ("RATE_LIMITS", "pro=1/hour"),
         ("RATE_LIMITS", "free=1/hour,free=2/hour"),
-        ("REDIS_URL", "redis://localhost"),
         ("DATABASE_URL", "demo.db"),
         ("DATABASE_URL", "sqlite://demo.db"),
         ("DATABASE_URL", "sqlite:///"),
         ("DATABASE_URL", "sqlite:///:memory:"),
         ("DATABASE_URL", "sqlite:////"),
         ("DATABASE_URL", "sqlite:////no/such/directory/demo.db"),
-        ("DATABASE_URL", "postgresql://localhost/demo"),
+        ("DATABASE_URL", f"sqlite:////tmp/{'a' * 300}.db"),
+        ("DATABASE_URL", f"sqlite:////{'a' * 300}/demo.db"),
+        ("DATABASE_URL", "a" * 300),
+        ("SECRET_KEY", "no UTF-8: \udcff"),
+        ("SECRET_KEY", "two\nlines"),
     ],
 )
 def test_a_wrong_value_is_one_line_with_the_variable_first(variable: str, text: str) -> None:
@@ -126,7 +133,7 @@ def test_a_wrong_value_is_one_line_with_the_variable_first(variable: str, text: 
         ("RATE_LIMITS", "free", "RATE_LIMITS: 'free' is not like free=1000/hour"),
     ],
 )
-def test_a_wrong_value_is_told_what_would_be_right(variable: str, text: str, message: str) -> None:
+def test_a_wrong_value_is_shown_with_the_right_form(variable: str, text: str, message: str) -> None:
     with pytest.raises(SettingsError) as mistake:
         load({variable: text})
     assert str(mistake.value) == message
@@ -136,18 +143,74 @@ def test_a_wrong_setting_ends_any_program_without_a_traceback() -> None:
     assert issubclass(SettingsError, SystemExit)
 
 
-def test_a_password_in_the_database_url_is_not_repeated() -> None:
-    password = secrets.token_urlsafe()
+@pytest.mark.parametrize(
+    "url",
+    [
+        "postgresql://localhost/demo",
+        "postgresql:///demo",
+        "postgresql://ada@localhost/demo",
+        "postgresql://ada:secret@localhost/demo",
+        "postgresql://ada:s%40cr%2Ft@db.example.com:6432/demo",
+        "postgresql://ada:@localhost/demo",
+        "postgresql://[::1]:5432/demo",
+        "postgresql://ada:secret@one:5432,two:5432/demo",
+        "postgresql://ada:secret@localhost/demo?sslmode=require&application_name=a%20b",
+    ],
+)
+@pytest.mark.parametrize("scheme", ["postgresql", "postgres"])
+def test_both_schemes_of_postgresql_are_one(scheme: str, url: str) -> None:
+    loaded = load({"DATABASE_URL": url.replace("postgresql", scheme, 1)})
+    assert loaded.postgres == url
+
+
+WORD = secrets.token_hex()
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        f"mysql://ada:{WORD}@localhost/demo",
+        f"postgresql:ada:{WORD}@localhost/demo",
+        f"postgresql+psycopg://ada:{WORD}@localhost/demo",
+        f"POSTGRESQL://ada:{WORD}@localhost/demo",
+        f"postgresql://ada:{WORD}@localhost",
+        f"postgresql://ada:{WORD}@localhost/",
+        f"postgresql://ada:{WORD}@/@localhost/demo",
+        f"postgresql://ada:{WORD}#1@localhost/demo",
+        f"postgresql://ada:{WORD}?@localhost/demo",
+        f"postgresql://ada:{WORD}:1@localhost/demo",
+        f"postgresql://ada:{WORD}%@localhost/demo",
+        f"postgresql://ada:{WORD}%zz@localhost/demo",
+        f"postgresql://ada:{WORD} @localhost/demo",
+        f"postgresql://ada:{WORD}\n@localhost/demo",
+        f"postgresql://ada:{WORD}@localhost/demo\n",
+        f"postgresql://localhost/demo?password={WORD}%",
+        f"postgresql://localhost/demo?password={WORD}#",
+        f"sqlite:///:memory:?{WORD}",
+    ],
+)
+def test_a_refused_database_url_is_not_repeated(url: str) -> None:
     with pytest.raises(SettingsError) as mistake:
-        load({"DATABASE_URL": f"mysql://ada:{password}@localhost/demo"})
-    assert password not in str(mistake.value)
+        load({"DATABASE_URL": url})
+    assert str(mistake.value).startswith("DATABASE_URL must be ")
+    assert WORD not in str(mistake.value)
 
 
-def test_the_secret_key_is_not_in_the_repr() -> None:
-    secret = secrets.token_hex()
-    loaded = load({"SECRET_KEY": secret})
-    assert loaded.secret_key == secret
-    assert secret not in repr(loaded)
+@pytest.mark.parametrize(
+    ("url", "workers"), [("", 1), ("postgresql://localhost/demo", 4)], ids=["SQLite", "PostgreSQL"]
+)
+def test_only_postgresql_has_more_than_one_worker(url: str, workers: int) -> None:
+    loaded = load({"DATABASE_URL": url, "WEB_CONCURRENCY": "4"})
+    assert loaded.workers == workers
+    assert bool(settings.warnings(loaded)) == (workers == 1)
+
+
+@pytest.mark.parametrize(
+    ("variable", "text"),
+    [("SECRET_KEY", WORD), ("DATABASE_URL", f"postgresql://ada:{WORD}@localhost/demo")],
+)
+def test_no_secret_is_in_the_repr(variable: str, text: str) -> None:
+    assert WORD not in repr(load({variable: text}))
 
 
 def test_settings_cannot_be_changed() -> None:
@@ -155,14 +218,50 @@ def test_settings_cannot_be_changed() -> None:
         load({}).port = 1  # type: ignore[misc]
 
 
-@pytest.mark.parametrize("variable", ["DYNO", "RENDER", "FLY_APP_NAME", "RAILWAY_ENVIRONMENT"])
-def test_a_platform_stands_one_router_in_front(variable: str) -> None:
+@pytest.mark.parametrize(
+    ("variable", "hops"),
+    [("DYNO", 1), ("FLY_APP_NAME", 2), ("RENDER", 3), ("RAILWAY_ENVIRONMENT", 0)],
+)
+def test_a_platform_is_recognised_with_its_hops(variable: str, hops: int) -> None:
     loaded = load({variable: "anything"})
-    assert (loaded.platform, loaded.proxy_hops) == (variable, 1)
+    assert (loaded.platform, loaded.proxy_hops) == (variable, hops)
 
 
-def test_a_platforms_routers_can_be_counted_otherwise() -> None:
+def test_proxy_hops_win_over_the_platform() -> None:
     assert load({"DYNO": "web.1", "PROXY_HOPS": "0"}).proxy_hops == 0
+
+
+@pytest.mark.parametrize("variable", settings.PLATFORM_HOPS)
+def test_sqlite_on_a_platform_is_warned_about(variable: str) -> None:
+    warning, *_ = settings.warnings(load({variable: "anything"}))
+    assert warning.startswith(f"{variable} is set, and platforms lose ")
+    postgres = load({variable: "anything", "DATABASE_URL": "postgresql://localhost/demo"})
+    assert not [text for text in settings.warnings(postgres) if "lose" in text]
+
+
+def test_railway_without_proxy_hops_is_warned_about() -> None:
+    railway = {"RAILWAY_ENVIRONMENT": "production", "DATABASE_URL": "postgresql://localhost/demo"}
+    (warning,) = settings.warnings(load(railway))
+    assert warning.startswith("PROXY_HOPS is not set")
+    assert settings.warnings(load(railway | {"PROXY_HOPS": "1"})) == []
+
+
+@pytest.mark.parametrize("hard", [settings.MIN_FILES, settings.MIN_FILES - 1])
+def test_the_file_limit_is_raised_as_far_as_allowed(hard: int) -> None:
+    """In a process of its own, because a hard limit can only be lowered."""
+    script = (
+        f"import resource, settings; resource.setrlimit(resource.RLIMIT_NOFILE, (20, {hard}));"
+        "settings.raise_file_limit(); print(settings.file_limit())"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=settings.HERE, capture_output=True, text=True
+    )
+    if hard == settings.MIN_FILES:
+        assert (done.returncode, done.stdout) == (0, f"{hard}\n")
+    else:
+        assert (
+            done.stderr == f"ulimit -n is {hard}; at least {settings.MIN_FILES} files are needed\n"
+        )
 
 
 def test_sockets_leave_files_for_everything_else(limit_files: LimitFiles) -> None:
@@ -170,12 +269,12 @@ def test_sockets_leave_files_for_everything_else(limit_files: LimitFiles) -> Non
     assert load({}).max_sockets == 1000 - settings.SPARE_FILES
 
 
-def test_too_few_files_leave_no_socket_rather_than_less(limit_files: LimitFiles) -> None:
+def test_too_few_files_leave_no_socket(limit_files: LimitFiles) -> None:
     limit_files(settings.SPARE_FILES - 10)
     assert load({}).max_sockets == 0
 
 
-def test_the_environment_is_read_when_asked_not_on_import(
+def test_the_environment_is_read_by_load_and_not_on_import(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("PORT", "1234")
