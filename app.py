@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from flask import Blueprint, Flask, Request, request, send_file
+from flask import Blueprint, Flask, Request, Response, request, send_file
 from flask.typing import ResponseReturnValue
 from werkzeug.middleware.proxy_fix import ProxyFix
 from werkzeug.routing import MapAdapter
@@ -29,7 +29,13 @@ API_VERSION = "1.0.0"
 
 
 class Service(Flask):
-    """Flask without two questions whose answers are known here: 8 % of a request."""
+    """Flask with an empty answer to OPTIONS, and two short cuts that save 8 % of a request."""
+
+    def make_default_options_response(self) -> Response:
+        response = super().make_default_options_response()
+        response.status_code = 204
+        del response.headers["Content-Type"]
+        return response
 
     def create_url_adapter(self, request: Request | None) -> MapAdapter | None:
         """Match a plain request by path and method; no route depends on the host."""
