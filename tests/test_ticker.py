@@ -175,9 +175,7 @@ def test_socket_that_left_is_sent_nothing_more(ticker: Ticker, clock: Clock) -> 
 
 
 @pytest.mark.parametrize("jump", [-86_400, -5, 5, 86_400])
-def test_after_the_clock_is_set_the_updates_go_on(
-    ticker: Ticker, clock: Clock, jump: int
-) -> None:
+def test_after_the_clock_is_set_the_updates_go_on(ticker: Ticker, clock: Clock, jump: int) -> None:
     listener = join(ticker, clock)
     clock.run(2.5)
     received = len(listener.received)
