@@ -1,4 +1,4 @@
-"""Hostile clients. Each function attacks 127.0.0.1:port for a moment, and is called again and again.
+"""Hostile clients. Each function attacks 127.0.0.1:port for a moment; it is called repeatedly.
 
 They end with OSError when the server closes the connection, as it should do with most of them.
 """
@@ -88,7 +88,8 @@ def small_headers(port: int) -> None:
 
 
 def one_byte_chunks(port: int) -> None:
-    chunked = head("Transfer-Encoding: chunked", target=f"GET {random.choice(['/', '/api/v1/status'])}")
+    target = random.choice(["GET /", "GET /api/v1/status"])
+    chunked = head("Transfer-Encoding: chunked", target=target)
     pump(port, b"", chunked + b"1\r\nx\r\n" * 2000 + b"0\r\n\r\n")
 
 
