@@ -212,5 +212,5 @@ def sleep_for(clock: Clock, seconds: float) -> None:
             raise Ending
         sleep(duration)
 
-    clock.sleep = counted  # type: ignore[method-assign]
+    clock.sleep = counted  # type: ignore[assignment, method-assign]
     clock.spawned[0]()
