@@ -47,8 +47,6 @@ def on_starting(server: Arbiter) -> None:
         check = "import models, settings; models.init(settings.load())"
         if status := subprocess.run([sys.executable, "-c", check]).returncode:
             sys.exit(status)
-    else:
-        server.handle_ttin = server.handle_usr2 = lambda: None  # they would start another worker
 
 
 def post_fork(server: Arbiter, worker: Worker) -> None:

@@ -20,7 +20,7 @@ import signal
 import socket
 import time
 from contextlib import suppress
-from functools import lru_cache
+from functools import lru_cache, partial
 from io import BytesIO
 from typing import Any
 
@@ -41,7 +41,7 @@ IDLE_SECONDS = 0.8  # after the stop signal, in which idle clients may still sen
 FINISH_SECONDS = 2  # after that, for requests that are being answered
 SAVE_SECONDS = 1.7  # after that, for counts that cannot be saved at once
 SPARE_CONNECTIONS = 10  # that are kept free by closing idle ones
-KERNEL_BYTES = 65_536  # of input, and of output, that wait in the kernel; without it up to 6 MiB
+KERNEL_BYTES = 65_536  # of input, and of output, that may wait in the kernel
 
 
 class Worker(GeventWorker):
@@ -80,8 +80,10 @@ class Worker(GeventWorker):
 
     def serve(self) -> None:
         """Accept connections; after the signal close the WebSockets and finish the requests."""
-        listeners = [Listener(sock, self.handle, spawn=self.pool) for sock in self.sockets]
-        for listener in listeners:
+        handle = partial(self.handle, None)  # in place of the listener, which is not needed
+        listeners = [Listener(sock, handle, spawn=self.pool) for sock in self.sockets]
+        for sock, listener in zip(self.sockets, listeners, strict=True):
+            bound_buffers(sock)
             listener.start()
         while self.alive:
             self.notify()
@@ -98,7 +100,7 @@ class Worker(GeventWorker):
         """For the header of a request; gunicorn would take its `keepalive`."""
         return gevent.Timeout(HEADER_SECONDS if self.alive else IDLE_SECONDS, False)
 
-    def handle(self, client: Any, addr: Any) -> None:
+    def handle(self, listener: Any, client: Any, addr: Any) -> None:
         """Serve a connection. If there are too many, close the one that is idle for longest."""
         self.idle[client] = None
         if self.pool.free_count() < SPARE_CONNECTIONS:
@@ -196,16 +198,17 @@ class OnePiece:
 class Listener(StreamServer):
     """Accepts what waits in the backlog before it closes; the kernel would reset it."""
 
-    def start(self) -> None:
-        for option in (socket.SO_RCVBUF, socket.SO_SNDBUF):  # connections inherit them
-            self.socket.setsockopt(socket.SOL_SOCKET, option, KERNEL_BYTES)
-        super().start()
-
     def close(self) -> None:
         with suppress(OSError):  # too many open files
             while not self.closed and not self.full() and (accepted := self.do_read()):
                 self.do_handle(*accepted)
         super().close()
+
+
+def bound_buffers(listener: Any) -> None:
+    """For the connections that it accepts; else each may take 6 MiB of the kernel's memory."""
+    for option in (socket.SO_RCVBUF, socket.SO_SNDBUF):
+        listener.setsockopt(socket.SOL_SOCKET, option, KERNEL_BYTES)
 
 
 def hang_up(client: Any) -> None:

@@ -29,7 +29,14 @@ from simple_websocket import Server as WebSocketServer
 from protocol.websocket import SERVER_OPTIONS, Closed
 from rawsocket import TEXT, RawSocket, frame, handshake_bytes
 from server.log import Log
-from server.worker import Listener, Worker, body_length, hang_up
+from server.worker import (
+    SPARE_CONNECTIONS,
+    Listener,
+    Worker,
+    body_length,
+    bound_buffers,
+    hang_up,
+)
 from settings import SettingsError
 
 GET = b"GET / HTTP/1.1\r\nHost: a\r\n\r\n"
@@ -41,7 +48,7 @@ def worker() -> Iterator[Worker]:
     """A worker whose application answers `Hello`, as it is before it is run."""
     cfg = Config()
     worker = Worker(1, os.getpid(), [], None, 30, cfg, Log(cfg))
-    worker.clients, worker.idle = set(), {}
+    worker.pool, worker.idle = Pool(100), {}
     worker.wsgi = hello
     yield worker
     worker.tmp.close()
@@ -69,7 +76,7 @@ def answers(worker: Worker, ends: tuple[Any, Any]) -> Answers:
 
     def serve(sent: bytes) -> bytes:
         here, there = ends
-        serving = gevent.spawn(worker.handle, None, there, ("127.0.0.1", 1))
+        serving = worker.pool.spawn(worker.handle, None, there, ("127.0.0.1", 1))
         here.sendall(sent)
         here.shutdown(socket.SHUT_WR)
         received = b""
@@ -103,7 +110,6 @@ def test_method_that_is_replaced_takes_what_gunicorn_gives(name: str) -> None:
 
 def test_both_requests_of_a_connection_are_handled(worker: Worker, answers: Answers) -> None:
     assert answers(GET + GET).count(HELLO) == 2
-    assert not worker.clients
     assert not worker.idle
 
 
@@ -251,6 +257,7 @@ def test_listener_accepts_what_waits_and_has_room_before_it_closes(
 
 
 def test_listener_bounds_the_buffers_of_its_connections(listening: Any) -> None:
+    bound_buffers(listening)
     sizes: list[int] = []
 
     def handle(client: Any, addr: Any) -> None:
@@ -279,15 +286,15 @@ def test_read_that_was_not_begun_ends_too(ends: tuple[Any, Any]) -> None:
 
 
 def test_connection_without_room_takes_that_of_the_longest_idle(
-    worker: Worker, monkeypatch: pytest.MonkeyPatch
+    worker: Worker,
 ) -> None:
-    monkeypatch.setattr("server.worker.SPARE_CONNECTIONS", worker.worker_connections - 2)
+    worker.pool = Pool(SPARE_CONNECTIONS + 2)
     with contextlib.ExitStack() as stack:
         clients = []
         for _ in range(3):
             here, there = gsocket.socketpair()
             clients.append(RawSocket.over(stack.enter_context(here)))
-            serving = gevent.spawn(worker.handle, None, there, ("127.0.0.1", 1))
+            serving = worker.pool.spawn(worker.handle, None, there, ("127.0.0.1", 1))
             stack.callback(serving.kill)
             gevent.sleep(0)
         assert clients[0].ended()
