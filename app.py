@@ -32,13 +32,13 @@ api = Blueprint("api", __name__, url_prefix="/api/v1")
 def create_app(config: settings.Settings | None = None) -> Flask:
     """Build the application; raises SettingsError."""
     config = config or settings.load()
-    models.init(config)
+    models.init(config, must_answer=False)
 
     app = Flask(__name__)
     app.secret_key = config.secret_key
     app.json.sort_keys, app.json.ensure_ascii = False, False  # type: ignore[attr-defined]
     app.extensions["settings"] = config
-    limiter = SharedLimiter(models.database) if config.postgres else Limiter(saves=True)
+    limiter = SharedLimiter(config.postgres) if config.postgres else Limiter(saves=True)
     app.extensions["guard"] = auth.Guard(config.quotas, limiter)
     app.wsgi_app = with_api_headers(app.wsgi_app)  # type: ignore[method-assign]
     if hops := config.proxy_hops:

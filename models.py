@@ -124,19 +124,28 @@ class Key(NamedTuple):
         return self.expires_at is not None and self.expires_at <= time.time()
 
 
-def init(settings: Settings) -> None:
-    """Open the database and bring its tables up to date; raises SettingsError."""
-    name = settings.sqlite if settings.postgres is None else "PostgreSQL"
+def init(settings: Settings, must_answer: bool = True) -> None:
+    """Open the database and bring its tables up to date; raises SettingsError.
+
+    Unless it `must_answer`, PostgreSQL may be away: gunicorn's master has seen to the tables.
+    """
+    url, name = settings.postgres, "PostgreSQL" if settings.postgres else settings.sqlite
     try:
-        url = settings.postgres
         database.initialize(postgres.Postgres(url) if url else _open_sqlite(settings.sqlite))
-        database.obj.timeout = PATIENCE_SECONDS
+        _upgrade()
+    except (OSError, peewee.PeeweeException, ValueError) as error:
+        if must_answer or not url or not isinstance(error, peewee.OperationalError):
+            raise SettingsError(f"DATABASE_URL: {name}: {reason(error)}") from None
+
+
+def _upgrade() -> None:
+    patience, database.obj.timeout = database.obj.timeout, PATIENCE_SECONDS
+    try:
         with database.connection_context(), database.atomic():
             upgrade.create_or_upgrade(database.obj, TABLES)
+    finally:
         database.close_all()  # these connections would wait for locks with patience
-        database.obj.timeout = SQLITE_OPTIONS["timeout"]
-    except (OSError, peewee.PeeweeException, ValueError) as error:
-        raise SettingsError(f"DATABASE_URL: {name}: {reason(error)}") from None
+        database.obj.timeout = patience
 
 
 def _open_sqlite(file: Path) -> PooledSqliteDatabase:
@@ -181,11 +190,14 @@ def revoke_key(key_id: str) -> bool:
 
 
 def delete_user(user: User) -> None:
-    """Delete a user with all keys and their usage."""
+    """Delete a user with all keys and their usage.
+
+    Each key before its usage, in the order of the ids: so PostgreSQL locks them for counting, too.
+    """
     with database.atomic():
-        keys = ApiKey.select(ApiKey.id).where(ApiKey.user == user)
-        HourlyUsage.delete().where(HourlyUsage.key_id.in_(keys)).execute()
-        ApiKey.delete().where(ApiKey.user == user).execute()
+        for key in ApiKey.select(ApiKey.id).where(ApiKey.user == user).order_by(ApiKey.id):
+            key.delete_instance()
+            HourlyUsage.delete().where(HourlyUsage.key_id == key.id).execute()
         user.delete_instance()
 
 

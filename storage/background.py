@@ -14,6 +14,7 @@ import models
 from models import HOUR, HOURS, ApiKey
 from ratelimit import Spent
 from settings import Settings
+from storage.postgres import DELETE_HOURS
 
 log = logging.getLogger(__name__)
 
@@ -45,7 +46,7 @@ class Background:
         """Sync until `stopping`, and then until everything is saved; then close the database."""
         while not self.stopping.wait(SYNC_SECONDS):
             self.sync()
-        while not self.sync():
+        while self._guard.limiter.unsaved() and not self.sync():
             gevent.sleep(0.1)
         # SQLite writes everything into the one file when its last connection is closed.
         models.database.close_all()
@@ -77,6 +78,8 @@ class Background:
         try:
             with self._database.connection_context():
                 ended = keys - self._live(keys)
+                if self._thread is None:
+                    self._database.execute_sql(DELETE_HOURS)
                 if spent:
                     self._save(spent, models.now())  # last: nothing may fail after it
             return ended, None

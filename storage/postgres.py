@@ -8,61 +8,40 @@ less a request costs, and no request is admitted before it is counted.
 import math
 import time
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import gevent
+import peewee
 from gevent.lock import Semaphore
-from peewee import Database, OperationalError, PeeweeException
+from peewee import OperationalError
 from playhouse.pool import MaxConnectionsExceeded, PooledPostgresqlDatabase
 
-from ratelimit import NOTHING, Allowance, Quota, Spent, Usage
+from ratelimit import NOTHING, Allowance, Limiter, Quota, Spent, Usage
 
-CONNECTIONS = 4  # of a process, at most
+CONNECTIONS = 4  # of a process, at most, and one more for counting
 PATIENCE_SECONDS = 0.4  # for a connection, and again for an answer
-MAX_USED_UP = 100_000  # keys that are remembered as used up
 
-# Locks the rows in the order of their ids, so two processes cannot deadlock; takes the window from
-# the server's clock, once the rows are locked; grants what is left of each quota and counts it.
-# set_config: a commit does not wait for the disk, so a crash of the server may lose the counts of
-# its last second; no lock is waited for long. Poolers refuse these settings for the connection.
-COUNT = """
-WITH asked AS MATERIALIZED (
-    SELECT *, set_config('synchronous_commit', 'off', true), set_config('lock_timeout', '300', true)
-    FROM unnest(%s::text[], %s::bigint[], %s::bigint[], %s::bigint[])
-        AS hit (id, seconds, quota, hits)
-), locked AS MATERIALIZED (
-    SELECT id, seconds, quota, hits, total, reset, used FROM api_key JOIN asked USING (id)
-    ORDER BY id FOR UPDATE OF api_key
-), timed AS MATERIALIZED (
-    SELECT *, extract(epoch FROM clock_timestamp())::float8 AS now FROM locked
-), windowed AS (
-    SELECT id, quota, hits, total, now, next.reset,
-        CASE WHEN timed.reset = next.reset THEN used ELSE 0 END AS used
-    FROM timed, LATERAL (SELECT (floor(now / seconds)::bigint + 1) * seconds AS reset) AS next
-), counted AS MATERIALIZED (
-    SELECT *, least(hits, greatest(0, quota - used)) AS granted FROM windowed
-), saved AS (
-    UPDATE api_key SET total = api_key.total + granted, reset = counted.reset,
-        used = counted.used + granted, last_used_at = floor(now)::bigint
-    FROM counted WHERE api_key.id = counted.id AND granted > 0
-), charted AS (
-    INSERT INTO hourly_usage (hour, key_id, requests)
-    SELECT floor(now / 3600)::bigint * 3600, id, granted FROM counted WHERE granted > 0
-    ON CONFLICT (hour, key_id) DO UPDATE SET requests = hourly_usage.requests + excluded.requests
-)
-SELECT id, total, reset, used, granted, now FROM counted
-"""
+COUNT = Path(__file__).with_name("count.sql").read_text()
+# Hours that ended a day ago. All processes do this at once; each skips rows that another deletes.
+DELETE_HOURS = """DELETE FROM hourly_usage WHERE (hour, key_id) IN (
+    SELECT hour, key_id FROM hourly_usage WHERE hour < extract(epoch FROM now())::bigint - 90000
+    LIMIT 5000 FOR UPDATE SKIP LOCKED)"""
 
 
 class Postgres(PooledPostgresqlDatabase):
-    """A pool of connections on which every wait is short; raises OperationalError."""
+    """A pool of connections on which every wait is short; raises PeeweeException."""
 
-    def __init__(self, url: str) -> None:
+    timeout = PATIENCE_SECONDS
+
+    def __init__(self, url: str, connections: int = CONNECTIONS) -> None:
+        if peewee.psycopg is None:  # psycopg2 would do for peewee, but it blocks all greenlets
+            raise peewee.ImproperlyConfigured("run pip install 'psycopg[binary]' first")
         options = {"autoconnect": False, "prefer_psycopg3": True, "connect_timeout": 2}
-        super().__init__(url, max_connections=CONNECTIONS, stale_timeout=60, **options)
+        super().__init__(url, max_connections=connections, stale_timeout=60, **options)
 
     def connect(self, reuse_if_open: bool = False) -> bool:
-        with _patience():
+        with self._patience():
             while True:
                 try:
                     return bool(super().connect(reuse_if_open))
@@ -70,102 +49,116 @@ class Postgres(PooledPostgresqlDatabase):
                     gevent.sleep(0.01)
 
     def execute_sql(self, sql: str, params: Any = None) -> Any:
-        with _patience():
+        with self._patience():
             return super().execute_sql(sql, params)
 
+    def _patience(self) -> gevent.Timeout:
+        return gevent.Timeout(self.timeout, OperationalError(f"no answer within {self.timeout} s"))
 
-def _patience() -> gevent.Timeout:
-    message = f"no answer within {PATIENCE_SECONDS} s"
-    return gevent.Timeout(PATIENCE_SECONDS, OperationalError(message))
+    def _is_closed(self, conn: Any) -> bool:
+        """Whether the server has closed it. peewee would send a query each time to find out."""
+        try:
+            for _ in range(2):  # the first reads what the server said before it closed
+                conn.pgconn.consume_input()
+        except Exception:  # psycopg.Error; the driver may not be installed
+            return True
+        return bool(conn.closed)
 
 
 class Question:
     """What is asked at once: how many hits of each key, and the answers."""
 
     def __init__(self) -> None:
-        self.quotas: dict[str, Quota] = {}
-        self.hits: Counter[str] = Counter()
-        self._answers: dict[str, tuple[int, int, int, int, float]] = {}
+        self._quotas: dict[str, Quota] = {}
+        self._hits: Counter[str] = Counter()
+        self._answers: dict[str, Any] = {}
+        self._answered_at = 0.0
         self.done, self.error = False, ""
 
     def add(self, key: str, quota: Quota, cost: int) -> int:
         """Add a hit; returns how many of this key came before it."""
-        before = self.hits[key]
-        self.quotas[key] = quota
-        self.hits[key] += cost
+        before = self._hits[key]
+        self._quotas[key] = quota
+        self._hits[key] += cost
         return before
 
-    def ask(self, database: Database) -> None:
+    def ask(self, database: Postgres) -> None:
         """Find the answers, or the error."""
-        keys = list(self.hits)
-        quotas = [self.quotas[key] for key in keys]
-        seconds, limits = [q.seconds for q in quotas], [q.limit for q in quotas]
+        keys, hits = list(self._hits), list(self._hits.values())
+        quotas = [self._quotas[key] for key in keys]
+        columns = (keys, [q.seconds for q in quotas], [q.limit for q in quotas], hits)
         try:
             with database.connection_context():
-                cursor = database.execute_sql(
-                    COUNT, (keys, seconds, limits, list(self.hits.values()))
-                )
-                self._answers = {key: tuple(numbers) for key, *numbers in cursor.fetchall()}
-        except PeeweeException as error:
+                rows = database.execute_sql(COUNT, columns).fetchall()
+            self._answers = {key: numbers for key, *numbers in rows}
+        except peewee.PeeweeException as error:
             self.error = str(error)
+        self._answered_at = time.monotonic()
         self.done = True
 
-    def answer(self, key: str, before: int, cost: int) -> Allowance:
-        """What one hit was granted, after those `before` it; raises OperationalError."""
-        if self.error or key not in self._answers:
-            raise OperationalError(self.error or "the key was deleted")
-        total, reset, used, granted, now = self._answers[key]
-        quota, counted = self.quotas[key], min(granted, before + cost)
-        accepted = before + cost <= granted if cost else used < quota.limit
+    def answer(self, key: str, before: int, cost: int) -> tuple[Allowance, float]:
+        """What one hit was granted after those `before` it, and when its window ends (monotonic).
+
+        Raises OperationalError.
+        """
+        if self.error:
+            raise OperationalError(self.error)
+        quota = self._quotas[key]
+        # A deleted key has nothing left; within a second it is found to be a bad key.
+        gone = (0, math.ceil(time.time()), quota.limit, 0, 1)
+        total, reset, used, granted, left = self._answers.get(key, gone)
+        counted = min(granted, before + cost)
         remaining = max(0, quota.limit - used - counted)
-        return Allowance(quota, accepted, remaining, reset, math.ceil(reset - now), total + counted)
+        accepted = before + cost <= granted if cost else remaining > 0
+        allowance = Allowance(quota, accepted, remaining, reset, math.ceil(left), total + counted)
+        return allowance, self._answered_at + left
 
 
-class SharedLimiter:
+class SharedLimiter(Limiter):
     """A Limiter whose counts are in PostgreSQL, exact over any number of processes."""
 
-    def __init__(self, database: Database) -> None:
-        self._database = database
+    def __init__(self, url: str) -> None:
+        super().__init__()
+        # A connection of its own: requests that hold all others may be waiting for a count.
+        self.database = Postgres(url, connections=1)
         self._turn = Semaphore(1)
         self._next = Question()
-        self._used_up: dict[str, Allowance] = {}
+        self._used_up: dict[str, tuple[Allowance, float]] = {}
 
     def hit(self, key: str, quota: Quota, stored: Usage = NOTHING, cost: int = 1) -> Allowance:
         """As Limiter.hit; raises OperationalError if the database does not answer."""
-        if known := self._known_used_up(key, quota):
-            return known
+        if refused := self._known_used_up(key, quota):
+            return refused
         question = self._next
         before = question.add(key, quota, cost)
         with self._turn:  # one question at a time; whoever comes first asks for all who wait
             if not question.done:
-                self._next = Question()
-                question.ask(self._database)
-                if question.error:  # fail those who have waited meanwhile, so nobody waits twice
-                    self._next.error, self._next.done = question.error, True
-                    self._next = Question()
-        allowance = question.answer(key, before, cost)
+                self._ask(question)
+        allowance, end = question.answer(key, before, cost)
         if not allowance.accepted:
-            self._remember(key, allowance)
+            self._used_up[key] = allowance, end
         return allowance
 
     def unsaved(self) -> list[Spent]:
         """Nothing: each hit is saved before it is answered."""
         return []
 
-    def saved(self, spent: list[Spent]) -> None:
-        """Nothing to do."""
+    def saved(self, spent: object) -> None:
+        """Twice a second: ask again for keys that are used up, as the rows may be changed."""
+        self._used_up.clear()
+
+    def _ask(self, question: Question) -> None:
+        self._next = Question()
+        question.ask(self.database)
+        if question.error:  # fail those who have waited meanwhile, too, so that nobody waits twice
+            self._next.error, self._next.done = question.error, True
+            self._next = Question()
 
     def _known_used_up(self, key: str, quota: Quota) -> Allowance | None:
-        """In a window nothing is given back, so until its end the database need not be asked."""
-        known = self._used_up.get(key)
-        left = math.ceil(known.reset - time.time()) if known else 0
-        return (
-            known._replace(seconds_left=left)
-            if known and known.quota == quota and left > 0
-            else None
-        )
-
-    def _remember(self, key: str, allowance: Allowance) -> None:
-        if len(self._used_up) >= MAX_USED_UP:
-            self._used_up.clear()
-        self._used_up[key] = allowance
+        """In a window nothing is given back, so a key that is used up is refused without asking."""
+        if key not in self._used_up:
+            return None
+        allowance, end = self._used_up[key]
+        left = math.ceil(end - time.monotonic())
+        known = allowance.quota == quota and left > 0
+        return allowance._replace(seconds_left=left) if known else None

@@ -5,6 +5,8 @@ from playhouse.migrate import SchemaMigrator, migrate
 
 UNUSED = {"changed_at"}  # columns of older versions; they may stay
 AFTER = {"expires_at": "UPDATE api_key SET expires_at = revoked_at"}  # to run for a new column
+# In PostgreSQL, processes that start at the same time make the tables one after another.
+ALONE = "SELECT set_config('lock_timeout', '9s', true), pg_advisory_xact_lock(20261121)"
 
 
 def create_or_upgrade(database: peewee.Database, tables: list[type[peewee.Model]]) -> None:
@@ -12,6 +14,8 @@ def create_or_upgrade(database: peewee.Database, tables: list[type[peewee.Model]
 
     It runs in one transaction, so a failed upgrade changes nothing.
     """
+    if isinstance(database, peewee.PostgresqlDatabase):
+        database.execute_sql(ALONE)
     existing = set(database.get_tables())
     for table in tables:
         if table._meta.table_name in existing:
