@@ -201,6 +201,7 @@ def ask_until_gone(server: Server, key: str, answered: list[float]) -> None:
             answered.append(time.monotonic())
 
 
+@pytest.mark.one_process("only SQLite needs it")
 class TestOneWorker:
     def test_a_platforms_wish_for_more_is_declined_in_one_line(
         self, start_server: StartServer
