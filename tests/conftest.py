@@ -132,9 +132,7 @@ def server_key(server: Server) -> str:
 
 
 @pytest.fixture
-def start_server(
-    tmp_path: Path, storage: Callable[[], dict[str, str]]
-) -> Iterator[StartServer]:
+def start_server(tmp_path: Path, storage: Callable[[], dict[str, str]]) -> Iterator[StartServer]:
     """Starts servers for one test: `start_server(MAX_SOCKETS="3")`."""
     with contextlib.ExitStack() as running:
 
