@@ -22,7 +22,7 @@ from protocol.timestamps import date_time, timestamp, utc
 from ratelimit import Allowance, Limiter
 from server import launch
 from storage.background import Background
-from storage.postgres import SharedLimiter
+from storage.postgres import SharedLimiter, Together
 
 API_VERSION = "1.0.0"
 
@@ -38,8 +38,10 @@ def create_app(config: settings.Settings | None = None) -> Flask:
     app.secret_key = config.secret_key
     app.json.sort_keys, app.json.ensure_ascii = False, False  # type: ignore[attr-defined]
     app.extensions["settings"] = config
-    limiter = SharedLimiter(config.postgres) if config.postgres else Limiter(saves=True)
-    app.extensions["guard"] = auth.Guard(config.quotas, limiter)
+    guard = auth.Guard(config.quotas, Limiter(saves=True), models.find_key)
+    if url := config.postgres:
+        guard = auth.Guard(config.quotas, SharedLimiter(url), Together(models.find_keys))
+    app.extensions["guard"] = guard
     app.wsgi_app = with_api_headers(app.wsgi_app)  # type: ignore[method-assign]
     if hops := config.proxy_hops:
         app.wsgi_app = ProxyFix(app.wsgi_app, x_for=hops, x_proto=1)  # type: ignore[method-assign]

@@ -167,15 +167,21 @@ def reason(error: BaseException) -> str:
 
 
 def find_key(key_id: str) -> Key | None:
-    """The key with this id, ended or not; raises PeeweeException.
+    """The key with this id, ended or not; raises PeeweeException."""
+    return find_keys([key_id])[0]
+
+
+def find_keys(ids: list[str]) -> list[Key | None]:
+    """The keys with these ids, ended or not, None where there is none; raises PeeweeException.
 
     In SQL, because peewee takes 150 µs to build this query, and SQLite 5 µs to answer it.
     """
+    places = ", ".join([database.param] * len(ids))
     query = f"""SELECT {", ".join(Key._fields)} FROM api_key
-        WHERE id = {database.param} AND user_id IN (SELECT id FROM "user")"""
+        WHERE id IN ({places}) AND user_id IN (SELECT id FROM "user")"""
     with database.connection_context():
-        row = database.execute_sql(query, (key_id,)).fetchone()
-    return Key(*row) if row else None
+        found = {row[0]: Key(*row) for row in database.execute_sql(query, ids).fetchall()}
+    return [found.get(key_id) for key_id in ids]
 
 
 def change_key(key_id: str, **changes: object) -> bool:

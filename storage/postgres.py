@@ -8,8 +8,9 @@ less a request costs, and no request is admitted before it is counted.
 import math
 import time
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import gevent
 import peewee
@@ -21,6 +22,8 @@ from ratelimit import NOTHING, Allowance, Limiter, Quota, Spent, Usage
 
 CONNECTIONS = 4  # of a process, at most, and one more for counting
 PATIENCE_SECONDS = 0.4  # for a connection, and again for an answer
+
+Hit = tuple[str, Quota, int]  # a key, its quota, the cost
 
 COUNT = Path(__file__).with_name("count.sql").read_text()
 # Hours that ended a day ago. All processes do this at once; each skips rows that another deletes.
@@ -65,53 +68,44 @@ class Postgres(PooledPostgresqlDatabase):
         return bool(conn.closed)
 
 
+class Together:
+    """Asks one question at a time, for many: what comes meanwhile makes up the next question."""
+
+    def __init__(self, ask: Callable[[list[Any]], list[Any]]) -> None:
+        self._ask, self._turn, self._next = ask, Semaphore(1), Question()
+
+    def __call__(self, item: Any) -> Any:
+        """The answer for one item; raises OperationalError."""
+        question = self._next
+        question.items.append(item)
+        place = len(question.items) - 1
+        with self._turn:  # whoever comes first asks for all who wait
+            if not question.done:
+                self._find_answers(question)
+        if question.error:
+            raise OperationalError(question.error)
+        return question.answers[place]
+
+    def _find_answers(self, question: "Question") -> None:
+        self._next = Question()
+        try:
+            question.answers = self._ask(question.items)
+        except peewee.PeeweeException as error:
+            # Those who have waited meanwhile fail, too, so that nobody waits twice.
+            question.error = self._next.error = str(error) or type(error).__name__
+            self._next.done = True
+            self._next = Question()
+        question.done = True
+
+
 class Question:
-    """What is asked at once: how many hits of each key, and the answers."""
+    """What is asked at once, and the answers in the same order, or why there are none."""
 
     def __init__(self) -> None:
-        self._quotas: dict[str, Quota] = {}
-        self._hits: Counter[str] = Counter()
-        self._answers: dict[str, Any] = {}
-        self._answered_at = 0.0
-        self.done, self.error = False, ""
-
-    def add(self, key: str, quota: Quota, cost: int) -> int:
-        """Add a hit; returns how many of this key came before it."""
-        before = self._hits[key]
-        self._quotas[key] = quota
-        self._hits[key] += cost
-        return before
-
-    def ask(self, database: Postgres) -> None:
-        """Find the answers, or the error."""
-        keys, hits = list(self._hits), list(self._hits.values())
-        quotas = [self._quotas[key] for key in keys]
-        columns = (keys, [q.seconds for q in quotas], [q.limit for q in quotas], hits)
-        try:
-            with database.connection_context():
-                rows = database.execute_sql(COUNT, columns).fetchall()
-            self._answers = {key: numbers for key, *numbers in rows}
-        except peewee.PeeweeException as error:
-            self.error = str(error)
-        self._answered_at = time.monotonic()
-        self.done = True
-
-    def answer(self, key: str, before: int, cost: int) -> tuple[Allowance, float]:
-        """What one hit was granted after those `before` it, and when its window ends (monotonic).
-
-        Raises OperationalError.
-        """
-        if self.error:
-            raise OperationalError(self.error)
-        quota = self._quotas[key]
-        # A deleted key has nothing left; within a second it is found to be a bad key.
-        gone = (0, math.ceil(time.time()), quota.limit, 0, 1)
-        total, reset, used, granted, left = self._answers.get(key, gone)
-        counted = min(granted, before + cost)
-        remaining = max(0, quota.limit - used - counted)
-        accepted = before + cost <= granted if cost else remaining > 0
-        allowance = Allowance(quota, accepted, remaining, reset, math.ceil(left), total + counted)
-        return allowance, self._answered_at + left
+        self.items: list[Any] = []
+        self.answers: list[Any] = []
+        self.error = ""
+        self.done = False
 
 
 class SharedLimiter(Limiter):
@@ -120,24 +114,18 @@ class SharedLimiter(Limiter):
     def __init__(self, url: str) -> None:
         super().__init__()
         # A connection of its own: requests that hold all others may be waiting for a count.
-        self.database = Postgres(url, connections=1)
-        self._turn = Semaphore(1)
-        self._next = Question()
-        self._used_up: dict[str, tuple[Allowance, float]] = {}
+        self._database = Postgres(url, connections=1)
+        self._count_together = Together(self._ask)
+        self._used_up: dict[str, tuple[Allowance, float]] = {}  # and the window's end, monotonic
 
     def hit(self, key: str, quota: Quota, stored: Usage = NOTHING, cost: int = 1) -> Allowance:
         """As Limiter.hit; raises OperationalError if the database does not answer."""
         if refused := self._known_used_up(key, quota):
             return refused
-        question = self._next
-        before = question.add(key, quota, cost)
-        with self._turn:  # one question at a time; whoever comes first asks for all who wait
-            if not question.done:
-                self._ask(question)
-        allowance, end = question.answer(key, before, cost)
+        allowance, left = self._count_together((key, quota, cost))
         if not allowance.accepted:
-            self._used_up[key] = allowance, end
-        return allowance
+            self._used_up[key] = allowance, time.monotonic() + left
+        return cast(Allowance, allowance)
 
     def unsaved(self) -> list[Spent]:
         """Nothing: each hit is saved before it is answered."""
@@ -147,12 +135,22 @@ class SharedLimiter(Limiter):
         """Twice a second: ask again for keys that are used up, as the rows may be changed."""
         self._used_up.clear()
 
-    def _ask(self, question: Question) -> None:
-        self._next = Question()
-        question.ask(self.database)
-        if question.error:  # fail those who have waited meanwhile, too, so that nobody waits twice
-            self._next.error, self._next.done = question.error, True
-            self._next = Question()
+    def _ask(self, hits: list[Hit]) -> list[tuple[Allowance, float]]:
+        """Each hit's allowance and the seconds left; raises PeeweeException."""
+        quotas = {key: quota for key, quota, _ in hits}
+        costs = Counter[str]()
+        for key, _, cost in hits:
+            costs[key] += cost
+        rows = ((key, quotas[key].seconds, quotas[key].limit, costs[key]) for key in costs)
+        columns = list(map(list, zip(*rows, strict=True)))
+        with self._database.connection_context():
+            answers = self._database.execute_sql(COUNT, columns).fetchall()
+        counted = {key: numbers for key, *numbers in answers}
+        before, allowances = Counter[str](), []
+        for key, _, cost in hits:
+            allowances.append(_allowance(quotas[key], counted.get(key), before[key], cost))
+            before[key] += cost
+        return allowances
 
     def _known_used_up(self, key: str, quota: Quota) -> Allowance | None:
         """In a window nothing is given back, so a key that is used up is refused without asking."""
@@ -162,3 +160,15 @@ class SharedLimiter(Limiter):
         left = math.ceil(end - time.monotonic())
         known = allowance.quota == quota and left > 0
         return allowance._replace(seconds_left=left) if known else None
+
+
+def _allowance(quota: Quota, row: Any, before: int, cost: int) -> tuple[Allowance, float]:
+    """What one hit was granted, after those `before` it in the same question; and the seconds left.
+
+    Without a row the key was deleted: nothing is left, and within a second it is a bad key.
+    """
+    total, reset, used, granted, left = row or (0, math.ceil(time.time()), quota.limit, 0, 1)
+    counted = min(granted, before + cost)
+    remaining = max(0, quota.limit - used - counted)
+    accepted = before + cost <= granted if cost else remaining > 0
+    return Allowance(quota, accepted, remaining, reset, math.ceil(left), total + counted), left

@@ -5,7 +5,6 @@ import secrets
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 from flask import Flask
@@ -17,10 +16,8 @@ import auth
 import models
 import settings
 from models import User
+from postgresql import Cluster
 from serving import Server
-
-if TYPE_CHECKING:
-    from postgresql import Cluster
 
 # Beside the defaults, two tiers small enough to use up.
 TIERS = "free=1000/hour,pro=10000/hour,five=5/minute,blink=5/second"
@@ -92,10 +89,9 @@ def key(new_key: NewKey) -> str:
 
 
 @pytest.fixture(scope="session")
-def cluster() -> Iterator["Cluster"]:
+def cluster() -> Iterator[Cluster]:
     """A PostgreSQL server, for all tests that let it run."""
-    postgresql = pytest.importorskip("postgresql", reason="there is no psycopg here")
-    running = postgresql.Cluster()
+    running = Cluster()
     try:
         yield running.start()
     finally:

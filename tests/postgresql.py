@@ -41,7 +41,7 @@ class Cluster:
         self.directory = Path(tempfile.mkdtemp(prefix="pg-"))
         self.password = secrets.token_hex()
         self.port = free_port()
-        self._user = {}
+        self._user: dict[str, Any] = {}
         if os.getuid() == 0:
             account = pwd.getpwnam("postgres")
             self._user = {"user": account.pw_uid, "group": account.pw_gid, "extra_groups": []}

@@ -16,11 +16,9 @@ import pytest
 
 from conftest import StartServer
 from load import Load, accepted
+from postgresql import Cluster, connected
 from rawsocket import CLOSE, Answer, RawSocket
 from serving import REPOSITORY, Server, StartError, eventually, free_port
-
-postgresql = pytest.importorskip("postgresql", reason="there is no psycopg here")
-Cluster, connected = postgresql.Cluster, postgresql.connected
 
 TIME, STATS = "/api/v1/ws/time", "/api/v1/usage/stats"
 TEST, STATUS = "/api/v1/protected/test", "/api/v1/status"
