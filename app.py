@@ -23,7 +23,7 @@ from protocol.timestamps import date_time, timestamp, utc
 from ratelimit import Allowance, Limiter
 from server import launch
 from storage.background import Background
-from storage.postgres import SharedLimiter
+from storage.postgres import SharedLimiter, Together
 
 API_VERSION = "1.0.0"
 
@@ -56,7 +56,7 @@ descriptions = Blueprint("descriptions", __name__)
 def create_app(config: settings.Settings | None = None) -> Flask:
     """Build the application; raises SettingsError."""
     config = config or settings.load()
-    models.init(config)
+    models.init(config, must_answer=False)
 
     app = Service(__name__)
     app.secret_key = config.secret_key
@@ -65,8 +65,11 @@ def create_app(config: settings.Settings | None = None) -> Flask:
     app.wsgi_app = with_api_headers(app.wsgi_app)  # type: ignore[method-assign]
     if hops := config.proxy_hops:
         app.wsgi_app = ProxyFix(app.wsgi_app, x_for=hops, x_proto=1)  # type: ignore[method-assign]
-    limiter = SharedLimiter(models.database) if config.postgres else Limiter(saves=True)
-    app.extensions |= {"settings": config, "guard": auth.Guard(config.quotas, limiter)}
+    limiter, find_key = Limiter(saves=True), models.find_key
+    if url := config.postgres:
+        limiter, find_key = SharedLimiter(url), Together(models.find_keys)
+    guard = auth.Guard(config.quotas, limiter, find_key)
+    app.extensions |= {"settings": config, "guard": guard}
     for blueprint in (api, descriptions):
         app.register_blueprint(blueprint)
     for part in (sockets, web, cli, problems):

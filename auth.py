@@ -88,9 +88,11 @@ def digest(key: str) -> str:
 class Guard:
     """Checks keys and counts their requests; remembers for a second the keys that it has seen."""
 
-    def __init__(self, quotas: Mapping[str, Quota], limiter: Limiter) -> None:
+    def __init__(
+        self, quotas: Mapping[str, Quota], limiter: Limiter, find_key: Callable[[str], Key | None]
+    ) -> None:
         self.limiter = limiter
-        self._quotas = quotas
+        self._quotas, self._find_key = quotas, find_key
         self._known: dict[str, Key] = {}  # by digest
         self._forget_at = 0.0
 
@@ -120,7 +122,7 @@ class Guard:
         found = KEY.fullmatch(presented)
         if not found or checksum(presented[:-CHECKSUM_LENGTH]) != presented[-CHECKSUM_LENGTH:]:
             return None
-        key = models.find_key(found[1])
+        key = self._find_key(found[1])
         if key is None or not compare_digest(key.digest, fingerprint):
             return None
         self._known[fingerprint] = key

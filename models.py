@@ -20,13 +20,13 @@ MINUTE, HOUR, DAY = 60, 3600, 86400
 HOURS = 24  # of usage that are kept and shown in the chart
 PREFIXES = {"production": "sk_live_", "development": "sk_test_"}  # of keys, by their type
 NO_ROLLBACK = ("no transaction is active", "no such savepoint")
-PATIENCE_SECONDS = 10  # for a locked database, where nothing but the command itself waits
+BUSY_SECONDS = 0.1  # to wait for a lock of SQLite, because the whole process waits
+PATIENCE_SECONDS = 10  # the same, where only one command waits
 
 SQLITE_OPTIONS = {
     "autoconnect": False,  # a query without a connection_context is a mistake, so it fails
     "lock_type": "IMMEDIATE",  # a transaction that reads and then writes never has to be retried
     "uri": True,
-    "timeout": 0.1,  # seconds; waiting for a lock stops the whole process, so not for long
     "pragmas": {
         "journal_mode": "wal",
         "synchronous": "normal",
@@ -125,19 +125,28 @@ class Key(NamedTuple):
         return self.expires_at is not None and self.expires_at <= time.time()
 
 
-def init(settings: Settings) -> None:
-    """Open the database and bring its tables up to date; raises SettingsError."""
-    name = settings.sqlite if settings.postgres is None else "PostgreSQL"
+def init(settings: Settings, must_answer: bool = True) -> None:
+    """Open the database and bring its tables up to date; raises SettingsError.
+
+    Unless it `must_answer`, PostgreSQL may be away: gunicorn's master has seen to the tables.
+    """
+    url, name = settings.postgres, "PostgreSQL" if settings.postgres else settings.sqlite
     try:
-        url = settings.postgres
         database.initialize(postgres.Postgres(url) if url else _open_sqlite(settings.sqlite))
-        database.obj.timeout = PATIENCE_SECONDS
+        _upgrade()
+    except (OSError, peewee.PeeweeException, ValueError) as error:
+        if must_answer or not url or not isinstance(error, peewee.OperationalError):
+            raise SettingsError(f"DATABASE_URL: {name}: {reason(error)}") from None
+
+
+def _upgrade() -> None:
+    patience, database.obj.timeout = database.obj.timeout, PATIENCE_SECONDS
+    try:
         with database.connection_context(), database.atomic():
             upgrade.create_or_upgrade(database.obj, TABLES)
+    finally:
         database.close_all()  # these connections would wait for locks with patience
-        database.obj.timeout = SQLITE_OPTIONS["timeout"]
-    except (OSError, peewee.PeeweeException, ValueError) as error:
-        raise SettingsError(f"DATABASE_URL: {name}: {reason(error)}") from None
+        database.obj.timeout = patience
 
 
 def _open_sqlite(file: Path) -> PooledSqliteDatabase:
@@ -147,7 +156,9 @@ def _open_sqlite(file: Path) -> PooledSqliteDatabase:
     # mode=rw: a file that was deleted is not silently replaced. stale_timeout: the connections are
     # renewed every second, so that another file put in its place is noticed.
     uri = f"{file.as_uri()}?mode=rw"
-    return PooledSqliteDatabase(uri, stale_timeout=1, **SQLITE_OPTIONS)
+    opened = PooledSqliteDatabase(uri, stale_timeout=1, **SQLITE_OPTIONS)
+    opened.timeout = BUSY_SECONDS
+    return opened
 
 
 def reason(error: BaseException) -> str:
@@ -159,15 +170,21 @@ def reason(error: BaseException) -> str:
 
 
 def find_key(key_id: str) -> Key | None:
-    """The key with this id, ended or not; raises PeeweeException.
+    """The key with this id, ended or not; raises PeeweeException."""
+    return find_keys([key_id])[0]
+
+
+def find_keys(ids: list[str]) -> list[Key | None]:
+    """The keys with these ids, ended or not, None where there is none; raises PeeweeException.
 
     In SQL, because peewee takes 150 µs to build this query, and SQLite 5 µs to answer it.
     """
+    places = ", ".join([database.param] * len(ids))
     query = f"""SELECT {", ".join(Key._fields)} FROM api_key
-        WHERE id = {database.param} AND user_id IN (SELECT id FROM "user")"""
+        WHERE id IN ({places}) AND user_id IN (SELECT id FROM "user")"""
     with database.connection_context():
-        row = database.execute_sql(query, (key_id,)).fetchone()
-    return Key(*row) if row else None
+        found = {row[0]: Key(*row) for row in database.execute_sql(query, ids).fetchall()}
+    return [found.get(key_id) for key_id in ids]
 
 
 def change_key(key_id: str, **changes: object) -> bool:
@@ -182,11 +199,14 @@ def revoke_key(key_id: str) -> bool:
 
 
 def delete_user(user: User) -> None:
-    """Delete a user with all keys and their usage."""
+    """Delete a user with all keys and their usage.
+
+    Each key before its usage, in the order of the ids: so PostgreSQL locks them for counting, too.
+    """
     with database.atomic():
-        keys = ApiKey.select(ApiKey.id).where(ApiKey.user == user)
-        HourlyUsage.delete().where(HourlyUsage.key_id.in_(keys)).execute()
-        ApiKey.delete().where(ApiKey.user == user).execute()
+        for key in ApiKey.select(ApiKey.id).where(ApiKey.user == user).order_by(ApiKey.id):
+            key.delete_instance()
+            HourlyUsage.delete().where(HourlyUsage.key_id == key.id).execute()
         user.delete_instance()
 
 

@@ -38,8 +38,8 @@ from settings import MAX_BODY_BYTES, SettingsError
 SEND_SECONDS = 10  # for which a client may leave a response unread
 HEADER_SECONDS = 10  # for which a request's header may take to arrive
 IDLE_SECONDS = 0.8  # after the stop signal, in which idle clients may still send a request
-FINISH_SECONDS = 2  # after that, for requests that are being answered
-SAVE_SECONDS = 1.7  # after that, for counts that cannot be saved at once
+FINISH_SECONDS = 2.6  # after that, for requests that are being answered
+SAVE_SECONDS = 1.2  # after that, for counts that cannot be saved at once
 SPARE_CONNECTIONS = 10  # that are kept free by closing idle ones
 KERNEL_BYTES = 65_536  # of input, and of output, that may wait in the kernel
 

@@ -14,6 +14,7 @@ from peewee import SqliteDatabase, chunked
 import models
 from models import HOUR, HOURS, ApiKey, User
 from ratelimit import Spent
+from storage.postgres import DELETE_HOURS
 
 log = logging.getLogger(__name__)
 
@@ -37,7 +38,9 @@ class Background:
         self._database: Any = models.database.obj
         self._thread = self._file = None
         if isinstance(self._database, SqliteDatabase):
-            self._database = SqliteDatabase(self._database.database, **models.SQLITE_OPTIONS)
+            self._database = SqliteDatabase(
+                self._database.database, timeout=models.BUSY_SECONDS, **models.SQLITE_OPTIONS
+            )
             self._thread, self._file = ThreadPool(1), app.extensions["settings"].sqlite
         self.stopping = Event()
 
@@ -46,12 +49,12 @@ class Background:
         locked = self._file and warn_if_shared(self._file)
         while not self.stopping.wait(SYNC_SECONDS):
             self.sync()
-        while not self.sync():
+        while self._guard.limiter.unsaved() and not self.sync():
             gevent.sleep(0.1)
-        if locked:
-            fcntl.flock(locked, fcntl.LOCK_UN)
         # SQLite writes everything into the one file when its last connection is closed.
         models.database.close_all()
+        if locked:
+            locked.close()
 
     def sync(self) -> bool:
         """Save the counts and act on what the database says; False if that failed."""
@@ -80,6 +83,8 @@ class Background:
         try:
             with self._database.connection_context():
                 ended = keys - self._live(keys)
+                if self._thread is None:
+                    self._database.execute_sql(DELETE_HOURS)
                 if spent:
                     self._save(spent, models.now())  # last: nothing may fail after it
             return ended, None

@@ -8,6 +8,8 @@ UNUSED = {"changed_at"}  # columns of older versions; they may stay
 # looks for such keys.
 END_REVOKED = """UPDATE api_key SET expires_at = revoked_at
     WHERE coalesce(expires_at, revoked_at + 1) > revoked_at"""
+# In PostgreSQL, processes that start at the same time make the tables one after another.
+ALONE = "SELECT set_config('lock_timeout', '9s', true), pg_advisory_xact_lock(20261121)"
 
 
 def create_or_upgrade(database: peewee.Database, tables: list[type[peewee.Model]]) -> None:
@@ -15,6 +17,8 @@ def create_or_upgrade(database: peewee.Database, tables: list[type[peewee.Model]
 
     It runs in one transaction, so a failed upgrade changes nothing.
     """
+    if isinstance(database, peewee.PostgresqlDatabase):
+        database.execute_sql(ALONE)
     existing = set(database.get_tables())
     for table in tables:
         if table._meta.table_name in existing:

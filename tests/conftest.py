@@ -16,6 +16,7 @@ import auth
 import models
 import settings
 from models import User
+from postgresql import Cluster
 from serving import REPOSITORY, Server
 
 # Beside the defaults, two tiers small enough to use up.
@@ -24,6 +25,21 @@ TIERS = "free=1000/hour,pro=10000/hour,five=5/minute,blink=5/second"
 StartServer = Callable[..., Server]
 StartPatched = Callable[..., Server]
 NewKey = Callable[..., str]
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--postgres",
+        action="store_true",
+        help="run the servers on PostgreSQL with two workers; meant for test_wire_*.py",
+    )
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Skip what is only true of one process, for the reason that its mark gives."""
+    for item in items if config.getoption("postgres") else []:
+        if mark := item.get_closest_marker("one_process"):
+            item.add_marker(pytest.mark.skip(reason=mark.args[0]))
 
 
 @pytest.fixture
@@ -74,9 +90,30 @@ def key(new_key: NewKey) -> str:
 
 
 @pytest.fixture(scope="session")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def cluster() -> Iterator[Cluster]:
+    """A PostgreSQL server, for all tests that let it run."""
+    running = Cluster()
+    try:
+        yield running.start()
+    finally:
+        running.close()
+
+
+@pytest.fixture(scope="session")
+def storage(request: pytest.FixtureRequest) -> Callable[[], dict[str, str]]:
+    """The settings of a server that decide where it stores: in SQLite, or as --postgres says."""
+    if not request.config.getoption("postgres"):
+        return dict
+    cluster: Cluster = request.getfixturevalue("cluster")
+    return lambda: {"DATABASE_URL": cluster.new_database(), "WEB_CONCURRENCY": "2"}
+
+
+@pytest.fixture(scope="session")
+def server(
+    tmp_path_factory: pytest.TempPathFactory, storage: Callable[[], dict[str, str]]
+) -> Iterator[Server]:
     """One real server for all tests that only talk to it."""
-    running = Server(tmp_path_factory.mktemp("server"), RATE_LIMITS=TIERS)
+    running = Server(tmp_path_factory.mktemp("server"), RATE_LIMITS=TIERS, **storage())
     try:
         yield running.start()
         running.close(signal.SIGTERM)
@@ -92,12 +129,12 @@ def server_key(server: Server) -> str:
 
 
 @pytest.fixture
-def start_server(tmp_path: Path) -> Iterator[StartServer]:
+def start_server(tmp_path: Path, storage: Callable[[], dict[str, str]]) -> Iterator[StartServer]:
     """Starts servers for one test: `start_server(MAX_SOCKETS="3")`."""
     with contextlib.ExitStack() as running:
 
         def start(**environment: str) -> Server:
-            server = Server(tmp_path / secrets.token_hex(4), **environment)
+            server = Server(tmp_path / secrets.token_hex(4), **(storage() | environment))
             running.callback(server.close)
             return server.start()
 

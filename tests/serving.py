@@ -3,6 +3,7 @@
 import contextlib
 import http.client
 import os
+import random
 import secrets
 import shlex
 import signal
@@ -13,6 +14,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import IO
+
+import pytest
 
 REPOSITORY = Path(__file__).parent.parent
 START_SECONDS = 15
@@ -25,7 +28,6 @@ SETTINGS = {
     "MAX_SOCKETS_PER_CALLER",
     "SIGNUPS",
     "PROXY_HOPS",
-    "REDIS_URL",
     "WEB_CONCURRENCY",
     "GUNICORN_CMD_ARGS",
     "FORWARDED_ALLOW_IPS",
@@ -44,10 +46,12 @@ def clean_environment(**settings: str) -> dict[str, str]:
 
 
 def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        port: int = sock.getsockname()[1]
-        return port
+    """A port below those that the kernel gives to clients, so that none of them takes it first."""
+    while True:
+        port = random.randrange(10_000, 32_000)
+        with socket.socket() as sock, contextlib.suppress(OSError):
+            sock.bind(("127.0.0.1", port))
+            return port
 
 
 def serve_command() -> list[str]:
@@ -78,14 +82,14 @@ class Server:
 
     def __init__(self, directory: Path, **settings: str) -> None:
         self.directory = directory
-        self.database = directory / "data" / "service.db"
-        self.database.parent.mkdir(parents=True, exist_ok=True)
+        self._database = directory / "data" / "service.db"
+        self._database.parent.mkdir(parents=True, exist_ok=True)
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.ws_url = f"ws://127.0.0.1:{self.port}"
         defaults = {
             "PORT": str(self.port),
-            "DATABASE_URL": f"sqlite:///{self.database}",
+            "DATABASE_URL": f"sqlite:///{self._database}",
             "SECRET_KEY": secrets.token_hex(),
             "HOME": str(directory),
             "XDG_RUNTIME_DIR": str(directory),
@@ -103,10 +107,29 @@ class Server:
         return self._process.pid
 
     @property
-    def worker_pid(self) -> int:
+    def worker_pids(self) -> list[int]:
         children = Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text().split()
+        return list(map(int, children))
+
+    @property
+    def worker_pid(self) -> int:
+        """Of the only worker; skips a test that needs it where there are more."""
+        if "WEB_CONCURRENCY" in self.env and self.postgres:
+            pytest.skip("it watches the only worker")
+        children = self.worker_pids
         assert len(children) == 1, f"one worker, not {children}"
-        return int(children[0])
+        return children[0]
+
+    @property
+    def postgres(self) -> bool:
+        return self.env["DATABASE_URL"].startswith("postgres")
+
+    @property
+    def database(self) -> Path:
+        """The SQLite file; skips a test that needs it where there is none."""
+        if self.postgres:
+            pytest.skip("it opens the SQLite file")
+        return self._database
 
     def start(self) -> "Server":
         """Start, and wait for an answer; raises StartError."""

@@ -494,6 +494,7 @@ class TestTime:
 
 
 class TestCaps:
+    @pytest.mark.one_process("each process caps its own sockets")
     def test_too_many_of_one_caller_and_of_all(self, start_server: StartServer) -> None:
         server = start_server(MAX_SOCKETS="3", MAX_SOCKETS_PER_CALLER="2")
         key, other_key = server.new_key(), server.new_key()
@@ -528,6 +529,7 @@ class TestCaps:
             for client in clients:
                 client.sock.close()
 
+    @pytest.mark.one_process("each process caps its own sockets")
     def test_time_sockets_are_capped_by_key(self, start_server: StartServer) -> None:
         server = start_server(MAX_SOCKETS_PER_CALLER="1")
         first, second = (f"{TIME}?api_key={server.new_key()}" for _ in range(2))

@@ -201,6 +201,7 @@ def ask_until_gone(server: Server, key: str, answered: list[float]) -> None:
             answered.append(time.monotonic())
 
 
+@pytest.mark.one_process("only SQLite needs it")
 class TestOneWorker:
     def test_a_platforms_wish_for_more_is_declined_in_one_line(
         self, start_server: StartServer
@@ -233,16 +234,17 @@ class TestOneWorker:
         assert accepted == 2000
         assert server.worker_pid != before
 
-    @pytest.mark.parametrize("number", [signal.SIGTTIN, signal.SIGUSR2])
-    def test_no_signal_starts_a_second_one(
-        self, start_server: StartServer, number: signal.Signals
-    ) -> None:
-        server = start_server()
-        os.kill(server.pid, number)
-        eventually(lambda: server.log_lines("Handling signal"))
-        assert ask(server, TEST, "") == 401
-        assert len(server.log_lines("Booting worker")) == 1
-        assert server.worker_pid
+    def test_a_reload_gives_nobody_a_second_allowance(self, start_server: StartServer) -> None:
+        server = start_server(RATE_LIMITS="free=2000/day")
+        key, before = server.new_key(), server.worker_pid
+        assert ask(server, TEST, key) == 200
+        with ThreadPoolExecutor(4) as threads:
+            spending = [threads.submit(spend, server, key) for _ in range(4)]
+            os.kill(server.pid, signal.SIGHUP)
+            accepted = 1 + sum(spent.result() for spent in spending)
+
+        assert accepted == 2000
+        assert server.worker_pid != before
 
     def test_two_services_of_one_user_share_nothing(self, server: Server) -> None:
         """gunicorn's control socket would be one for both, in the user's home."""

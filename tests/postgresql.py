@@ -1,0 +1,153 @@
+"""A PostgreSQL server of our own for tests, in a temporary directory and on a free port."""
+
+import os
+import pwd
+import secrets
+import shutil
+import signal
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+
+from serving import eventually, free_port
+
+DEBIAN = Path("/usr/lib/postgresql")
+OPTIONS = {
+    "listen_addresses": "127.0.0.1",
+    "fsync": "off",  # a test survives the end of a server, not the end of the machine
+    "log_min_messages": "fatal",
+}
+
+
+def binaries() -> Path:
+    """The directory of `postgres` and `initdb`; skips the test if there is none."""
+    found = shutil.which("initdb") or max(DEBIAN.glob("*/bin/initdb"), default=None)
+    if found is None:
+        pytest.skip("there is no PostgreSQL server here (Debian's package is `postgresql`)")
+    return Path(found).parent
+
+
+class Cluster:
+    """A running server with its data; root runs it as the user `postgres`, as it refuses root."""
+
+    def __init__(self) -> None:
+        self.binaries = binaries()
+        self.directory = Path(tempfile.mkdtemp(prefix="pg-"))
+        self.password = secrets.token_hex()
+        self.port = free_port()
+        self._user: dict[str, Any] = {}
+        if os.getuid() == 0:
+            account = pwd.getpwnam("postgres")
+            self._user = {"user": account.pw_uid, "group": account.pw_gid, "extra_groups": []}
+            os.chown(self.directory, account.pw_uid, account.pw_gid)
+        file = self.directory / "password"
+        file.write_text(self.password)
+        file.chmod(0o644)  # in a directory that is for its owner only
+        how = ["--auth-local=trust", "--auth-host=scram-sha-256", f"--pwfile={file}"]
+        self._run("initdb", "-D", self._data, "-U", "demo", "--no-sync", *how)
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> "Cluster":
+        options = [part for option in OPTIONS.items() for part in ("-c", "=".join(option))]
+        place = ["-D", self._data, "-k", str(self.directory), "-p", str(self.port)]
+        with self._log.open("ab") as log:
+            self._process = subprocess.Popen(
+                [str(self.binaries / "postgres"), *place, *options],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                cwd=self.directory,
+                **self._user,
+            )
+        eventually(self._answers, 20, "PostgreSQL does not start")
+        return self
+
+    def stop(self) -> None:
+        """As at a restart of the server: its clients are cut off."""
+        self._end(signal.SIGINT)
+
+    def kill(self) -> None:
+        """As at a lack of memory: every process ends at once."""
+        for pid in self.freeze():
+            os.kill(pid, signal.SIGKILL)
+        assert self._process
+        self._process.wait(timeout=20)
+
+    def freeze(self) -> list[int]:
+        """Stop all its processes; the kernel goes on accepting connections and data for them."""
+        assert self._process
+        os.kill(self._process.pid, signal.SIGSTOP)  # first, so that it makes no more children
+        children = Path(f"/proc/{self._process.pid}/task/{self._process.pid}/children")
+        pids = [self._process.pid, *map(int, children.read_text().split())]
+        for pid in pids:
+            os.kill(pid, signal.SIGSTOP)
+        self._frozen = pids
+        return pids
+
+    def thaw(self) -> None:
+        for pid in self._frozen:
+            os.kill(pid, signal.SIGCONT)
+
+    def close(self) -> None:
+        if self._process and self._process.poll() is None:
+            self.kill()
+        shutil.rmtree(self.directory)
+
+    def url(self, database: str = "postgres", scheme: str = "postgresql") -> str:
+        return f"{scheme}://demo:{self.password}@127.0.0.1:{self.port}/{database}"
+
+    def new_database(self) -> str:
+        """The URL of a new and empty database."""
+        name = f"test_{secrets.token_hex(4)}"
+        self.query(self.url(), f"CREATE DATABASE {name}")
+        return self.url(name)
+
+    @staticmethod
+    def query(url: str, sql: str, *values: object) -> list[Any]:
+        with connected(url) as connection:
+            cursor = connection.execute(sql.encode(), values or None)
+            return cursor.fetchall() if cursor.description else []
+
+    @property
+    def _data(self) -> str:
+        return str(self.directory / "data")
+
+    @property
+    def _log(self) -> Path:
+        return self.directory / "log"
+
+    def _run(self, program: str, *args: str) -> None:
+        command = [str(self.binaries / program), *args]
+        done = subprocess.run(
+            command, cwd=self.directory, capture_output=True, text=True, **self._user
+        )
+        assert done.returncode == 0, done.stderr
+
+    def _end(self, how: signal.Signals) -> None:
+        assert self._process
+        self._process.send_signal(how)
+        self._process.wait(timeout=20)
+
+    def _answers(self) -> bool:
+        assert self._process
+        assert self._process.poll() is None, self._log.read_text()
+        try:
+            return bool(self.query(self.url(), "SELECT 1"))
+        except psycopg.OperationalError:
+            return False
+
+
+@contextmanager
+def connected(url: str) -> Iterator["psycopg.Connection[Any]"]:
+    """A connection on which each statement is a transaction of its own."""
+    connection = psycopg.connect(url, autocommit=True, connect_timeout=5)
+    try:
+        yield connection
+    finally:
+        connection.close()
