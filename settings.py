@@ -2,16 +2,15 @@
 
 import os
 import re
-from collections.abc import Mapping
+import resource
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from ratelimit import Quota, parse_quotas
-
-try:
-    import resource
-except ImportError:
-    raise SystemExit("This service needs a POSIX system; on Windows, run it in WSL.") from None
 
 HERE = Path(__file__).parent
 # How many entries the routers of each platform append to X-Forwarded-For. Railway documents none.
@@ -21,7 +20,7 @@ MIN_FILES = 128  # open files without which the server cannot work
 SPARE_FILES = 256  # open files kept for requests, the database and logs, not for WebSockets
 SQLITE = "sqlite:///"
 # libpq repeats parts of a URL that it cannot read, so such URLs are refused before it sees them.
-ENCODED = "(?:[^\\s:/@%?#]|%[0-9a-fA-F]{2})"
+ENCODED = r"(?:[^\s:/@%?#]|%[0-9a-fA-F]{2})"
 POSTGRES = re.compile(
     rf"postgres(ql)?://({ENCODED}*(:{ENCODED}*)?@)?[^\s/@?#%]*/{ENCODED}+"
     r"(\?([^\s#%]|%[0-9a-fA-F]{2})*)?"
@@ -59,22 +58,68 @@ class Settings:
 
 def load(environ: Mapping[str, str] = os.environ) -> Settings:
     """Read the settings; raises SettingsError for the first wrong one."""
+    read = partial(_read, environ)
     platform = next(filter(environ.get, PLATFORM_HOPS), None)
-    sqlite, postgres = _database(environ.get("DATABASE_URL") or f"{SQLITE}demo.db")
-    sockets = _integer(environ, "MAX_SOCKETS", 5000, 0)
+    sqlite, postgres = read("DATABASE_URL", f"{SQLITE}demo.db", _database)
     return Settings(
-        port=_integer(environ, "PORT", 8000, 1, 65535),
+        port=read("PORT", "8000", whole(1, 65535)),
         sqlite=sqlite,
         postgres=postgres,
-        secret_key=_secret_key(environ),
-        quotas=_quotas(environ),
-        max_sockets=min(sockets, max(0, file_limit() - SPARE_FILES)),
-        max_sockets_per_caller=_integer(environ, "MAX_SOCKETS_PER_CALLER", 100, 0),
-        signups=_signups(environ),
-        proxy_hops=_integer(environ, "PROXY_HOPS", PLATFORM_HOPS.get(platform or "", 0), 0, 10),
+        secret_key=read("SECRET_KEY", "", _secret),
+        quotas=read("RATE_LIMITS", "free=1000/hour,pro=10000/hour", parse_quotas),
+        max_sockets=min(read("MAX_SOCKETS", "5000", whole(0)), max(0, file_limit() - SPARE_FILES)),
+        max_sockets_per_caller=read("MAX_SOCKETS_PER_CALLER", "100", whole(0)),
+        signups=read("SIGNUPS", "open", _is_open),
+        proxy_hops=read("PROXY_HOPS", str(PLATFORM_HOPS.get(platform or "", 0)), whole(0, 10)),
         platform=platform,
-        web_concurrency=_integer(environ, "WEB_CONCURRENCY", 1, 1),
+        web_concurrency=read("WEB_CONCURRENCY", "1", whole(1)),
     )
+
+
+def _read(environ: Mapping[str, str], name: str, default: str, parse: Callable[[str], Any]) -> Any:
+    try:
+        return parse(environ.get(name) or default)
+    except (OSError, ValueError) as error:
+        raise SettingsError(f"{name}: {error}") from None
+
+
+def whole(low: int, high: int = 10**6) -> Callable[[str], int]:
+    """A parser of whole numbers in this range."""
+
+    def parse(text: str) -> int:
+        if not (re.fullmatch("[0-9]{1,9}", text) and low <= int(text) <= high):
+            raise ValueError(f"must be a whole number from {low} to {high}, not {text!r}")
+        return int(text)
+
+    return parse
+
+
+def _secret(text: str) -> str | None:
+    if not text.strip().isprintable():  # bytes that are no UTF-8, for example
+        raise ValueError("must be printable text")
+    return text.strip() or None
+
+
+def _is_open(text: str) -> bool:
+    if text not in ("open", "closed"):
+        raise ValueError(f"must be open or closed, not {text!r}")
+    return text == "open"
+
+
+def _database(url: str) -> tuple[Path, str | None]:
+    """The SQLite file, and the PostgreSQL URL that replaces it, if there is one."""
+    if POSTGRES.fullmatch(url):
+        return Path(), url.replace("postgres://", "postgresql://", 1)
+    if not url.startswith(SQLITE) or url == SQLITE or ":memory:" in url:
+        # The URL may hold a password, so it is not repeated.
+        raise ValueError(
+            "must be sqlite:///FILE (sqlite:////FILE is absolute) or "
+            "postgresql://USER:PASSWORD@HOST/NAME, special characters percent-encoded"
+        )
+    path = HERE / url.removeprefix(SQLITE)  # the same file, from whatever folder a command runs
+    if path.is_dir() or not os.access(path.parent, os.W_OK | os.X_OK):
+        raise ValueError(f"{path} cannot be created or opened")
+    return path, None
 
 
 def warnings(settings: Settings) -> list[str]:
@@ -83,10 +128,8 @@ def warnings(settings: Settings) -> list[str]:
     if settings.web_concurrency != settings.workers:
         found.append("WEB_CONCURRENCY is ignored with SQLite: each worker would count for itself")
     if settings.platform and not settings.postgres:
-        found.append(
-            f"{settings.platform} is set, and platforms lose {settings.sqlite} at every restart "
-            "unless it is on a mounted volume; see DATABASE_URL"
-        )
+        lost = "is set, and platforms lose files that are not on a mounted volume"
+        found.append(f"{settings.platform} {lost}: {settings.sqlite}; see DATABASE_URL")
     if settings.platform == "RAILWAY_ENVIRONMENT" and not settings.proxy_hops:
         found.append("PROXY_HOPS is not set: all clients seem to have the router's address")
     return found
@@ -101,61 +144,8 @@ def file_limit() -> int:
 def raise_file_limit() -> None:
     """Raise the limit on open files as far as allowed; raises SettingsError if it is too low."""
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    for files in (hard, 10_240):  # macOS says that its limit is infinite, and takes 10,240
-        try:
+    for files in (10_240, hard):  # macOS says that its limit is infinite, and takes 10,240
+        with suppress(ValueError, OSError):
             resource.setrlimit(resource.RLIMIT_NOFILE, (files, hard))
-            break
-        except (ValueError, OSError):
-            continue
     if file_limit() < MIN_FILES:
         raise SettingsError(f"ulimit -n is {file_limit()}; at least {MIN_FILES} files are needed")
-
-
-def _integer(
-    environ: Mapping[str, str], name: str, default: int, low: int, high: int = 10**6
-) -> int:
-    text = environ.get(name) or str(default)
-    if not (re.fullmatch("[0-9]{1,9}", text) and low <= int(text) <= high):
-        raise SettingsError(f"{name} must be a whole number from {low} to {high}, not {text!r}")
-    return int(text)
-
-
-def _secret_key(environ: Mapping[str, str]) -> str | None:
-    secret = environ.get("SECRET_KEY", "").strip()
-    if not secret.isprintable():  # bytes that are no UTF-8, for example
-        raise SettingsError("SECRET_KEY must be printable text")
-    return secret or None
-
-
-def _quotas(environ: Mapping[str, str]) -> dict[str, Quota]:
-    try:
-        return parse_quotas(environ.get("RATE_LIMITS") or "free=1000/hour,pro=10000/hour")
-    except ValueError as error:
-        raise SettingsError(f"RATE_LIMITS: {error}") from None
-
-
-def _signups(environ: Mapping[str, str]) -> bool:
-    signups = environ.get("SIGNUPS") or "open"
-    if signups not in ("open", "closed"):
-        raise SettingsError(f"SIGNUPS must be open or closed, not {signups!r}")
-    return signups == "open"
-
-
-def _database(url: str) -> tuple[Path, str | None]:
-    """The SQLite file and the PostgreSQL URL; the first is unused where there is the second."""
-    if POSTGRES.fullmatch(url):
-        return Path(), url.replace("postgres://", "postgresql://", 1)
-    if not url.startswith(SQLITE) or url == SQLITE or ":memory:" in url:
-        # The URL may hold a password, so it is not repeated.
-        raise SettingsError(
-            "DATABASE_URL must be sqlite:///FILE (sqlite:////FILE is absolute) or "
-            "postgresql://USER:PASSWORD@HOST/NAME, special characters percent-encoded"
-        )
-    path = HERE / url.removeprefix(SQLITE)  # the same file, from whatever folder a command runs
-    try:
-        usable = os.access(path.parent, os.W_OK | os.X_OK) and not path.is_dir()
-    except OSError:
-        usable = False
-    if not usable:
-        raise SettingsError(f"DATABASE_URL: {path} cannot be created or opened")
-    return path, None

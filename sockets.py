@@ -13,17 +13,7 @@ from wsproto.utilities import LocalProtocolError
 from auth import guard
 from protocol.problems import Problem
 from protocol.timestamps import display, timestamp
-from protocol.websocket import (
-    ABNORMAL,
-    BUG,
-    GOING_AWAY,
-    REVOKED,
-    SERVER_OPTIONS,
-    Closed,
-    WebSocket,
-    frame,
-    negotiate,
-)
+from protocol.websocket import SERVER_OPTIONS, Close, Closed, WebSocket, frame, negotiate
 
 log = logging.getLogger(__name__)
 
@@ -117,7 +107,7 @@ class OpenSockets:
         """Admit no more sockets and close all with 1001."""
         self.limit = 0
         for ws in self.callers:
-            ws.end(GOING_AWAY)
+            ws.end(Close.GOING_AWAY)
 
     def keys(self) -> set[str]:
         """The ids of the keys that have sockets open."""
@@ -128,7 +118,7 @@ class OpenSockets:
         """Close the sockets of these keys with 1008."""
         for ws, caller in self.callers.items():
             if caller.removeprefix("key ") in key_ids:
-                ws.end(REVOKED)
+                ws.end(Close.REVOKED)
 
 
 @routes.before_request
@@ -175,12 +165,12 @@ def run(handler: Callable[[WebSocket], None], ws: WebSocket) -> int:
     except Closed as closed:
         return closed.code
     except (OSError, LocalProtocolError):
-        return ABNORMAL
+        return Close.ABNORMAL
     except Exception:
         log.exception("bug in %s", request.path)
     finally:
         del callers[ws]
-    return BUG
+    return Close.BUG
 
 
 sock = Sock()

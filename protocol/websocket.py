@@ -9,6 +9,7 @@ import os
 import re
 import socket
 from collections.abc import Iterator
+from enum import IntEnum
 from types import SimpleNamespace
 from typing import Any
 
@@ -32,7 +33,12 @@ MAX_MESSAGE_BYTES = 65_536
 PING_SECONDS = 25  # without a word from the client, after which it is pinged
 STALLED_SECONDS = 10  # for which a client may leave a ping unanswered, or a frame unread
 CLOSE_SECONDS = 0.8  # for which a client may take to read a close frame
-GOING_AWAY, NOT_TEXT, ABNORMAL, REVOKED, TOO_BIG, BUG = 1001, 1003, 1006, 1008, 1009, 1011
+
+
+class Close(IntEnum):
+    """The close codes of this service (RFC 6455 part 7.4.1); wsproto adds 1002 and 1007."""
+
+    GOING_AWAY, NOT_TEXT, ABNORMAL, REVOKED, TOO_BIG, BUG = 1001, 1003, 1006, 1008, 1009, 1011
 
 
 class AnySubprotocol(list[str]):
@@ -101,14 +107,12 @@ class WebSocket:
                 case events.TextMessage():
                     message += event.data
                     if len(message.encode()) > MAX_MESSAGE_BYTES:
-                        raise Closed(TOO_BIG)
+                        raise Closed(Close.TOO_BIG)
                     if event.message_finished:
                         yield message
                         message = ""
                 case events.BytesMessage():
-                    raise Closed(NOT_TEXT)
-                case events.Ping():
-                    self.send(self._wire.send(event.response()))
+                    raise Closed(Close.NOT_TEXT)
                 case events.CloseConnection():  # the client's, or one for a frame that is wrong
                     raise Closed(event.code)
 
@@ -124,7 +128,7 @@ class WebSocket:
         except OSError:
             sent = 0
         if sent < len(data):
-            self.end(ABNORMAL)
+            self.end(Close.ABNORMAL)
 
     def end(self, code: int) -> None:
         """Make the greenlet that serves this connection close it."""
@@ -132,7 +136,7 @@ class WebSocket:
 
     def close(self, code: int) -> int:
         """Send a close frame and await the client's; returns the code, 1006 if it was not sent."""
-        if code == ABNORMAL:
+        if code == Close.ABNORMAL:
             return code
         try:
             with gevent.Timeout(CLOSE_SECONDS, TimeoutError()):
@@ -140,12 +144,14 @@ class WebSocket:
                 self.send(self._wire.send(events.CloseConnection(code)))
             drain(self._sock)
         except (OSError, LocalProtocolError, Closed):
-            return ABNORMAL if self._unsent else code
+            return Close.ABNORMAL if self._unsent else code
         return code
 
     def _events(self) -> Iterator[events.Event]:
         while True:
             for event in self._wire.events():
+                if isinstance(event, events.Ping):
+                    self.send(self._wire.send(event.response()))
                 yield event
                 gevent.sleep(TURN_SECONDS)
                 # What a client sent before it reset the connection could be read for long.

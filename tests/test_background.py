@@ -19,7 +19,7 @@ import app as service
 import models
 from conftest import NewKey
 from models import ApiKey, HourlyUsage, Outage
-from protocol.websocket import REVOKED
+from protocol.websocket import Close
 from settings import Settings
 from storage.background import Background
 
@@ -432,7 +432,7 @@ def test_sockets_of_an_ended_key_are_closed(
     ws = open_socket(app, key)
     another.execute(change)
     background.sync()
-    assert ws.code == REVOKED
+    assert ws.code == Close.REVOKED
 
 
 @pytest.mark.parametrize("changes", [{"tier": "pro"}, {"expires_at": NOON + 1}])
@@ -462,7 +462,7 @@ def test_sockets_of_more_keys_than_one_query_takes_are_asked_about(
     strangers = [open_socket(app, f"sk_live_{number:08}") for number in range(2500)]
     ws = open_socket(app, key)
     background.sync()
-    assert {stranger.code for stranger in strangers} == {REVOKED}
+    assert {stranger.code for stranger in strangers} == {Close.REVOKED}
     assert ws.code is None
 
 

@@ -525,4 +525,4 @@ def test_commands_print_no_traceback_for_wrong_settings(shell: Shell) -> None:
     shell.url = "nonsense"
     result = shell.flask("user", "list")
     assert (result.returncode, result.stderr.count("\n")) == (1, 1), result.stderr
-    assert result.stderr.startswith("DATABASE_URL must be ")
+    assert result.stderr.startswith("DATABASE_URL: must be ")

@@ -128,8 +128,8 @@ def test_a_wrong_value_is_one_line_with_the_variable_first(variable: str, text: 
 @pytest.mark.parametrize(
     ("variable", "text", "message"),
     [
-        ("PORT", "65536", "PORT must be a whole number from 1 to 65535, not '65536'"),
-        ("SIGNUPS", "no", "SIGNUPS must be open or closed, not 'no'"),
+        ("PORT", "65536", "PORT: must be a whole number from 1 to 65535, not '65536'"),
+        ("SIGNUPS", "no", "SIGNUPS: must be open or closed, not 'no'"),
         ("RATE_LIMITS", "free", "RATE_LIMITS: 'free' is not like free=1000/hour"),
     ],
 )
@@ -192,7 +192,7 @@ WORD = secrets.token_hex()
 def test_a_refused_database_url_is_not_repeated(url: str) -> None:
     with pytest.raises(SettingsError) as mistake:
         load({"DATABASE_URL": url})
-    assert str(mistake.value).startswith("DATABASE_URL must be ")
+    assert str(mistake.value).startswith("DATABASE_URL: must be ")
     assert WORD not in str(mistake.value)
 
 

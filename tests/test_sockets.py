@@ -14,7 +14,7 @@ from wsproto.connection import Connection, ConnectionType
 from wsproto.utilities import LocalProtocolError
 
 from protocol.problems import Problem
-from protocol.websocket import GOING_AWAY, REVOKED, Closed, WebSocket
+from protocol.websocket import Close, Closed, WebSocket
 from rawsocket import CLOSE, RawSocket
 from sockets import OpenSockets, serve
 
@@ -86,14 +86,14 @@ def test_revoking_ends_the_sockets_of_these_keys_only(room: OpenSockets, admit: 
     one, two, other = admit("key ada"), admit("key ada"), admit("key grace")
     room.revoke({"ada", "nobody"})
 
-    assert (one.codes, two.codes, other.codes) == ([REVOKED], [REVOKED], [])
+    assert (one.codes, two.codes, other.codes) == ([Close.REVOKED], [Close.REVOKED], [])
 
 
 def test_shutting_down_ends_all_and_admits_no_more(room: OpenSockets, admit: Admit) -> None:
     listeners = [admit("key ada"), admit("address ::1")]
     room.shut_down()
 
-    assert [listener.codes for listener in listeners] == [[GOING_AWAY], [GOING_AWAY]]
+    assert [listener.codes for listener in listeners] == [[Close.GOING_AWAY], [Close.GOING_AWAY]]
     assert refusal(room, "key mary") == (503, "too_many_sockets")
 
 
@@ -155,7 +155,7 @@ def test_client_that_is_lost_is_sent_nothing_and_is_no_bug(
 
 def test_close_code_is_sent_and_logged(ended_by: EndedBy, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
-    client = ended_by(Closed(REVOKED))
+    client = ended_by(Closed(Close.REVOKED))
 
-    assert client.frame() == (CLOSE, (REVOKED).to_bytes(2, "big"))
+    assert client.frame() == (CLOSE, (Close.REVOKED).to_bytes(2, "big"))
     assert caplog.messages[-1].endswith(": 1008")

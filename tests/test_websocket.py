@@ -17,7 +17,7 @@ from simple_websocket import Server
 from wsproto.connection import Connection, ConnectionType
 
 from protocol import websocket
-from protocol.websocket import ABNORMAL, GOING_AWAY, REVOKED, Closed, WebSocket
+from protocol.websocket import Close, Closed, WebSocket
 from rawsocket import CLOSE, PING, PONG, RESET, TEXT, Frame, RawSocket, close_frame, frame
 
 Serve = Callable[[Callable[[WebSocket], object]], Any]
@@ -183,7 +183,7 @@ def test_push_that_does_not_fit_ends_the_connection_at_once(
             ws.push(bytes(5000))
             gevent.sleep(0)
 
-    assert serve(push_on).get(timeout=5) == ABNORMAL
+    assert serve(push_on).get(timeout=5) == Close.ABNORMAL
     data = everything(client)  # what fitted, and after it no close frame
     assert data == bytes(len(data))
 
@@ -199,7 +199,7 @@ def test_push_into_a_half_sent_frame_ends_the_connection(serve: Serve, client: R
     gevent.sleep(0.02)
     open_sockets[0].push(b"torn")
 
-    assert serving.get(timeout=5) == ABNORMAL
+    assert serving.get(timeout=5) == Close.ABNORMAL
     data = everything(client)
     assert data == bytes(len(data))
 
@@ -210,7 +210,7 @@ def test_push_to_a_client_that_left_ends_the_connection(serve: Serve, client: Ra
         ws.push(b"too late")
         read_all(ws)
 
-    assert serve(push_late).get(timeout=5) == ABNORMAL
+    assert serve(push_late).get(timeout=5) == Close.ABNORMAL
 
 
 def test_ended_from_outside_sends_the_code(serve: Serve, client: RawSocket) -> None:
@@ -222,8 +222,8 @@ def test_ended_from_outside_sends_the_code(serve: Serve, client: RawSocket) -> N
 
     serve(read)
     gevent.sleep(0.01)
-    open_sockets[0].end(REVOKED)
-    assert client.frame().close_code == REVOKED
+    open_sockets[0].end(Close.REVOKED)
+    assert client.frame().close_code == Close.REVOKED
 
 
 def end_in_the_middle_of_a_frame(serve: Serve, code: int) -> Any:
@@ -242,21 +242,21 @@ def end_in_the_middle_of_a_frame(serve: Serve, code: int) -> Any:
 def test_ended_in_the_middle_of_a_frame_finishes_it_before_the_close(
     serve: Serve, client: RawSocket
 ) -> None:
-    serving = end_in_the_middle_of_a_frame(serve, GOING_AWAY)
+    serving = end_in_the_middle_of_a_frame(serve, Close.GOING_AWAY)
 
     assert len(client.frame().json()["message"]) == 300_000
-    assert client.frame().close_code == GOING_AWAY
+    assert client.frame().close_code == Close.GOING_AWAY
     client.sock.close()
-    assert serving.get(timeout=5) == GOING_AWAY
+    assert serving.get(timeout=5) == Close.GOING_AWAY
 
 
 def test_ended_in_a_frame_that_nobody_reads_is_1006(
     serve: Serve, client: RawSocket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(websocket, "CLOSE_SECONDS", 0.05)
-    serving = end_in_the_middle_of_a_frame(serve, GOING_AWAY)
+    serving = end_in_the_middle_of_a_frame(serve, Close.GOING_AWAY)
 
-    assert serving.get(timeout=5) == ABNORMAL
+    assert serving.get(timeout=5) == Close.ABNORMAL
 
 
 def test_client_that_answers_no_close_is_left_in_time(
