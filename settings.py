@@ -2,7 +2,6 @@
 
 import os
 import re
-import resource
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -11,6 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from ratelimit import Quota, parse_quotas
+
+try:
+    import resource
+except ImportError:
+    raise SystemExit("This service needs a POSIX system; on Windows, run it in WSL.") from None
 
 HERE = Path(__file__).parent
 # How many entries the routers of each platform append to X-Forwarded-For. Railway documents none.
