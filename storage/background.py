@@ -12,7 +12,7 @@ from gevent.threadpool import ThreadPool
 from peewee import SqliteDatabase, chunked
 
 import models
-from models import HOUR, HOURS, ApiKey
+from models import HOUR, HOURS, ApiKey, User
 from ratelimit import Spent
 
 log = logging.getLogger(__name__)
@@ -89,7 +89,8 @@ class Background:
     def _live(self, keys: set[str]) -> set[str]:
         live: set[str] = set()
         for ids in chunked(keys, IDS_PER_QUERY):
-            query = ApiKey.select(ApiKey.id).where(ApiKey.id.in_(ids), ApiKey.live())
+            query = ApiKey.select(ApiKey.id).join(User)
+            query = query.where(ApiKey.id.in_(ids), ApiKey.live())
             live.update(key_id for (key_id,) in query.tuples().bind(self._database))
         return live
 
