@@ -141,6 +141,11 @@ def test_every_command_leads_to_our_worker(run: Run) -> None:
     assert "Traceback" not in run.log
 
 
+def test_no_command_prints_a_key_where_there_are_users(run: Run) -> None:
+    assert "sk_live_" not in run.log.replace("sk_live_[redacted]", "")
+    assert "password" not in run.log
+
+
 def test_every_command_streams_the_time(run: Run) -> None:
     assert run.messages == ["auth_success", "time_update"]
 
