@@ -5,14 +5,15 @@ import os
 import re
 import sys
 from collections.abc import Iterable
+from operator import attrgetter
 from typing import Any
 
 import click
 import flask.cli
-import flask.helpers
 from click.core import ParameterSource
 from flask import Flask, current_app
 from flask.cli import AppGroup
+from flask.helpers import get_debug_flag
 from peewee import PeeweeException
 
 import accounts
@@ -62,13 +63,10 @@ def register(app: Flask) -> None:
 
 
 def run(context: click.Context, port: int) -> None:
-    """`flask run`: its own server would save no counts, and log the keys in URLs."""
-    given = {
-        name
-        for name in context.params
-        if context.get_parameter_source(name) != ParameterSource.DEFAULT
-    }
-    if flask.helpers.get_debug_flag() or given - {"host", "port"}:
+    """`flask run`: Flask's own server would save no counts, and log the keys in URLs."""
+    source = context.get_parameter_source
+    given = {name for name in context.params if source(name) != ParameterSource.DEFAULT}
+    if get_debug_flag() or given - {"host", "port"}:
         message = "only --host and --port are supported: this is not Flask's server"
         raise click.ClickException(message)
     if "port" in given:
@@ -76,14 +74,15 @@ def run(context: click.Context, port: int) -> None:
     launch.serve(launch.listen(context.params["host"], port))
 
 
-def duration(context: Any, parameter: Any, text: str | None) -> int | None:
-    """Read `30d`, `24h`, `15m`, `5s` or `0` as seconds."""
-    if text is None:
-        return None
-    found = re.fullmatch(r"([0-9]{1,5})([smhd])|0", text)
-    if not found:
-        raise click.BadParameter("use a number and a unit, like 90d, 24h, 15m or 5s")
-    return int(found[1] or 0) * UNITS[found[2] or "s"]
+class Duration(click.ParamType):
+    """A number of seconds, given as `90d`, `24h`, `15m`, `5s` or `0`."""
+
+    name = "duration"
+
+    def convert(self, text: Any, param: Any, ctx: Any) -> int:
+        if not (found := re.fullmatch(r"([0-9]{1,5})([smhd])|0", text)):
+            self.fail("use a number and a unit, like 90d, 24h, 15m or 5s")
+        return int(found[1] or 0) * UNITS[found[2] or "s"]
 
 
 @users.command("create")
@@ -99,12 +98,8 @@ def create_user(username: str, email: str, password_stdin: bool) -> None:
 @as_json
 def list_users(as_json: bool) -> None:
     """List users: id, name, email, created."""
-    names = ("id", "username", "email", "created_at")
-    rows = (
-        (u.id, u.username, u.email, date_time(u.created_at))
-        for u in User.select().order_by(User.id)
-    )
-    print_rows(names, rows, as_json)
+    columns = (User.id, User.username, User.email, User.created_at)
+    print_rows(User.select(*columns).order_by(User.id).dicts(), as_json)
 
 
 @users.command("password")
@@ -130,7 +125,7 @@ def delete_user(username: str) -> None:
 @click.argument("name")
 @click.option("--type", type=click.Choice(list(models.PREFIXES)), required=True)
 @click.option("--tier", default="free", show_default=True)
-@click.option("--expires", callback=duration, help="For example 90d; never, if not given.")
+@click.option("--expires", type=Duration(), help="For example 90d; never, if not given.")
 def create_key(username: str, name: str, type: str, tier: str, expires: int | None) -> None:
     """Create a key and print it, alone and once."""
     end = None if expires is None else models.now() + expires
@@ -140,7 +135,7 @@ def create_key(username: str, name: str, type: str, tier: str, expires: int | No
 
 @keys.command("rotate")
 @click.argument("key_id", metavar="ID")
-@click.option("--grace", default="24h", callback=duration, show_default=True)
+@click.option("--grace", default="24h", type=Duration(), show_default=True)
 def rotate_key(key_id: str, grace: int) -> None:
     """Create a successor and print it; the old key ends after the grace."""
     with database.atomic():
@@ -151,17 +146,14 @@ def rotate_key(key_id: str, grace: int) -> None:
 @click.argument("username", required=False)
 @as_json
 def list_keys(username: str | None, as_json: bool) -> None:
-    """List keys: id, owner, name, type, tier, state, last used."""
+    """List keys: id, owner, name, type, tier, state, last used; as JSON, also the end."""
     query = ApiKey.select(ApiKey, User).join(User).order_by(User.id, ApiKey.created_at)
     if username is not None:
         query = query.where(ApiKey.user == find_user(username))
-    names = ("id", "username", "name", "type", "tier", "state", "last_used_at", "expires_at")
-    rows = (
-        (k.id, k.user.username, k.name, k.type, k.tier, k.state)
-        + (_iso(k.last_used_at), _iso(k.expires_at))[: 2 if as_json else 1]
-        for k in query
-    )
-    print_rows(names, rows, as_json)
+    names = ("id", "user.username", "name", "type", "tier", "state", "last_used_at", "expires_at")
+    shown = names if as_json else names[:-1]
+    rows = ({name.split(".")[-1]: attrgetter(name)(key) for name in shown} for key in query)
+    print_rows(rows, as_json)
 
 
 @keys.command("tier")
@@ -198,16 +190,17 @@ def print_key(key: str) -> None:
         raise click.ClickException("the key cannot be printed, so it was not created") from None
 
 
-def print_rows(names: tuple[str, ...], rows: Iterable[Iterable[object]], as_json: bool) -> None:
+def print_rows(rows: Iterable[dict[str, Any]], as_json: bool) -> None:
+    """Print rows with tabs or as JSON; times, whose names end in `_at`, in ISO 8601."""
+    rows = [
+        {name: date_time(x) if x and name.endswith("_at") else x for name, x in row.items()}
+        for row in rows
+    ]
     if as_json:
-        click.echo(json.dumps([dict(zip(names, row, strict=True)) for row in rows], indent=2))
-        return
-    for row in rows:
-        click.echo("\t".join("never" if column is None else str(column) for column in row))
-
-
-def _iso(seconds: int | None) -> str | None:
-    return None if seconds is None else date_time(seconds)
+        click.echo(json.dumps(rows, indent=2))
+    elif rows:
+        lines = (["never" if x is None else str(x) for x in row.values()] for row in rows)
+        click.echo("\n".join(map("\t".join, lines)))
 
 
 def find_user(username: str) -> User:

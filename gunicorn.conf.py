@@ -25,11 +25,13 @@ logger_class = Log
 access_log_format = '%(h)s "%(m)s %(U)s" %(s)s %(B)s %(L)ss'  # no query and no referrer: no keys
 # More than there can be WebSockets, because a client beyond it has to wait; fewer than open files.
 worker_connections = min(service.max_sockets + 1000, settings.file_limit() - 64)
+limit_request_fields = 50  # the parser's time grows with the square: 100 full ones take 70 ms
 backlog = 4096  # thousands of WebSockets may reconnect at once
 keepalive = 100 if service.proxy_hops else 5  # seconds; routers keep connections up to 90 s
 graceful_timeout = 5  # seconds; the worker needs less
 control_socket_disable = True  # two services of one user would take each other's
 http_parser = "python"  # "auto" takes a less strict one where that is installed
+sendfile = False  # it would pass the worker's way to send a response in one piece
 # Only PROXY_HOPS says whom to trust; gunicorn itself takes nothing from forwarding headers.
 forwarded_allow_ips, forwarder_headers = "*", ""
 secure_scheme_headers: dict[str, str] = {}

@@ -21,6 +21,12 @@ from wsproto.utilities import LocalProtocolError
 from protocol.problems import BAD_HANDSHAKE, UPGRADE, Problem, json_text
 from protocol.tcp import READ_BYTES, TURN_SECONDS, drain
 
+HANDSHAKE = {
+    "HTTP_HOST": "localhost",
+    "HTTP_CONNECTION": "Upgrade",
+    "HTTP_UPGRADE": "websocket",
+    "HTTP_SEC_WEBSOCKET_VERSION": "13",
+}
 NONCE = re.compile("[A-Za-z0-9+/]{22}==")  # 16 bytes in base64
 MAX_MESSAGE_BYTES = 65_536
 PING_SECONDS = 25  # without a word from the client, after which it is pinged
@@ -56,24 +62,20 @@ def negotiate(environ: dict[str, Any]) -> None:
     wsproto then gets only the headers that it needs. Without Sec-WebSocket-Extensions it agrees to
     no compression, which would take 100 KiB a connection.
     """
-    version = environ.get("HTTP_SEC_WEBSOCKET_VERSION", "")
-    nonce = environ.get("HTTP_SEC_WEBSOCKET_KEY", "")
+    names = ("VERSION", "KEY", "PROTOCOL")
+    version, key, offered = (environ.get(f"HTTP_SEC_WEBSOCKET_{name}", "") for name in names)
     host = environ.get("HTTP_HOST", "")
-    offered = environ.get("HTTP_SEC_WEBSOCKET_PROTOCOL", "")
     if version not in ("", "13"):
         raise Problem(426, headers=UPGRADE)
-    request_line = (environ["REQUEST_METHOD"], environ["SERVER_PROTOCOL"])
-    has_body = environ.get("CONTENT_LENGTH", "0") != "0"
-    valid = version and NONCE.fullmatch(nonce) and host and host.isascii()
-    if not valid or has_body or request_line != ("GET", "HTTP/1.1"):
+    start = (environ["REQUEST_METHOD"], environ["SERVER_PROTOCOL"], environ.get("CONTENT_LENGTH"))
+    valid = start[:2] == ("GET", "HTTP/1.1") and start[2] in (None, "0") and host
+    if not (valid and host.isascii() and version and NONCE.fullmatch(key)):
         raise Problem(400, *BAD_HANDSHAKE)
     for name in [name for name in environ if name.startswith("HTTP_")]:
         del environ[name]
-    headers = {"HOST": "localhost", "CONNECTION": "Upgrade", "UPGRADE": "websocket"}
-    headers |= {"SEC_WEBSOCKET_VERSION": version, "SEC_WEBSOCKET_KEY": nonce}
-    if offered.isascii() and offered:
-        headers["SEC_WEBSOCKET_PROTOCOL"] = offered
-    environ |= {f"HTTP_{name}": value for name, value in headers.items()}
+    environ |= HANDSHAKE | {"HTTP_SEC_WEBSOCKET_KEY": key}
+    if offered and offered.isascii():
+        environ["HTTP_SEC_WEBSOCKET_PROTOCOL"] = offered
 
 
 def frame(**message: str) -> bytes:
@@ -93,22 +95,22 @@ class WebSocket:
 
     def messages(self) -> Iterator[str]:
         """The client's text messages. TCP holds back the next while the caller handles one."""
-        message, size = "", 0
+        message = ""
         for event in self._events():
-            if isinstance(event, events.TextMessage):
-                message += event.data
-                size += len(event.data.encode())
-                if size > MAX_MESSAGE_BYTES:
-                    raise Closed(TOO_BIG)
-                if event.message_finished:
-                    yield message
-                    message, size = "", 0
-            elif isinstance(event, events.BytesMessage):
-                raise Closed(NOT_TEXT)
-            elif isinstance(event, events.Ping):
-                self.send(self._wire.send(event.response()))
-            elif isinstance(event, events.CloseConnection):  # the client's, or for a bad frame
-                raise Closed(event.code)
+            match event:
+                case events.TextMessage():
+                    message += event.data
+                    if len(message.encode()) > MAX_MESSAGE_BYTES:
+                        raise Closed(TOO_BIG)
+                    if event.message_finished:
+                        yield message
+                        message = ""
+                case events.BytesMessage():
+                    raise Closed(NOT_TEXT)
+                case events.Ping():
+                    self.send(self._wire.send(event.response()))
+                case events.CloseConnection():  # the client's, or one for a frame that is wrong
+                    raise Closed(event.code)
 
     def send(self, data: bytes) -> None:
         """Send a whole frame; a client that does not read for STALLED_SECONDS is lost."""

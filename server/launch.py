@@ -13,24 +13,9 @@ from models import User
 
 BACKLOG = 4096
 HELP = """usage: python app.py
-
-Serves the demo on http://127.0.0.1:8000. The first start makes a user and an API key and prints
+Serves the demo on http://127.0.0.1:8000; the first start makes a user and an API key, and prints
 them. Settings are environment variables, for example: PORT=8001 python app.py"""
-WELCOME = """
-  {url}    user: demo    password: {password}
-
-  Your API key, shown this once:
-
-    {key}
-
-  Try it:
-
-    curl {url}/api/v1/demo/year
-    curl {url}/api/v1/status
-    curl -H "X-API-Key: {key}" {url}/api/v1/protected/test
-    curl -H "X-API-Key: {key}" {url}/api/v1/user/me
-    curl -H "X-API-Key: {key}" {url}/api/v1/usage/stats
-"""
+WELCOME = settings.HERE / "server" / "welcome.txt"
 
 
 def main() -> None:
@@ -70,7 +55,7 @@ def welcome(url: str) -> None:
     except accounts.Invalid:
         return  # another process was first, and prints its key
     _, key = auth.create_key(user, "demo", "production")
-    print(WELCOME.format(url=url, password=password, key=key), flush=True)
+    print(WELCOME.read_text().format(url=url, password=password, key=key), flush=True)
 
 
 def serve(listener: socket.socket) -> None:

@@ -89,8 +89,7 @@ class Background:
     def _live(self, keys: set[str]) -> set[str]:
         live: set[str] = set()
         for ids in chunked(keys, IDS_PER_QUERY):
-            query = ApiKey.select(ApiKey.id).join(User)
-            query = query.where(ApiKey.id.in_(ids), ApiKey.live())
+            query = ApiKey.select(ApiKey.id).join(User).where(ApiKey.id.in_(ids), ApiKey.live())
             live.update(key_id for (key_id,) in query.tuples().bind(self._database))
         return live
 

@@ -16,12 +16,13 @@ import auth
 import models
 import settings
 from models import User
-from serving import Server
+from serving import REPOSITORY, Server
 
 # Beside the defaults, two tiers small enough to use up.
 TIERS = "free=1000/hour,pro=10000/hour,five=5/minute,blink=5/second"
 
 StartServer = Callable[..., Server]
+StartPatched = Callable[..., Server]
 NewKey = Callable[..., str]
 
 
@@ -101,3 +102,15 @@ def start_server(tmp_path: Path) -> Iterator[StartServer]:
             return server.start()
 
         yield start
+
+
+@pytest.fixture
+def start_patched(start_server: StartServer, tmp_path: Path) -> StartPatched:
+    """Starts a server after some lines of Python, which change its constants or settings."""
+
+    def start(before: str = "", after: str = "", **settings: str) -> Server:
+        file = tmp_path / "patched.conf.py"
+        file.write_text(f"{before}\n{(REPOSITORY / 'gunicorn.conf.py').read_text()}\n{after}\n")
+        return start_server(GUNICORN_CMD_ARGS=f"--config {file}", **settings)
+
+    return start

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 TEXT, BINARY, CLOSE, PING, PONG = 1, 2, 8, 9, 10
 CONTINUATION = 0
+RESET = (socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # for setsockopt: at close
 UPGRADE = {
     "Host": "localhost",
     "Connection": "Upgrade",

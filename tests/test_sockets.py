@@ -1,8 +1,9 @@
-"""Who gets a socket and how each ends, over a pair of sockets in this process."""
+"""Who is admitted and how each connection ends, over a pair of sockets in this process."""
 
 import logging
 import socket
 from collections.abc import Callable, Iterator
+from io import BytesIO
 from types import SimpleNamespace
 from typing import cast
 
@@ -12,14 +13,14 @@ from simple_websocket import Server
 from wsproto.connection import Connection, ConnectionType
 from wsproto.utilities import LocalProtocolError
 
-from protocol.websocket import Channel, Closed
 from protocol.problems import Problem
+from protocol.websocket import GOING_AWAY, REVOKED, Closed, WebSocket
 from rawsocket import CLOSE, RawSocket
-from sockets import Crowd, serve
+from sockets import OpenSockets, serve
 
 
 class Listener:
-    """In place of a channel: remembers how it was ended."""
+    """Stands in for a WebSocket; remembers how it was ended."""
 
     def __init__(self) -> None:
         self.codes: list[int] = []
@@ -28,82 +29,93 @@ class Listener:
         self.codes.append(code)
 
 
+Admit = Callable[[str], Listener]
+
+
 @pytest.fixture
-def room() -> Crowd:
+def room() -> OpenSockets:
     """Room for three, and for two of each caller."""
-    return Crowd(limit=3, limit_per_caller=2)
+    return OpenSockets(limit=3, limit_per_caller=2)
 
 
 @pytest.fixture
-def enter(room: Crowd) -> Callable[[str], Listener]:
-    """Lets channels in: `enter("ada")`."""
+def admit(room: OpenSockets) -> Admit:
+    """Opens sockets: `admit("key ada")`."""
 
-    def let_in(caller: str) -> Listener:
+    def open_one(caller: str) -> Listener:
         room.check(caller)
         listener = Listener()
-        room.callers[cast(Channel, listener)] = caller
+        room.callers[cast(WebSocket, listener)] = caller
         return listener
 
-    return let_in
+    return open_one
 
 
-def refusal(room: Crowd, caller: str) -> tuple[int | None, str]:
+def refusal(room: OpenSockets, caller: str) -> tuple[int, str]:
     """Status and code with which the caller is refused."""
     with pytest.raises(Problem) as refused:
         room.check(caller)
     response = refused.value.get_response()
     assert int(response.headers["Retry-After"]) >= 1
-    return refused.value.get_response().status_code, response.get_json()["code"]
+    return response.status_code, response.get_json()["code"]
 
 
-def test_third_socket_of_a_caller_is_one_too_many(
-    room: Crowd, enter: Callable[..., Listener]
-) -> None:
-    enter("ada")
-    enter("ada")
+def test_third_socket_of_a_caller_is_refused(room: OpenSockets, admit: Admit) -> None:
+    admit("key ada")
+    admit("key ada")
 
-    assert refusal(room, "ada") == (429, "too_many_sockets")
-    room.check("grace")
+    assert refusal(room, "key ada") == (429, "too_many_sockets")
+    room.check("key grace")
 
 
-def test_fourth_socket_of_all_is_one_too_many(room: Crowd, enter: Callable[..., Listener]) -> None:
-    for caller in ("ada", "grace", "joan"):
-        enter(caller)
+def test_fourth_socket_of_all_is_refused(room: OpenSockets, admit: Admit) -> None:
+    for caller in ("key ada", "key grace", "address ::1"):
+        admit(caller)
 
-    assert refusal(room, "mary") == (503, "too_many_sockets")
-
-
-def test_end_reaches_one_caller_only(room: Crowd, enter: Callable[..., Listener]) -> None:
-    one, two, other = enter("ada"), enter("ada"), enter("grace")
-    room.end(1008, "ada")
-    room.end(1008, "nobody")
-
-    assert (one.codes, two.codes, other.codes) == ([1008], [1008], [])
+    assert refusal(room, "key mary") == (503, "too_many_sockets")
 
 
-def test_end_without_a_caller_reaches_all(room: Crowd, enter: Callable[..., Listener]) -> None:
-    listeners = [enter("ada"), enter("grace")]
-    room.end(1001)
+def test_keys_are_those_with_sockets_open(room: OpenSockets, admit: Admit) -> None:
+    for caller in ("key ada", "key ada", "address ::1"):
+        admit(caller)
 
-    assert [listener.codes for listener in listeners] == [[1001], [1001]]
+    assert room.keys() == {"ada"}
+
+
+def test_revoking_ends_the_sockets_of_these_keys_only(room: OpenSockets, admit: Admit) -> None:
+    one, two, other = admit("key ada"), admit("key ada"), admit("key grace")
+    room.revoke({"ada", "nobody"})
+
+    assert (one.codes, two.codes, other.codes) == ([REVOKED], [REVOKED], [])
+
+
+def test_shutting_down_ends_all_and_admits_no_more(room: OpenSockets, admit: Admit) -> None:
+    listeners = [admit("key ada"), admit("address ::1")]
+    room.shut_down()
+
+    assert [listener.codes for listener in listeners] == [[GOING_AWAY], [GOING_AWAY]]
+    assert refusal(room, "key mary") == (503, "too_many_sockets")
 
 
 @pytest.fixture
-def talk_ends(app: Flask) -> Iterator[Callable[[BaseException], RawSocket]]:
-    """Serve a talk that ends with the given exception; returns what the client is left with."""
+def ended_by(app: Flask) -> Iterator[Callable[[BaseException], RawSocket]]:
+    """Serve a handler that raises the given exception; returns what the client is left with."""
     here, there = socket.socketpair()
-    here.shutdown(socket.SHUT_WR)  # a client that has said all it will
+    here.shutdown(socket.SHUT_WR)  # a client that has sent all it will
 
     def run(ending: BaseException) -> RawSocket:
-        def talk(channel: Channel) -> None:
+        def handler(ws: WebSocket) -> None:
             raise ending
 
-        server = SimpleNamespace(sock=there, ws=Connection(ConnectionType.SERVER), connected=True)
+        environ = {"wsgi.input": BytesIO()}
+        server = SimpleNamespace(
+            sock=there, ws=Connection(ConnectionType.SERVER), connected=True, environ=environ
+        )
         with app.test_request_context("/api/v1/ws/echo?api_key=private"):
-            g.caller = "ada"
-            serve(talk)(cast(Server, server))
+            g.caller = "key ada"
+            serve(handler)(cast(Server, server))
         assert not server.connected
-        assert not app.extensions["crowd"].callers, "whoever leaves makes room"
+        assert not app.extensions["sockets"].callers, "a socket that has ended makes room"
         there.close()
         return RawSocket.over(here)
 
@@ -111,11 +123,14 @@ def talk_ends(app: Flask) -> Iterator[Callable[[BaseException], RawSocket]]:
         yield run
 
 
+EndedBy = Callable[[BaseException], RawSocket]
+
+
 def test_bug_closes_1011_and_is_logged_without_the_query(
-    talk_ends: Callable[[BaseException], RawSocket], caplog: pytest.LogCaptureFixture
+    ended_by: EndedBy, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
-    client = talk_ends(ZeroDivisionError("a bug"))
+    client = ended_by(ZeroDivisionError("a bug"))
 
     assert client.frame().close_code == 1011
     assert client.ended()
@@ -127,25 +142,20 @@ def test_bug_closes_1011_and_is_logged_without_the_query(
 @pytest.mark.parametrize(
     "ending", [ConnectionResetError(), TimeoutError(), LocalProtocolError("closed"), Closed(1006)]
 )
-def test_client_that_is_gone_is_sent_nothing_and_is_no_bug(
-    talk_ends: Callable[[BaseException], RawSocket],
-    caplog: pytest.LogCaptureFixture,
-    ending: BaseException,
+def test_client_that_is_lost_is_sent_nothing_and_is_no_bug(
+    ended_by: EndedBy, caplog: pytest.LogCaptureFixture, ending: BaseException
 ) -> None:
     caplog.set_level(logging.INFO)
-    client = talk_ends(ending)
+    client = ended_by(ending)
 
     assert client.ended()
     assert [record.levelname for record in caplog.records] == ["INFO", "INFO"]
     assert caplog.messages[-1].endswith(": 1006")
 
 
-def test_reason_is_sent_and_logged(
-    talk_ends: Callable[[BaseException], RawSocket],
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_close_code_is_sent_and_logged(ended_by: EndedBy, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
-    client = talk_ends(Closed(1008))
+    client = ended_by(Closed(REVOKED))
 
-    assert client.frame() == (CLOSE, (1008).to_bytes(2, "big"))
+    assert client.frame() == (CLOSE, (REVOKED).to_bytes(2, "big"))
     assert caplog.messages[-1].endswith(": 1008")

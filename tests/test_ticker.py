@@ -1,4 +1,4 @@
-"""The beat alone: time stands still, or passes as fast as the metronome sleeps."""
+"""The ticker alone, with a clock that moves only when the ticker sleeps."""
 
 import json
 from collections.abc import Callable
@@ -7,19 +7,18 @@ from typing import Any
 
 import pytest
 
-import metronome
-from metronome import QUIET, REACH, TICKS, Metronome
+import sockets
+from sockets import Ticker
 
 NOON = 1_795_262_400  # 2026-11-21T12:00:00Z
-TICK = 1 / TICKS
 
 
 class Ending(Exception):
     """The time of the test is over."""
 
 
-class World:
-    """Time, and what is to run in it: a sleeper wakes at its moment, or later if told so."""
+class Clock:
+    """Stands in for `time` and `gevent`: a sleeper wakes in time, or later if `late` says so."""
 
     def __init__(self) -> None:
         self.now, self.end = float(NOON), float(NOON)
@@ -35,178 +34,176 @@ class World:
             raise Ending
 
     def run(self, seconds: float) -> None:
+        """Run the ticker until so much time has passed."""
         self.end = self.now + seconds
         with pytest.raises(Ending):
             self.spawned[0]()
 
 
 class Listener:
-    """Stands for a channel; keeps what it was told, and when."""
+    """Stands in for a WebSocket; keeps what was pushed, and when."""
 
-    def __init__(self, world: World) -> None:
-        self._world = world
-        self.heard: list[tuple[float, dict[str, str]]] = []
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self.received: list[tuple[float, dict[str, str]]] = []
 
     def push(self, data: bytes) -> None:
-        self.heard.append((self._world.now, json.loads(data[data.index(b"{") :])))
+        self.received.append((self._clock.now, json.loads(data[data.index(b"{") :])))
 
     @property
     def moments(self) -> list[float]:
-        return [moment for moment, _ in self.heard]
-
-    @property
-    def displayed(self) -> list[str]:
-        return [update["formatted"] for _, update in self.heard]
+        return [moment for moment, _ in self.received]
 
 
 @pytest.fixture
-def world(monkeypatch: pytest.MonkeyPatch) -> World:
-    world = World()
-    monkeypatch.setattr(metronome, "time", SimpleNamespace(time=lambda: world.now))
-    monkeypatch.setattr(metronome, "gevent", world)
-    return world
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(sockets, "time", SimpleNamespace(time=lambda: clock.now))
+    monkeypatch.setattr(sockets, "gevent", clock)
+    return clock
 
 
 @pytest.fixture
-def beat(world: World) -> Metronome:
-    return Metronome()
+def ticker(clock: Clock) -> Ticker:
+    return Ticker()
 
 
-def join(beat: Metronome, world: World) -> Listener:
-    listener: Any = Listener(world)
-    beat.join(listener)
+def join(ticker: Ticker, clock: Clock) -> Listener:
+    listener: Any = Listener(clock)
+    ticker.join(listener)
     found: Listener = listener
     return found
 
 
 def phase(listener: Listener) -> float:
-    """When in a second it is told the time."""
+    """When in a second it gets the time."""
     return listener.moments[0] % 1
 
 
 # Joining
 
 
-def test_first_to_join_starts_the_beat_once(beat: Metronome, world: World) -> None:
-    assert not world.spawned
+def test_first_to_join_starts_the_ticker_once(ticker: Ticker, clock: Clock) -> None:
+    assert not clock.spawned
     for _ in range(3):
-        join(beat, world)
-    assert len(world.spawned) == 1
+        join(ticker, clock)
+    assert len(clock.spawned) == 1
 
 
-@pytest.mark.parametrize("tick", range(TICKS))
+@pytest.mark.parametrize("tenth", range(10))
+@pytest.mark.parametrize("offset", [0.001, 0.05, 0.099])
 def test_first_update_comes_soon_and_away_from_the_turn(
-    beat: Metronome, world: World, tick: int
+    ticker: Ticker, clock: Clock, tenth: int, offset: float
 ) -> None:
-    world.now += (tick + 0.5) * TICK
-    joined = world.now
-    listeners = [join(beat, world) for _ in range(2 * REACH)]
-    world.run(1)
+    clock.now += tenth / 10 + offset
+    joined = clock.now
+    listeners = [join(ticker, clock) for _ in range(3)]
+    clock.run(1)
     assert all(0 < listener.moments[0] - joined <= 0.2 for listener in listeners)
     assert all(0.099 < phase(listener) < 0.901 for listener in listeners)
 
 
-def test_who_joins_together_is_spread_over_all_phases_in_reach(
-    beat: Metronome, world: World
+def test_sockets_that_join_over_a_second_are_spread_over_nine_phases(
+    ticker: Ticker, clock: Clock
 ) -> None:
-    world.now += 0.5
-    listeners = [join(beat, world) for _ in range(3 * REACH)]
-    world.run(1)
-    phases = [round(phase(listener) * TICKS) for listener in listeners]
-    assert {phases.count(tick) for tick in phases} == {3}
-    assert len(set(phases)) == REACH
+    listeners = []
+    for _ in range(90):
+        clock.now += 1 / 90
+        listeners.append(join(ticker, clock))
+    clock.run(1)
+    phases = [round(phase(listener) * 10) for listener in listeners]
+    assert set(phases) == set(range(1, 10))
+    assert max(phases.count(tenth) for tenth in phases) <= 20
 
 
-def test_emptiest_phase_is_chosen(beat: Metronome, world: World) -> None:
-    world.now += 0.5
-    audiences = [beat.join(Listener(world)) for _ in range(REACH)]  # type: ignore[arg-type]
-    audiences[3].clear()
-    assert beat.join(Listener(world)) is audiences[3]  # type: ignore[arg-type]
+def test_of_the_next_two_phases_the_emptier_is_chosen(ticker: Ticker, clock: Clock) -> None:
+    clock.now += 0.55
+    chosen = [ticker.join(Listener(clock)) for _ in range(4)]  # type: ignore[arg-type]
+    assert [len(listeners) for listeners in chosen] == [2] * 4
+    chosen[1].clear()
+    assert ticker.join(Listener(clock)) is chosen[1]  # type: ignore[arg-type]
 
 
-def test_no_phase_in_reach_is_ever_missing() -> None:
-    assert REACH > 2 * QUIET - 1, "or nothing would be left for who joins at the turn"
+# Ticks
 
 
-# The beat
+def test_sixty_seconds_are_sixty_updates(ticker: Ticker, clock: Clock) -> None:
+    clock.now += 0.31
+    listeners = [join(ticker, clock) for _ in range(4)]
+    clock.run(60)
+    assert {len(listener.received) for listener in listeners} == {60}
 
 
-def test_sixty_seconds_are_sixty_updates(beat: Metronome, world: World) -> None:
-    world.now += 0.31
-    listeners = [join(beat, world) for _ in range(REACH)]
-    world.run(60)
-    assert {len(listener.heard) for listener in listeners} == {60}
-
-
-def test_updates_do_not_drift(beat: Metronome, world: World) -> None:
-    listener = join(beat, world)
-    world.late = lambda now: now + 0.003  # as every real sleep is
-    world.run(600)
+def test_updates_do_not_drift(ticker: Ticker, clock: Clock) -> None:
+    listener = join(ticker, clock)
+    clock.late = lambda now: now + 0.003  # as every real sleep is
+    clock.run(600)
     first, *later = listener.moments
     assert all(abs(moment - first - second) < 0.01 for second, moment in enumerate(later, start=1))
 
 
-def test_lateness_up_to_the_turn_skips_and_repeats_nothing(beat: Metronome, world: World) -> None:
-    listeners = [join(beat, world) for _ in range(REACH)]
+def test_lateness_up_to_the_turn_skips_and_repeats_no_second(ticker: Ticker, clock: Clock) -> None:
+    listeners = [join(ticker, clock) for _ in range(4)]
     lateness = iter([0.0, 0.09, 0.02, 0.05] * 10_000)
-    world.late = lambda now: now + next(lateness)
-    world.run(30)
+    clock.late = lambda now: now + next(lateness)
+    clock.run(30)
     for listener in listeners:
         seconds = [int(moment) for moment in listener.moments]
         assert seconds == list(range(seconds[0], seconds[0] + len(seconds)))
 
 
-def test_update_tells_the_time_in_both_forms(beat: Metronome, world: World) -> None:
-    world.now += 0.5 + TICK / 2
-    listener = join(beat, world)
-    world.run(1)
-    assert listener.heard[0][1] == {
+def test_update_tells_the_time_in_both_forms(ticker: Ticker, clock: Clock) -> None:
+    clock.now += 0.55
+    listener = join(ticker, clock)
+    clock.late = lambda now: now + 0.02
+    clock.run(1)
+    assert listener.received[0][1] == {
         "type": "time_update",
         "formatted": "2026-11-21 12:00:00 UTC",
-        "timestamp": "2026-11-21T12:00:00.520Z",
+        "timestamp": "2026-11-21T12:00:00.620Z",
     }
 
 
-def test_who_left_is_told_nothing_more(beat: Metronome, world: World) -> None:
-    listener: Any = Listener(world)
-    audience = beat.join(listener)
-    world.run(2)
-    told = len(listener.heard)
-    audience.remove(listener)
-    world.run(2)
-    assert told == len(listener.heard) > 0
+def test_socket_that_left_is_sent_nothing_more(ticker: Ticker, clock: Clock) -> None:
+    listener: Any = Listener(clock)
+    listeners = ticker.join(listener)
+    clock.run(2)
+    received = len(listener.received)
+    listeners.remove(listener)
+    clock.run(2)
+    assert received == len(listener.received) > 0
 
 
 @pytest.mark.parametrize("jump", [-86_400, -5, 5, 86_400])
-def test_after_the_clock_is_set_the_beat_goes_on(beat: Metronome, world: World, jump: int) -> None:
-    listener = join(beat, world)
-    world.run(2.5)
-    told = len(listener.heard)
-    world.now += jump
-    world.run(3)
-    assert 2 <= len(listener.heard) - told <= 4
+def test_after_the_clock_is_set_the_updates_go_on(ticker: Ticker, clock: Clock, jump: int) -> None:
+    listener = join(ticker, clock)
+    clock.run(2.5)
+    received = len(listener.received)
+    clock.now += jump
+    clock.run(3)
+    assert 2 <= len(listener.received) - received <= 4
 
 
-def test_clock_set_during_the_beat_sends_no_burst_and_no_silence(
-    beat: Metronome, world: World
+def test_clock_set_between_ticks_makes_no_burst_and_no_silence(
+    ticker: Ticker, clock: Clock
 ) -> None:
-    listener = join(beat, world)
+    listener = join(ticker, clock)
     jumps = {NOON + 3: 3600.0, NOON + 3605: -3600.0}
 
     def set_clock(now: float) -> float:
-        moment = next((moment for moment in jumps if abs(now - moment) < TICK), None)
+        moment = next((moment for moment in jumps if abs(now - moment) < 0.1), None)
         return now + jumps.pop(moment) if moment else now
 
-    world.late = set_clock
-    world.end = NOON + 4000
+    clock.late = set_clock
+    clock.end = NOON + 4000
     with pytest.raises(Ending):
-        sleep_until(world, 12)
-    assert 10 <= len(listener.heard) <= 14
+        sleep_for(clock, 12)
+    assert 10 <= len(listener.received) <= 14
 
 
-def sleep_until(world: World, seconds: float) -> None:
-    """Run for so many seconds of sleeping, whatever the clock says."""
-    slept, sleep = 0.0, world.sleep
+def sleep_for(clock: Clock, seconds: float) -> None:
+    """Run the ticker for so many seconds of sleeping, whatever the clock says."""
+    slept, sleep = 0.0, clock.sleep
 
     def counted(duration: float) -> None:
         nonlocal slept
@@ -215,5 +212,5 @@ def sleep_until(world: World, seconds: float) -> None:
             raise Ending
         sleep(duration)
 
-    world.sleep = counted  # type: ignore[assignment, method-assign]
-    world.spawned[0]()
+    clock.sleep = counted  # type: ignore[assignment, method-assign]
+    clock.spawned[0]()

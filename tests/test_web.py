@@ -17,10 +17,10 @@ from werkzeug.test import TestResponse
 import accounts
 import app as service
 import auth
-from storage import background
 import models
 import settings
 from models import ApiKey, HourlyUsage, User
+from storage import background
 
 PASSWORD = secrets.token_urlsafe()
 SECRET = re.compile(r"sk_(?:live|test)_\w{8}_\w{38}")

@@ -233,6 +233,17 @@ class TestOneWorker:
         assert accepted == 2000
         assert server.worker_pid != before
 
+    @pytest.mark.parametrize("number", [signal.SIGTTIN, signal.SIGUSR2])
+    def test_no_signal_starts_a_second_one(
+        self, start_server: StartServer, number: signal.Signals
+    ) -> None:
+        server = start_server()
+        os.kill(server.pid, number)
+        eventually(lambda: server.log_lines("Handling signal"))
+        assert ask(server, TEST, "") == 401
+        assert len(server.log_lines("Booting worker")) == 1
+        assert server.worker_pid
+
     def test_two_services_of_one_user_share_nothing(self, server: Server) -> None:
         """gunicorn's control socket would be one for both, in the user's home."""
         assert not [path for path in Path(server.env["HOME"]).rglob("*") if path.is_socket()]

@@ -1,0 +1,239 @@
+"""Hostile clients. Each function attacks 127.0.0.1:port for a moment; it is called repeatedly.
+
+They end with OSError when the server closes the connection, as it should do with most of them.
+"""
+
+import os
+import random
+import socket
+import struct
+import time
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
+
+RESET = (socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+UPGRADE = (
+    b"GET /api/v1/ws/echo HTTP/1.1\r\nHost: a\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
+    b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n\r\n"
+)
+TEXT, PING, HALF = 0x81, 0x89, 0x01
+
+
+def connect(port: int) -> socket.socket:
+    return socket.create_connection(("127.0.0.1", port), timeout=5)
+
+
+def open_echo(port: int) -> socket.socket:
+    sock = connect(port)
+    sock.sendall(UPGRADE)
+    if b" 101 " not in sock.recv(4096):
+        sock.close()
+        raise OSError("refused")
+    return sock
+
+
+def frame(kind: int, payload: bytes) -> bytes:
+    """A masked frame; the mask is zero."""
+    size = len(payload)
+    head = bytes([kind, 128 + size]) if size < 126 else struct.pack("!BBH", kind, 254, size)
+    return head + bytes(4) + payload
+
+
+def head(*headers: str, target: str = "POST /api/v1/status") -> bytes:
+    return "\r\n".join([f"{target} HTTP/1.1", "Host: a", *headers, "", ""]).encode()
+
+
+def pump(port: int, first: bytes, then: bytes, seconds: float = 2) -> None:
+    """Send without end, and read what comes."""
+    with connect(port) as sock:
+        _flood(sock, first, then, seconds)
+
+
+def _flood(sock: socket.socket, first: bytes, then: bytes, seconds: float = 2) -> None:
+    deadline = time.monotonic() + seconds
+    sock.sendall(first)
+    sock.setblocking(False)
+    unsent = b""
+    while time.monotonic() < deadline:
+        progress = 0
+        with suppress(BlockingIOError):
+            unsent = unsent or then
+            progress = sock.send(unsent)
+            unsent = unsent[progress:]
+        with suppress(BlockingIOError):
+            received = sock.recv(1 << 20)
+            progress += len(received)
+            if not received:
+                raise ConnectionError("closed")
+        if not progress:
+            time.sleep(0.001)
+
+
+def endless_chunks(port: int) -> None:
+    target = random.choice(["POST /api/v1/status", "POST /log-in", "GET /", "GET /openapi.json"])
+    pump(port, head("Transfer-Encoding: chunked", target=target), b"1\r\nx\r\n" * 5000)
+
+
+def huge_body(port: int) -> None:
+    target = random.choice(["POST /api/v1/status", "POST /log-in", "GET /"])
+    pump(port, head("Content-Length: 10000000000", target=target), bytes(1 << 18))
+
+
+def large_headers(port: int) -> None:
+    pump(port, b"", head(*["X: " + "y" * 8000] * 98, target="GET /api/v1/status"))
+
+
+def small_headers(port: int) -> None:
+    pump(port, b"", head(*["X: y"] * 98, target="GET /api/v1/status") * 50)
+
+
+def one_byte_chunks(port: int) -> None:
+    target = random.choice(["GET /", "GET /api/v1/status"])
+    chunked = head("Transfer-Encoding: chunked", target=target)
+    pump(port, b"", chunked + b"1\r\nx\r\n" * 2000 + b"0\r\n\r\n")
+
+
+def discarded_bodies(port: int) -> None:
+    pump(port, b"", head("Content-Length: 16384", target="GET /api/v1/status") + bytes(16384))
+
+
+def pipelined(port: int) -> None:
+    pump(port, b"", head(target="GET /api/v1/status") * 500)
+
+
+def pipelined_pages(port: int) -> None:
+    pump(port, b"", head(target="GET /") * 50 + head(target="GET /openapi.json") * 50)
+
+
+def echo_flood(port: int) -> None:
+    with open_echo(port) as sock:
+        _flood(sock, b"", frame(random.choice([TEXT, PING]), b"x") * 2000)
+
+
+def large_echo_flood(port: int) -> None:
+    with open_echo(port) as sock:
+        _flood(sock, b"", frame(TEXT, b"x" * 65_000) * 4)
+
+
+def fragment_flood(port: int) -> None:
+    with open_echo(port) as sock:
+        _flood(sock, frame(HALF, b""), frame(0, b"") * 5000)
+
+
+def half_messages(port: int) -> None:
+    for _ in range(50):
+        with open_echo(port) as sock:
+            sock.sendall(frame(HALF, b"x" * 65_000))
+            if random.random() < 0.5:
+                sock.sendall(frame(0x88, b"\x03\xe8"))
+                sock.recv(4096)
+
+
+def frames_and_reset(port: int) -> None:
+    with ExitStack() as stack, suppress(OSError):
+        for _ in range(50):
+            sock = stack.enter_context(open_echo(port))
+            sock.setsockopt(*RESET)
+            sock.settimeout(0.05)
+            with suppress(TimeoutError):
+                sock.sendall(frame(TEXT, b"") * 20_000)
+
+
+def unread_responses(port: int) -> None:
+    with ExitStack() as stack:
+        for _ in range(20):
+            sock = stack.enter_context(socket.socket())
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            sock.connect(("127.0.0.1", port))
+            sock.setblocking(False)
+            with suppress(BlockingIOError):
+                sock.send(head(target="GET /openapi.json") * 500)
+        time.sleep(3)
+
+
+def slow_headers(port: int) -> None:
+    with ExitStack() as stack:
+        socks = [stack.enter_context(connect(port)) for _ in range(100)]
+        for byte in head(target="GET /api/v1/status")[:30]:
+            for sock in socks:
+                sock.send(bytes([byte]))
+            time.sleep(0.1)
+
+
+def idle_connections(port: int) -> None:
+    with ExitStack() as stack:
+        for _ in range(500):
+            stack.enter_context(connect(port))
+            time.sleep(0.002)
+        time.sleep(0.5)
+
+
+def reconnects(port: int) -> None:
+    for _ in range(200):
+        with connect(port) as sock:
+            sock.setsockopt(*RESET)
+            sock.sendall(head(target="GET /api/v1/status"))
+            if random.random() < 0.5:
+                sock.recv(4096)
+
+
+def half_open(port: int) -> None:
+    """Ends its own side at once, in the middle of a request or behind one."""
+    whole = head("Content-Length: 8", target="POST /log-in") + b"name=ada"
+    for _ in range(50):
+        with connect(port) as sock:
+            sock.sendall(whole[: random.randrange(len(whole) + 1)])
+            sock.shutdown(socket.SHUT_WR)
+            while sock.recv(4096):
+                pass
+
+
+def garbage(port: int) -> None:
+    for _ in range(50):
+        with connect(port) as sock, suppress(OSError):
+            if random.random() < 0.5:
+                sock.sendall(UPGRADE)
+            sock.sendall(os.urandom(random.randrange(1, 10_000)))
+            sock.shutdown(socket.SHUT_WR)
+            while sock.recv(4096):
+                pass
+
+
+def log_ins(port: int) -> None:
+    form = b"username=ada&password=wrong+password"
+    kind = "Content-Type: application/x-www-form-urlencoded"
+    pump(port, b"", head(kind, f"Content-Length: {len(form)}", target="POST /log-in") + form)
+
+
+ATTACKS: list[Callable[[int], None]] = [
+    endless_chunks,
+    huge_body,
+    large_headers,
+    small_headers,
+    one_byte_chunks,
+    discarded_bodies,
+    pipelined,
+    pipelined_pages,
+    echo_flood,
+    large_echo_flood,
+    fragment_flood,
+    half_messages,
+    frames_and_reset,
+    unread_responses,
+    slow_headers,
+    idle_connections,
+    reconnects,
+    half_open,
+    garbage,
+    log_ins,
+]
+
+
+def attack(function: Callable[[int], None], port: int) -> None:
+    """Attack for ever, politely towards other processes of this machine."""
+    os.nice(10)
+    while True:
+        try:
+            function(port)
+        except OSError:
+            time.sleep(0.01)

@@ -1,0 +1,30 @@
+// ws: a refusal has the status and the problem, in the event `unexpected-response`.
+import WebSocket from 'ws'
+import { key, messages, report, time } from './script.mjs'
+
+const headers = { 'X-API-Key': key }
+
+const refused = await new Promise((resolve) => {
+  new WebSocket(time).on('unexpected-response', (request, response) => {
+    let body = ''
+    response.on('data', (data) => (body += data))
+    response.on('end', () => resolve({ status: response.statusCode, code: JSON.parse(body).code }))
+  })
+})
+report('refused', refused)
+
+const subprotocol = await new Promise((resolve) => {
+  const offering = new WebSocket(time, ['demo'], { headers })
+  offering.on('open', () => resolve(offering.protocol))
+  offering.on('error', (error) => resolve(error.message)) // when the server accepts none
+  offering.on('open', () => offering.close())
+})
+report('subprotocol', subprotocol)
+
+const types = []
+const ws = new WebSocket(time, { headers })
+ws.on('message', (data) => {
+  types.push(JSON.parse(data).type)
+  if (types.length === messages) report('ticks', types)
+})
+ws.on('close', (code) => report('closed', code))
