@@ -28,7 +28,8 @@ def main() -> None:
         raise settings.SettingsError(
             f"{config.platform} is set: on a platform, start `gunicorn`, not `python app.py`"
         )
-    listener = listen("127.0.0.1", config.port)  # before a secret is printed
+    settings.raise_file_limit()  # what may fail comes before a secret is printed
+    listener = listen("127.0.0.1", config.port)
     models.init(config)
     with models.database.connection_context():
         first = not User.select().exists()
@@ -59,7 +60,7 @@ def welcome(url: str) -> None:
 
 def serve(listener: socket.socket) -> None:
     """Replace this process by gunicorn, which takes the listening socket over."""
-    os.environ.setdefault("SECRET_KEY", secrets.token_hex())
+    os.environ["SECRET_KEY"] = settings.load().secret_key or secrets.token_hex()
     listener.set_inheritable(True)
     bind = ["--bind", f"fd://{listener.fileno()}"]
     os.chdir(settings.HERE)
