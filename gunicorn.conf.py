@@ -1,5 +1,6 @@
 """gunicorn's settings; `gunicorn` in this folder finds this file by itself."""
 
+import os
 import signal
 import subprocess
 import sys
@@ -56,7 +57,14 @@ def post_fork(server: Arbiter, worker: Worker) -> None:
         signal.signal(number, signal.SIG_DFL)
 
 
+def on_reload(server: Arbiter) -> None:
+    """Stop if this SIGHUP means that the terminal was closed."""
+    if server.in_terminal and not os.isatty(0):
+        raise StopIteration
+
+
 def when_ready(server: Arbiter) -> None:
+    server.in_terminal = os.isatty(0)
     address = ", ".join(map(str, server.LISTENERS))
     database = "PostgreSQL" if service.postgres else service.sqlite
     tiers = ", ".join(f"{q.tier} {q.limit} per {q.seconds} s" for q in service.quotas.values())
