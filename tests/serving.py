@@ -104,9 +104,13 @@ class Server:
 
     @property
     def worker_pid(self) -> int:
-        children = Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text().split()
-        assert len(children) == 1, f"one worker, not {children}"
-        return int(children[0])
+        (worker,) = self.worker_pids
+        return worker
+
+    @property
+    def worker_pids(self) -> list[int]:
+        children = Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text()
+        return list(map(int, children.split()))
 
     def start(self) -> "Server":
         """Start, and wait for an answer; raises StartError."""
@@ -123,8 +127,12 @@ class Server:
             os.killpg(self.pid, how)
         else:
             self._process.send_signal(how)
-        status = self._process.wait(timeout=20)
-        return status, time.monotonic() - started
+        return self.wait(), time.monotonic() - started
+
+    def wait(self) -> int:
+        """Wait until the server has ended; returns its exit status."""
+        assert self._process
+        return self._process.wait(timeout=20)
 
     def restart(self) -> "Server":
         """Start again after a stop: same port, same database."""
