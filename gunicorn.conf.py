@@ -35,6 +35,8 @@ http_parser = "python"  # "auto" takes a less strict one where that is installed
 # Only PROXY_HOPS says whom to trust; gunicorn itself takes nothing from forwarding headers.
 forwarded_allow_ips, forwarder_headers = "*", ""
 secure_scheme_headers: dict[str, str] = {}
+if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:  # started with nohup
+    Arbiter.SIGNALS = [number for number in Arbiter.SIGNALS if number != signal.SIGHUP]
 
 
 def on_starting(server: Arbiter) -> None:

@@ -26,7 +26,15 @@ import pytest
 import models
 from conftest import StartPatched, StartServer
 from rawsocket import RawSocket, handshake_bytes
-from serving import REPOSITORY, Server, StartError, clean_environment, eventually, free_port
+from serving import (
+    REPOSITORY,
+    Server,
+    StartError,
+    clean_environment,
+    eventually,
+    free_port,
+    serve_command,
+)
 
 ECHO, TIME = "/api/v1/ws/echo", "/api/v1/ws/time"
 TEST, STATS = "/api/v1/protected/test", "/api/v1/usage/stats"
@@ -264,6 +272,19 @@ class TestHangUp:
             with contextlib.closing(sqlite3.connect(database)) as rows:
                 assert rows.execute("SELECT total FROM api_key").fetchall() == [(7,)]
             eventually(lambda: is_free(port))
+
+    def test_service_started_with_nohup_stays(
+        self, start_server: StartServer, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        command = ["nohup", *serve_command()]
+        monkeypatch.setattr("serving.serve_command", lambda: command)
+        server = start_server()
+        worker = server.worker_pid
+        os.killpg(server.pid, signal.SIGHUP)
+        time.sleep(0.5)  # a signal that is ignored leaves no trace
+        assert ask(server, TEST, "") == 401
+        assert server.worker_pid == worker
+        assert server.stop()[0] == 0
 
     def test_signal_to_the_master_reloads_with_exact_totals(
         self, start_server: StartServer
