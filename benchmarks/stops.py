@@ -42,10 +42,10 @@ class Client(threading.Thread):
     def run(self) -> None:
         while not self.stopping.is_set():
             connection = self._server.connection()
-            with contextlib.closing(connection):
-                with contextlib.suppress(OSError, http.client.HTTPException):
-                    for _ in range(random.randrange(1, 200)):
-                        self.ask(connection)
+            gone = contextlib.suppress(OSError, http.client.HTTPException)
+            with contextlib.closing(connection), gone:
+                for _ in range(random.randrange(1, 200)):
+                    self.ask(connection)
 
     def ask(self, connection: http.client.HTTPConnection) -> None:
         self.sent += 1
