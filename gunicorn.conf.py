@@ -1,5 +1,6 @@
 """gunicorn's settings; `gunicorn` in this folder finds this file by itself."""
 
+import os
 import signal
 import subprocess
 import sys
@@ -35,6 +36,8 @@ sendfile = False  # it would pass the worker's way to send a response in one pie
 # Only PROXY_HOPS says whom to trust; gunicorn itself takes nothing from forwarding headers.
 forwarded_allow_ips, forwarder_headers = "*", ""
 secure_scheme_headers: dict[str, str] = {}
+if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:  # started with nohup
+    Arbiter.SIGNALS = [number for number in Arbiter.SIGNALS if number != signal.SIGHUP]
 
 
 def on_starting(server: Arbiter) -> None:
@@ -55,7 +58,14 @@ def post_fork(server: Arbiter, worker: Worker) -> None:
         signal.signal(number, signal.SIG_DFL)
 
 
+def on_reload(server: Arbiter) -> None:
+    """Stop if this SIGHUP means that the terminal was closed."""
+    if server.in_terminal and not os.isatty(0):
+        raise StopIteration
+
+
 def when_ready(server: Arbiter) -> None:
+    server.in_terminal = os.isatty(0)
     address = ", ".join(map(str, server.LISTENERS))
     database = "PostgreSQL" if service.postgres else service.sqlite
     tiers = ", ".join(f"{q.tier} {q.limit} per {q.seconds} s" for q in service.quotas.values())

@@ -229,11 +229,11 @@ ATTACKS: list[Callable[[int], None]] = [
 ]
 
 
-def attack(function: Callable[[int], None], port: int) -> None:
-    """Attack for ever, politely towards other processes of this machine."""
+def attack_with(attacks: list[Callable[[int], None]], port: int, seed: float) -> None:
+    """Attack for ever, with less right to the processor than the measuring client has."""
     os.nice(10)
+    choice = random.Random(seed)
     while True:
-        try:
-            function(port)
-        except OSError:
-            time.sleep(0.01)
+        with suppress(OSError):
+            choice.choice(attacks)(port)
+        time.sleep(0.01)

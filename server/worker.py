@@ -48,8 +48,9 @@ class Worker(GeventWorker):
     """gunicorn's gevent worker, with its own way to serve a connection and to stop."""
 
     def init_signals(self) -> None:
+        ignored = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN  # as nohup wants it
         super().init_signals()
-        signal.signal(signal.SIGHUP, self.handle_hangup)
+        signal.signal(signal.SIGHUP, signal.SIG_IGN if ignored else self.handle_hangup)
 
     def handle_hangup(self, number: int, frame: Any) -> None:
         """The terminal was closed, which signals all processes of the group: stop the master."""

@@ -146,8 +146,12 @@ class Server:
             os.killpg(self.pid, how)
         else:
             self._process.send_signal(how)
-        status = self._process.wait(timeout=20)
-        return status, time.monotonic() - started
+        return self.wait(), time.monotonic() - started
+
+    def wait(self) -> int:
+        """Wait until the server has ended; returns its exit status."""
+        assert self._process
+        return self._process.wait(timeout=20)
 
     def restart(self) -> "Server":
         """Start again after a stop: same port, same database."""

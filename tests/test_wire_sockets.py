@@ -3,9 +3,12 @@
 import asyncio
 import contextlib
 import json
+import os
 import random
 import re
+import signal
 import socket
+import sqlite3
 import struct
 import threading
 import time
@@ -18,6 +21,7 @@ import pytest
 import websockets.asyncio.client
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import ClientConnection, connect
+from websockets.typing import Subprotocol
 
 from conftest import StartServer
 from rawsocket import (
@@ -32,6 +36,7 @@ from rawsocket import (
     close_frame,
     frame,
     handshake_bytes,
+    request_bytes,
 )
 from serving import Server, eventually
 
@@ -543,3 +548,117 @@ class TestCaps:
         with RawSocket(server.port) as client:
             assert client.handshake(ECHO).status == 503
             assert client.request("/api/v1/status").status == 200
+
+
+class TestUpgrade:
+    @pytest.mark.parametrize(
+        "upgrade", ["h2c, websocket", "websocket, h2c", "h2c,WebSocket", "websocket"]
+    )
+    def test_websocket_among_other_protocols_is_accepted(
+        self, server: Server, upgrade: str
+    ) -> None:
+        with RawSocket(server.port) as client:
+            client.open(ECHO, {"Upgrade": upgrade}).send(frame(TEXT, b"hi"))
+            assert client.frame().json()["message"] == "hi"
+
+    def test_frames_in_the_packet_of_the_handshake_are_answered(self, server: Server) -> None:
+        texts = ["first", "x" * 60_000, "last"]
+        frames = b"".join(frame(TEXT, text.encode()) for text in texts)
+        with RawSocket(server.port) as client:
+            client.send(handshake_bytes(ECHO) + frames)
+            assert client.answer().status == 101
+            assert [client.frame().json()["message"] for _ in texts] == texts
+
+    def test_close_in_the_packet_of_the_handshake_is_answered(self, server: Server) -> None:
+        with RawSocket(server.port) as client:
+            client.send(handshake_bytes(ECHO) + close_frame(1000))
+            assert client.answer().status == 101
+            assert client.frame().close_code == 1000
+            assert client.ended()
+
+    def test_request_behind_a_refused_handshake_is_answered(self, server: Server) -> None:
+        """What comes with a handshake is frames only if the handshake is accepted."""
+        with RawSocket(server.port) as client:
+            client.send(handshake_bytes(TIME) + request_bytes("/api/v1/status", {"Host": "a"}))
+            assert client.answer().status == 401
+            assert client.answer().status == 200
+
+    @pytest.mark.parametrize(("offered", "chosen"), [("chat", "chat"), ("b, a", "b")])
+    def test_first_subprotocol_that_is_offered_is_accepted(
+        self, server: Server, offered: str, chosen: str
+    ) -> None:
+        with connect(server.ws_url + ECHO, subprotocols=parse(offered)) as ws:
+            assert ws.subprotocol == chosen
+            ws.send("hi")
+            assert next_message(ws)["message"] == "hi"
+
+
+def parse(offered: str) -> list[Subprotocol]:
+    return [Subprotocol(name) for name in offered.split(", ")]
+
+
+class TestChangedByHand:
+    @pytest.mark.parametrize(
+        "change",
+        [
+            "DELETE FROM api_key WHERE id = ?",
+            "UPDATE api_key SET expires_at = 1 WHERE id = ?",
+            'DELETE FROM "user" WHERE id IN (SELECT user_id FROM api_key WHERE id = ?)',
+        ],
+    )
+    def test_time_sockets_of_a_key_that_is_gone_close_within_two_seconds(
+        self, start_server: StartServer, change: str
+    ) -> None:
+        server = start_server()
+        key = server.new_key()
+        with RawSocket(server.port) as client:
+            client.open(f"{TIME}?api_key={key}")
+            assert client.frame().json()["type"] == "auth_success"
+            with contextlib.closing(sqlite3.connect(server.database)) as database, database:
+                database.execute(change, (key[8:16],))
+            changed = time.monotonic()
+            frames = [client.frame()]
+            while frames[-1].opcode != CLOSE:
+                frames.append(client.frame())
+            assert time.monotonic() - changed < 2
+            assert frames[-1].close_code == 1008
+
+
+class TestBlockedEcho:
+    """SIGTERM while an echo is blocked in the middle of a frame."""
+
+    @pytest.fixture
+    def blocked(self, start_server: StartServer) -> Iterator[tuple[Server, RawSocket]]:
+        server = start_server()
+        with RawSocket(server.port, receive_buffer=4096) as client:
+            client.open(ECHO)
+            client.sock.settimeout(0.5)
+            unsent = frame(TEXT, b"x" * MAX_BYTES) * 200
+            with contextlib.suppress(TimeoutError):
+                while unsent:
+                    unsent = unsent[client.sock.send(unsent) :]
+            assert unsent, "the server takes no more"
+            client.sock.settimeout(10)
+            yield server, client
+
+    def test_frame_is_finished_and_1001_sent_to_a_client_that_reads(
+        self, blocked: tuple[Server, RawSocket]
+    ) -> None:
+        server, client = blocked
+        os.kill(server.pid, signal.SIGTERM)
+        frames = [client.frame()]
+        while frames[-1].opcode == TEXT:
+            assert len(frames[-1].json()["message"]) == MAX_BYTES
+            frames.append(client.frame())
+
+        assert frames[-1].close_code == 1001
+        assert server.wait() == 0
+        assert server.log_lines(": 1001")
+
+    def test_1006_is_logged_for_a_client_that_does_not_read(
+        self, blocked: tuple[Server, RawSocket]
+    ) -> None:
+        server, _ = blocked
+        assert server.stop()[0] == 0
+        assert server.log_lines(": 1006")
+        assert not server.log_lines(": 1001")

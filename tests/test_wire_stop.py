@@ -1,15 +1,19 @@
 """How the real server starts, refuses to start, stops and is killed."""
 
 import contextlib
+import fcntl
 import http.client
 import os
+import pty
 import random
 import re
 import shutil
 import signal
+import socket
 import sqlite3
 import subprocess
 import sys
+import termios
 import threading
 import time
 from collections.abc import Iterator
@@ -20,9 +24,17 @@ from urllib.parse import quote
 import pytest
 
 import models
-from conftest import StartServer
+from conftest import StartPatched, StartServer
 from rawsocket import RawSocket, handshake_bytes
-from serving import REPOSITORY, Server, StartError, clean_environment, eventually, free_port
+from serving import (
+    REPOSITORY,
+    Server,
+    StartError,
+    clean_environment,
+    eventually,
+    free_port,
+    serve_command,
+)
 
 ECHO, TIME = "/api/v1/ws/echo", "/api/v1/ws/time"
 TEST, STATS = "/api/v1/protected/test", "/api/v1/usage/stats"
@@ -199,6 +211,192 @@ def ask_until_gone(server: Server, key: str, answered: list[float]) -> None:
             connection.request("GET", TEST, headers={"X-API-Key": key})
             assert connection.getresponse().read()
             answered.append(time.monotonic())
+
+
+class TestOneFile:
+    @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT, signal.SIGQUIT])
+    def test_after_a_stop_everything_is_in_one_file(
+        self, start_server: StartServer, tmp_path: Path, how: signal.Signals
+    ) -> None:
+        server = start_server()
+        key = server.new_key()
+        assert [ask(server, TEST, key) for _ in range(3)] == [200] * 3
+        with RawSocket(server.port) as client:
+            client.open(f"{TIME}?api_key={key}")
+            assert server.stop(how)[0] == 0
+
+        assert [file.name for file in server.database.parent.iterdir()] == [server.database.name]
+        copy = shutil.copy(server.database, tmp_path / "copy.db")
+        with contextlib.closing(sqlite3.connect(copy)) as database:
+            assert database.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+            assert database.execute("SELECT id, total FROM api_key").fetchall() == [(key[8:16], 4)]
+            assert database.execute('SELECT count(*) FROM "user"').fetchall() == [(1,)]
+            assert database.execute("SELECT sum(requests) FROM hourly_usage").fetchall() == [(4,)]
+
+
+class TestHangUp:
+    """SIGHUP comes from a terminal that is closed, to the group, or from `kill`, to the master."""
+
+    def test_signal_to_the_group_saves_and_stops(self, start_server: StartServer) -> None:
+        server = start_server()
+        key = server.new_key()
+        assert [ask(server, TEST, key) for _ in range(5)] == [200] * 5
+        with RawSocket(server.port) as client:
+            client.open(ECHO)
+            os.killpg(server.pid, signal.SIGHUP)
+            assert close_code(client) == 1001
+        assert server.wait() == 0
+
+        assert [file.name for file in server.database.parent.iterdir()] == [server.database.name]
+        assert total_requests(server.restart(), key) == 5
+
+    @pytest.mark.parametrize("command", ["exec {python} app.py", "{python} app.py; exit $?"])
+    def test_closed_terminal_saves_stops_and_frees_the_port(
+        self, tmp_path: Path, command: str
+    ) -> None:
+        """The service alone on its terminal, as with `ssh -t`, or as the job of a shell."""
+        port, database = free_port(), tmp_path / "demo.db"
+        environment = clean_environment(PORT=str(port), DATABASE_URL=f"sqlite:///{database}")
+        with on_terminal(command.format(python=sys.executable), environment) as terminal:
+            output = b""
+            while b"Booting worker" not in output:
+                output += os.read(terminal, 10_000)
+            key = re.findall(rb"sk_live_\w+", output)[0].decode()
+            with contextlib.closing(http.client.HTTPConnection("127.0.0.1", port, timeout=10)) as c:
+                for _ in range(7):
+                    c.request("GET", TEST, headers={"X-API-Key": key})
+                    assert c.getresponse().read().startswith(b'{"success":true')
+                os.close(terminal)
+                eventually(lambda: [file.name for file in tmp_path.glob("demo.db*")] == ["demo.db"])
+
+            with contextlib.closing(sqlite3.connect(database)) as rows:
+                assert rows.execute("SELECT total FROM api_key").fetchall() == [(7,)]
+            eventually(lambda: is_free(port))
+
+    def test_service_started_with_nohup_stays(
+        self, start_server: StartServer, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        command = ["nohup", *serve_command()]
+        monkeypatch.setattr("serving.serve_command", lambda: command)
+        server = start_server()
+        worker = server.worker_pid
+        os.killpg(server.pid, signal.SIGHUP)
+        time.sleep(0.5)  # a signal that is ignored leaves no trace
+        assert ask(server, TEST, "") == 401
+        assert server.worker_pid == worker
+        assert server.stop()[0] == 0
+
+    def test_signal_to_the_master_reloads_with_exact_totals(
+        self, start_server: StartServer
+    ) -> None:
+        server = start_server(RATE_LIMITS="free=1000000/day")
+        key, answered = server.new_key(), list[float]()
+        stop = threading.Event()
+        loads = [
+            threading.Thread(target=ask_until, args=(server, key, answered, stop)) for _ in range(4)
+        ]
+        for load in loads:
+            load.start()
+        for _ in range(3):
+            reload(server)
+            before = len(answered)
+            while len(answered) < before + 50:
+                time.sleep(0.01)
+        stop.set()
+        for load in loads:
+            load.join()
+
+        assert total_requests(server, key) == len(answered)
+        assert server.stop()[0] == 0
+        assert total_requests(server.restart(), key) == len(answered) + 1
+        assert "Traceback" not in server.log()
+
+
+@contextlib.contextmanager
+def on_terminal(command: str, environment: dict[str, str]) -> Iterator[int]:
+    """Run a shell on a terminal of its own; yields the end where its output is read."""
+    terminal, its_end = pty.openpty()
+    process = subprocess.Popen(
+        ["bash", "-c", command],
+        cwd=REPOSITORY,
+        env=environment,
+        stdin=its_end,
+        stdout=its_end,
+        stderr=its_end,
+        start_new_session=True,
+        preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+    )
+    os.close(its_end)
+    try:
+        yield terminal
+        process.wait(timeout=10)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+
+
+def is_free(port: int) -> bool:
+    with socket.socket() as sock, contextlib.suppress(OSError):
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind(("127.0.0.1", port))
+        return True
+    return False
+
+
+def reload(server: Server) -> None:
+    """Reload, and wait until only the new worker is left."""
+    before = server.worker_pid
+    os.kill(server.pid, signal.SIGHUP)
+    eventually(lambda: before not in server.worker_pids and server.worker_pid, 10)
+
+
+def ask_until(server: Server, key: str, answered: list[float], stop: threading.Event) -> None:
+    """Make requests on one connection after another; note each that was answered."""
+    while not stop.is_set():
+        connection = server.connection()
+        with (
+            contextlib.closing(connection),
+            contextlib.suppress(OSError, http.client.HTTPException),
+        ):
+            while not stop.is_set():
+                connection.request("GET", TEST, headers={"X-API-Key": key})
+                assert connection.getresponse().read().startswith(b'{"success":true')
+                answered.append(time.monotonic())
+
+
+class TestThreads:
+    def test_thread_that_cannot_start_ends_no_saving_and_counts_nothing_twice(
+        self, start_patched: StartPatched, tmp_path: Path
+    ) -> None:
+        flag = tmp_path / "no-threads"
+        flag.touch()
+        server = start_patched(NO_THREADS.format(flag=str(flag)))
+        key = server.new_key()
+        assert [ask(server, TEST, key) for _ in range(3)] == [200] * 3
+        eventually(lambda: server.log_lines("can't start new thread"))
+        flag.unlink()
+        eventually(lambda: server.log_lines("available again"))
+        server.flask("key", "revoke", key[8:16])
+        eventually(lambda: ask(server, TEST, key) == 401, 2)
+        server.stop()
+
+        with contextlib.closing(sqlite3.connect(server.database)) as database:
+            assert database.execute("SELECT total FROM api_key").fetchall() == [(3,)]
+            assert database.execute("SELECT sum(requests) FROM hourly_usage").fetchall() == [(3,)]
+        assert "Traceback" not in server.log()
+
+
+NO_THREADS = """
+import os
+from gevent import threadpool
+
+def start_new_thread(*args, start=threadpool.start_new_thread):
+    if os.path.exists({flag!r}):
+        raise RuntimeError("can't start new thread")
+    return start(*args)
+
+threadpool.start_new_thread = start_new_thread
+"""
 
 
 @pytest.mark.one_process("only SQLite needs it")

@@ -162,6 +162,33 @@ def test_response_of_a_worker_that_stops_closes_the_connection(
     assert answered.count(HELLO) == 1
 
 
+def test_pipelined_requests_leave_others_their_turn(worker: Worker) -> None:
+    """After sleep(0) gevent looks for input of others only every 50 turns."""
+    order: list[str] = []
+
+    def note(environ: dict[str, Any], start_response: Any) -> list[bytes]:
+        order.append(environ["PATH_INFO"])
+        return hello(environ, start_response)
+
+    def ask_one_by_one(client: Any) -> None:
+        for _ in range(10):
+            client.sendall(b"GET /other HTTP/1.1\r\nHost: a\r\n\r\n")
+            client.recv(4096)
+
+    worker.wsgi = note
+    with contextlib.ExitStack() as stack:
+        clients = []
+        for _ in range(2):
+            here, there = gsocket.socketpair()
+            clients.append(stack.enter_context(here))
+            serving = gevent.spawn(worker.handle, None, there, ("127.0.0.1", 1))
+            stack.callback(serving.kill)
+        clients[0].sendall(GET * 280)
+        gevent.spawn(ask_one_by_one, clients[1]).get(timeout=5)
+    assert order.count("/other") == 10
+    assert order.count("/") < 100
+
+
 def test_wrong_setting_while_loading_ends_gunicorn(worker: Worker) -> None:
     def fail() -> None:
         raise SettingsError("DATABASE_URL: no")

@@ -1,0 +1,125 @@
+"""Serve an honest client among hostile ones, and see what the service looks like afterwards.
+
+    python benchmarks/hostile.py [--minutes 30] [--attackers 3]
+
+The server runs on core 0, all clients on core 1. The figures are taken after a minute and at the
+end, each time 20 s after the last attack.
+"""
+
+import argparse
+import http.client
+import os
+import random
+import statistics
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from multiprocessing import Process
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
+
+from attacks import ATTACKS, attack_with
+
+from serving import Server
+
+CALM_SECONDS = 20  # longer than any connection may be held
+
+
+class Honest(threading.Thread):
+    """A client with a key: a request every 10 ms. Keeps what they took, and what went wrong."""
+
+    def __init__(self, server: Server, key: str) -> None:
+        super().__init__(daemon=True)
+        self._server, self._key = server, key
+        self.milliseconds: list[float] = []
+        self.errors: Counter[str] = Counter()
+        self.stopping = threading.Event()
+
+    def run(self) -> None:
+        connection = self._server.connection()
+        while not self.stopping.wait(0.01):
+            started = time.perf_counter()
+            try:
+                connection.request(
+                    "GET", "/api/v1/protected/test", headers={"X-API-Key": self._key}
+                )
+                response = connection.getresponse()
+                response.read()
+                if response.status != 200:
+                    self.errors[str(response.status)] += 1
+            except (OSError, http.client.HTTPException) as error:
+                self.errors[repr(error)] += 1
+                connection.close()
+            self.milliseconds.append(1000 * (time.perf_counter() - started))
+
+
+@contextmanager
+def attacked(port: int, attackers: int) -> Iterator[None]:
+    """Meanwhile so many processes attack, each with one attack after another."""
+    processes = [
+        Process(target=attack_with, args=(ATTACKS, port, random.random()), daemon=True)
+        for _ in range(attackers)
+    ]
+    for process in processes:
+        process.start()
+    try:
+        yield
+    finally:
+        for process in processes:
+            process.kill()
+            process.join()
+
+
+def figures(server: Server) -> str:
+    process = Path(f"/proc/{server.worker_pid}")
+    memory = int((process / "status").read_text().split("VmRSS:")[1].split()[0]) / 1024
+    files = [str(file.readlink()) for file in (process / "fd").iterdir() if file.is_symlink()]
+    connections = sum(file.startswith("socket:") for file in files)
+    return f"{memory:.1f} MiB, {len(files)} open files, {connections} of them sockets"
+
+
+def measure(server: Server, key: str, seconds: float, attackers: int) -> str:
+    """Let clients attack for a while; returns a line about an honest client meanwhile."""
+    honest = Honest(server, key)
+    with attacked(server.port, attackers):
+        honest.start()
+        time.sleep(seconds)
+        honest.stopping.set()
+        honest.join()
+    quantiles = statistics.quantiles(honest.milliseconds, n=100)
+    return (
+        f"{len(honest.milliseconds)} honest requests, p50 {quantiles[49]:.1f} ms, "
+        f"p99 {quantiles[98]:.1f} ms, errors: {dict(honest.errors) or 'none'}"
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--minutes", type=float, default=30)
+    parser.add_argument("--attackers", type=int, default=3)
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        server = Server(Path(folder), RATE_LIMITS="free=1000000000/day")
+        os.sched_setaffinity(0, {0})
+        server.start()
+        os.sched_setaffinity(0, {1})
+        try:
+            key = server.new_key()
+            print("without attacks:", measure(server, key, 10, 0), flush=True)
+            for seconds in (60, max(0.0, 60 * (options.minutes - 1))):
+                print(f"{seconds:.0f} s:", measure(server, key, seconds, options.attackers))
+                time.sleep(CALM_SECONDS)
+                print("    afterwards:", figures(server), flush=True)
+            print("exit status and seconds of the stop:", server.stop())
+            print("lines with Traceback:", len(server.log_lines("Traceback")))
+        finally:
+            server.close()
+
+
+if __name__ == "__main__":
+    main()
