@@ -6,6 +6,7 @@ import re
 import sys
 from collections.abc import Iterable
 from operator import attrgetter
+from pathlib import Path
 from typing import Any
 
 import click
@@ -23,6 +24,7 @@ import settings
 from models import ApiKey, User, database
 from protocol.timestamps import date_time
 from server import launch
+from storage import copy
 
 SECRET = re.compile(r"sk_(live|test)_[^\s']+")
 UNITS = {"s": 1, "m": models.MINUTE, "h": models.HOUR, "d": models.DAY}
@@ -38,7 +40,7 @@ class Commands(AppGroup):
                 return super().invoke(ctx)
         except PeeweeException as error:
             raise click.ClickException(f"DATABASE_URL: {models.reason(error)}") from None
-        except (accounts.Invalid, UnicodeError) as error:
+        except (accounts.Invalid, copy.CopyError, UnicodeError) as error:
             raise click.ClickException(str(error)) from None
         except click.ClickException as error:  # somebody may have given a key in place of an ID
             error.message = SECRET.sub("(an API key)", error.message)
@@ -47,6 +49,7 @@ class Commands(AppGroup):
 
 users = Commands("user", help="Create, list, change and delete users.")
 keys = Commands("key", help="Create, list, change, rotate and revoke API keys.")
+databases = Commands("db", help="Move from SQLite to PostgreSQL.")
 password_stdin = click.option(
     "--password-stdin", is_flag=True, help="Read the password from standard input."
 )
@@ -55,8 +58,8 @@ as_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON a
 
 def register(app: Flask) -> None:
     """Add the commands; within `flask run`, become the real server."""
-    app.cli.add_command(users)
-    app.cli.add_command(keys)
+    for commands in (users, keys, databases):
+        app.cli.add_command(commands)
     context = click.get_current_context(silent=True)
     if context and context.command is flask.cli.run_command:
         run(context, app.extensions["settings"].port)
@@ -169,6 +172,17 @@ def set_tier(key_id: str, tier: str) -> None:
 def revoke_key(key_id: str) -> None:
     """Revoke a key for good; a running server notices within two seconds."""
     models.revoke_key(find_key(key_id).id)
+
+
+@databases.command("copy")
+@click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+def copy_database(file: Path) -> None:
+    """Copy a SQLite file into the empty PostgreSQL database of DATABASE_URL.
+
+    Stop the service first, or the counts of its last second are not in the file.
+    """
+    for table, rows in copy.copy(file, database.obj, models.TABLES).items():
+        click.echo(f"{table}: {rows} rows")
 
 
 def read_password(from_stdin: bool) -> str:

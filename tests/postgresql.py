@@ -53,6 +53,11 @@ class Cluster:
         self._run("initdb", "-D", self._data, "-U", "demo", "--no-sync", *how)
         self._process: subprocess.Popen[bytes] | None = None
 
+    @property
+    def pid(self) -> int:
+        assert self._process
+        return self._process.pid
+
     def start(self) -> "Cluster":
         options = [part for option in OPTIONS.items() for part in ("-c", "=".join(option))]
         place = ["-D", self._data, "-k", str(self.directory), "-p", str(self.port)]
@@ -94,9 +99,14 @@ class Cluster:
         for pid in self._frozen:
             os.kill(pid, signal.SIGCONT)
 
-    def close(self) -> None:
+    def close_server(self) -> None:
+        """Leave no process running."""
         if self._process and self._process.poll() is None:
             self.kill()
+
+    def close(self) -> None:
+        """Leave nothing."""
+        self.close_server()
         shutil.rmtree(self.directory)
 
     def url(self, database: str = "postgres", scheme: str = "postgresql") -> str:

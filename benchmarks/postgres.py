@@ -1,0 +1,136 @@
+"""Compare GET /api/v1/protected/test on SQLite with PostgreSQL, with one worker and with more.
+
+    python benchmarks/postgres.py [--rounds 7] [--seconds 3]
+
+Needs requirements-dev.txt, wrk, and PostgreSQL's binaries. It starts a PostgreSQL server of its own. Nothing
+is pinned to a core: the service, PostgreSQL and the load share the machine. All servers stay up;
+they are measured in turn, round after round, and the medians count.
+"""
+
+import argparse
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+BENCHMARKS = Path(__file__).parent
+sys.path.append(str(BENCHMARKS.parent / "tests"))
+
+from postgresql import Cluster  # noqa: E402
+from serving import Server  # noqa: E402
+
+HERTZ = os.sysconf("SC_CLK_TCK")
+LIMIT = "free=1000000000/day"
+
+
+class Case:
+    """One server under one load: requests a second, p50 and p99 in ms, processor time in µs."""
+
+    def __init__(self, name: str, server: Server, keys: Path, connections: int, cluster: Cluster):
+        self.name, self.connections, self.keys = name, connections, keys
+        self.server, self.cluster = server, cluster
+        self.rounds = list[list[float]]()
+
+    def measure(self, seconds: int) -> list[float]:
+        url = f"{self.server.url}/api/v1/protected/test"
+        load = ["wrk", "-t1", f"-c{self.connections}", f"-d{seconds}s"]
+        environ = {**os.environ, "KEYS": str(self.keys)}
+        before = self.processor_times()
+        output = subprocess.run(
+            [*load, "-s", str(BENCHMARKS / "wrk.lua"), url],
+            env=environ,
+            check=True,
+            capture_output=True,
+        )
+        after = self.processor_times()
+        line = output.stdout.decode().split("figures")[1]
+        rate, p50, p99, requests, errors = map(float, line.split())
+        if errors:
+            print(f"{self.name}: {errors:.0f} of {requests:.0f} failed", file=sys.stderr)
+        spent = [1e6 * (b - a) / requests for a, b in zip(before, after, strict=True)]
+        return [rate, p50, p99, *spent]
+
+    def processor_times(self) -> tuple[float, float]:
+        """In seconds: of the service, and of PostgreSQL."""
+        return seconds_of(self.server.pid), seconds_of(self.cluster.pid)
+
+    def medians(self) -> list[float]:
+        return [statistics.median(column) for column in zip(*self.rounds, strict=True)]
+
+
+def seconds_of(pid: int) -> float:
+    """The processor time of a process and its children."""
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    stats = [Path(f"/proc/{process}/stat").read_text() for process in [str(pid), *children]]
+    return sum(sum(map(int, stat.rsplit(")")[1].split()[11:13])) for stat in stats) / HERTZ
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--seconds", type=int, default=3, help="of each round and case")
+    options = parser.parse_args()
+    cluster = Cluster()
+    servers: list[Server] = []
+    with tempfile.TemporaryDirectory() as folder:
+
+        def start(workers: int) -> tuple[Server, Path, Path]:
+            """A server; 0 workers: one on SQLite. With files of one key, and of twenty."""
+            postgres = {"DATABASE_URL": cluster.new_database(), "WEB_CONCURRENCY": str(workers)}
+            place = Path(folder, str(workers))
+            server = Server(place, RATE_LIMITS=LIMIT, **(postgres if workers else {}))
+            servers.append(server.start())
+            keys = [server.new_key() for _ in range(20)]
+            (place / "one").write_text(keys[0])
+            (place / "many").write_text("\n".join(keys))
+            return server, place / "one", place / "many"
+
+        try:
+            cluster.start()
+            sqlite, one, two, four = map(start, (0, 1, 2, 4))
+            cases = [
+                Case("SQLite, 1 worker, 32 connections", sqlite[0], sqlite[1], 32, cluster),
+                Case("PostgreSQL, 1 worker, 32 connections", one[0], one[1], 32, cluster),
+                Case("PostgreSQL, 2 workers, 32 connections", two[0], two[1], 32, cluster),
+                Case("PostgreSQL, 2 workers, 64 connections", two[0], two[1], 64, cluster),
+                Case("PostgreSQL, 2 workers, 64 connections, 20 keys", two[0], two[2], 64, cluster),
+                Case("PostgreSQL, 4 workers, 64 connections", four[0], four[1], 64, cluster),
+                Case("SQLite, 1 worker, 1 connection", sqlite[0], sqlite[1], 1, cluster),
+                Case("PostgreSQL, 1 worker, 1 connection", one[0], one[1], 1, cluster),
+            ]
+            for number in range(options.rounds + 1):
+                for case in cases:
+                    figures = case.measure(options.seconds)
+                    if number:  # the first round warms up
+                        case.rounds.append(figures)
+            report(cases)
+        finally:
+            for server in servers:
+                server.close()
+            time.sleep(0.5)
+            cluster.close()
+
+
+def report(cases: list[Case]) -> None:
+    print(f"{'':48} requests/s   p50 ms   p99 ms   CPU µs   of PostgreSQL")
+    for case in cases:
+        rate, p50, p99, service, postgres = case.medians()
+        print(f"{case.name:48} {rate:10.0f} {p50:8.1f} {p99:8.1f} {service:8.0f} {postgres:8.0f}")
+    sqlite, one, two = (case.medians() for case in cases[:3])
+    ratios = sorted(o[0] / s[0] for s, o in zip(cases[0].rounds, cases[1].rounds, strict=True))
+    print(
+        f"One worker on PostgreSQL: {statistics.median(ratios):.2f} of SQLite's requests a second"
+    )
+    print(
+        f"(by processor time: {sqlite[3] / one[3]:.2f}); two workers' processor time per request:"
+    )
+    print(
+        f"{two[3] / one[3]:.2f} of one's. More than one core is needed to see the throughput grow."
+    )
+
+
+if __name__ == "__main__":
+    main()
