@@ -17,10 +17,10 @@ from werkzeug.test import TestResponse
 import accounts
 import app as service
 import auth
-from storage import background
 import models
 import settings
 from models import ApiKey, HourlyUsage, User
+from storage import background
 
 PASSWORD = secrets.token_urlsafe()
 SECRET = re.compile(r"sk_(?:live|test)_\w{8}_\w{38}")
@@ -136,7 +136,7 @@ def test_taken_name_or_address_is_told(
 ) -> None:
     answer = sign_up(client, "bob", **fields)
     assert answer.status_code == 422
-    assert f'id="{next(iter(fields))}-error" role="alert">This is taken already.' in answer.text
+    assert f'id="{next(iter(fields))}-error" role="alert">This is already taken.' in answer.text
 
 
 def test_two_sign_ups_for_one_name_at_once_make_one_user(app: Flask) -> None:
@@ -145,7 +145,7 @@ def test_two_sign_ups_for_one_name_at_once_make_one_user(app: Flask) -> None:
     ]
     answers = [runner.get() for runner in race]
     assert sorted(answer.status_code for answer in answers) == [303, 422]
-    assert any("This is taken already." in answer.text for answer in answers)
+    assert any("This is already taken." in answer.text for answer in answers)
 
 
 def test_closed_sign_ups_are_gone(config: settings.Settings) -> None:
@@ -290,7 +290,7 @@ def test_profile_cannot_take_what_is_anothers(log_in: LogIn, ada: FlaskClient) -
     form = {"username": "Bob", "email": "ada@example.com"}
     answer = ada.post("/settings/profile", data=form)
     assert answer.status_code == 422
-    assert "This is taken already." in answer.text
+    assert "This is already taken." in answer.text
     assert 'value="Bob"' in answer.text
     assert stored_user("ada")
 
@@ -417,7 +417,7 @@ def test_twenty_sixth_key_is_refused(ada: FlaskClient) -> None:
         create_key(ada)
     answer = create_key(ada)
     assert answer.status_code == 422
-    assert "There are 25 live keys already. Revoke one first." in answer.text
+    assert "You have 25 keys, the maximum." in answer.text
     assert len(stored_keys()) == 25
 
 
