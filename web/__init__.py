@@ -52,7 +52,8 @@ def register(app: Flask) -> None:
     app.jinja_env.trim_blocks = app.jinja_env.lstrip_blocks = True
     app.jinja_env.filters |= {"date_time": date_time, "display": display}
     signups = app.extensions["settings"].signups
-    app.jinja_env.globals |= {"signups": signups, "token": secrets.token_urlsafe, "now": models.now}
+    app.jinja_env.globals |= {"signups": signups, "prefixes": models.PREFIXES}
+    app.jinja_env.globals |= {"token": secrets.token_urlsafe, "now": models.now}
     app.register_blueprint(pages)
 
 

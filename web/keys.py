@@ -37,7 +37,7 @@ def rename(key_id: str) -> ResponseReturnValue:
 
 @pages.get("/<key_id>/<any(rotate, revoke):action>")
 def confirm(key_id: str, action: str) -> str:
-    return render_template(f"{action}.html", key=own_key(key_id))
+    return render_template(f"{action}.html", key=own_key(key_id), graces=GRACES)
 
 
 @pages.post("/<key_id>/rotate")
