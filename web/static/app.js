@@ -56,9 +56,9 @@ async function call(card, path) {
   const key = "public" in card.dataset ? "" : typedKey();
   const started = performance.now();
   if (/[^\x20-\x7e]/.test(key)) return { reason: "This key has a character that no key has." };
-  const options = { headers: key && { "X-API-Key": key }, credentials: "omit", cache: "no-store" };
+  const headers = key ? { "X-API-Key": key } : {};
   try {
-    const response = await fetch(path, options);
+    const response = await fetch(path, { headers, credentials: "omit", cache: "no-store" });
     const text = await response.text();
     const milliseconds = Math.round(performance.now() - started);
     return { response, text, milliseconds, reason: response.ok ? "" : reasonOf(response, text) };
