@@ -21,7 +21,7 @@ RULES = {
         "Enter an address like ada@example.com.",
     ),
     "password": (r"[^\ud800-\udfff]{10,256}", "Use 10 to 256 characters."),  # no lone surrogates
-    "name": (r"\S.{0,63}", "Use 1 to 64 printable characters, the first not a space."),
+    "name": (r"\S.{0,63}", "Give the key a name of 1 to 64 printable characters."),
     "type": ("|".join(PREFIXES), "Choose Development or Production."),
 }
 NOBODY = f"scrypt:32768:8:1${'0' * 16}${'0' * 128}"  # a hash that no password has

@@ -22,6 +22,7 @@ from ratelimit import DEFAULT_TIER, Allowance, Limiter, Quota, Usage
 
 BASE62 = digits + ascii_letters
 ID_LENGTH, SECRET_LENGTH, CHECKSUM_LENGTH = 8, 32, 6
+RANDOM_LENGTH = ID_LENGTH + SECRET_LENGTH
 KEY = re.compile(
     rf"(?:{'|'.join(PREFIXES.values())})([0-9A-Za-z]{{{ID_LENGTH}}})"
     rf"_[0-9A-Za-z]{{{SECRET_LENGTH + CHECKSUM_LENGTH}}}"
@@ -36,28 +37,33 @@ View = Callable[[Key, Allowance], dict[str, object]]
 
 
 def create_key(
-    user: User, name: str, type: str, tier: str = DEFAULT_TIER, expires_at: int | None = None
+    user: User,
+    name: str,
+    type: str,
+    tier: str = DEFAULT_TIER,
+    expires_at: int | None = None,
+    random: str | None = None,
 ) -> tuple[ApiKey, str]:
     """Store a new key; the second value is the key itself, which is stored nowhere.
 
     Raises accounts.Invalid.
     """
     accounts.check(name=name, type=type)
-    random = "".join(secrets.choice(BASE62) for _ in range(ID_LENGTH + SECRET_LENGTH))
-    key_id, secret = random[:ID_LENGTH], random[ID_LENGTH:]
-    key = f"{PREFIXES[type]}{key_id}_{secret}"
-    key += checksum(key)
-    row = ApiKey(id=key_id, user=user, name=name, type=type, tier=tier, digest=digest(key))
-    row.expires_at = expires_at
+    random = random or base62(secrets.randbelow(62**RANDOM_LENGTH), RANDOM_LENGTH)
+    key = full_key(type, random)
+    row = ApiKey(id=random[:ID_LENGTH], user=user, name=name, type=type, tier=tier)
+    row.digest, row.expires_at = digest(key), expires_at
     with models.database.connection_context(), models.database.atomic():
-        User.update(id=User.id).where(User.id == user.id).execute()  # locks the row in PostgreSQL
+        models.lock(user)
         if ApiKey.select().where(ApiKey.user == user, ApiKey.live()).count() >= MAX_LIVE_KEYS:
             raise accounts.Invalid(name=f"You have {MAX_LIVE_KEYS} keys, the maximum.")
         row.save(force_insert=True)
     return row, key
 
 
-def rotate_key(key: ApiKey, grace_seconds: int = GRACE_SECONDS) -> tuple[ApiKey, str]:
+def rotate_key(
+    key: ApiKey, grace_seconds: int = GRACE_SECONDS, random: str | None = None
+) -> tuple[ApiKey, str]:
     """Make a successor of a live key, and end the key when the grace is over.
 
     The successor has the same name, type, tier and lifetime. Raises accounts.Invalid.
@@ -68,13 +74,25 @@ def rotate_key(key: ApiKey, grace_seconds: int = GRACE_SECONDS) -> tuple[ApiKey,
         end = min(key.expires_at or now + grace_seconds, now + grace_seconds)
         if not models.change_key(key.id, expires_at=end):
             raise accounts.Invalid(name="This key has ended; create a new one.")
-        return create_key(key.user, key.name, key.type, key.tier, lifetime and now + lifetime)
+        expires_at = lifetime and now + lifetime
+        return create_key(key.user, key.name, key.type, key.tier, expires_at, random)
+
+
+def full_key(type: str, random: str) -> str:
+    """The key that is made of these random characters."""
+    key = f"{PREFIXES[type]}{random[:ID_LENGTH]}_{random[ID_LENGTH:]}"
+    return key + checksum(key)
 
 
 def checksum(text: str) -> str:
     """CRC-32 in six base62 characters: finds mistyped and made-up keys without the database."""
-    number, characters = zlib.crc32(text.encode()), ""
-    for _ in range(CHECKSUM_LENGTH):
+    return base62(zlib.crc32(text.encode()), CHECKSUM_LENGTH)
+
+
+def base62(number: int, length: int) -> str:
+    """The last digits of the number."""
+    characters = ""
+    for _ in range(length):
         number, index = divmod(number, len(BASE62))
         characters = BASE62[index] + characters
     return characters

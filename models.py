@@ -198,6 +198,11 @@ def revoke_key(key_id: str) -> bool:
     return change_key(key_id, expires_at=moment, revoked_at=moment)
 
 
+def lock(user: User) -> None:
+    """Let nobody else lock this user until the transaction ends; needed in PostgreSQL."""
+    User.update(id=User.id).where(User.id == user.id).execute()
+
+
 def delete_user(user: User) -> None:
     """Delete a user with all keys and their usage.
 

@@ -223,10 +223,10 @@ def test_key_create_gives_the_tier(cli: FlaskCliRunner, ada: User) -> None:
     ("arguments", "message"),
     [
         (("bob", "ci"), "There is no user 'bob'."),
-        (("ada", ""), "name: Use 1 to 64 printable characters, the first not a space."),
-        (("ada", "  "), "name: Use 1 to 64 printable characters, the first not a space."),
-        (("ada", "a" * 65), "name: Use 1 to 64 printable characters, the first not a space."),
-        (("ada", "two\nlines"), "name: Use 1 to 64 printable characters, the first not a space."),
+        (("ada", ""), "name: Give the key a name of 1 to 64 printable characters."),
+        (("ada", "  "), "name: Give the key a name of 1 to 64 printable characters."),
+        (("ada", "a" * 65), "name: Give the key a name of 1 to 64 printable characters."),
+        (("ada", "two\nlines"), "name: Give the key a name of 1 to 64 printable characters."),
         (
             ("ada", "ci", "--tier", "gold"),
             "RATE_LIMITS has no tier 'gold', only free, pro, five, blink.",

@@ -1,23 +1,16 @@
 """The web application: where people sign up, make keys and try the API."""
 
-from __future__ import annotations
+import secrets
+from contextlib import suppress
 
 import gevent
-from flask import (
-    Blueprint,
-    Flask,
-    Request,
-    Response,
-    abort,
-    current_app,
-    g,
-    render_template,
-    request,
-)
+from flask import Blueprint, Flask, Request, Response, current_app, g, render_template, request
 from flask.sessions import SecureCookieSession, SecureCookieSessionInterface
 from flask.typing import ResponseReturnValue
-from werkzeug.exceptions import RequestTimeout
+from peewee import PeeweeException
+from werkzeug.exceptions import RequestTimeout, abort
 
+import models
 from accounts import Invalid
 from protocol.timestamps import date_time, display
 from ratelimit import Limiter
@@ -58,7 +51,9 @@ def register(app: Flask) -> None:
     app.static_folder = "web/static"
     app.jinja_env.trim_blocks = app.jinja_env.lstrip_blocks = True
     app.jinja_env.filters |= {"date_time": date_time, "display": display}
-    app.jinja_env.globals["signups"] = app.extensions["settings"].signups
+    signups = app.extensions["settings"].signups
+    app.jinja_env.globals |= {"signups": signups, "prefixes": models.PREFIXES}
+    app.jinja_env.globals |= {"token": secrets.token_urlsafe, "now": models.now}
     app.register_blueprint(pages)
 
 
@@ -99,14 +94,15 @@ def sent_from_here() -> bool:
 
 
 pages.before_request(people.recognise)
+pages.before_request(people.require_own_form)
 
 
 @pages.errorhandler(Invalid)
 def form_again(invalid: Invalid) -> ResponseReturnValue:
     """The page at the address of the form, with what was typed and what is wrong with it."""
     g.errors = invalid.errors
-    endpoint, _ = current_app.url_map.bind("").match(request.path, "GET")
-    page: str = current_app.view_functions[endpoint]()  # type: ignore[assignment]
+    endpoint, arguments = current_app.url_map.bind("").match(request.path, "GET")
+    page: str = current_app.view_functions[endpoint](**arguments)  # type: ignore[assignment]
     return page, INVALID
 
 
@@ -119,5 +115,8 @@ def finish(response: Response) -> Response:
     if response.mimetype == "text/html":
         response.headers["Cache-Control"] = "no-store"
         if response.status_code >= 400 and response.status_code != INVALID:
+            if "user" not in g:  # there is no such page
+                with suppress(PeeweeException):
+                    people.recognise()
             response.set_data(render_template("error.html", answer=response))
     return response

@@ -1,11 +1,12 @@
 """Signing up, logging in and out, and who is logged in."""
 
+import re
 from hashlib import sha256
 from hmac import compare_digest
 
-from flask import Blueprint, abort, current_app, g, redirect, render_template, request, session
+from flask import Blueprint, current_app, flash, g, redirect, render_template, request, session
 from flask.typing import ResponseReturnValue
-from werkzeug.exceptions import TooManyRequests
+from werkzeug.exceptions import TooManyRequests, abort
 
 import accounts
 from accounts import Invalid
@@ -16,13 +17,14 @@ ATTEMPTS = Quota("attempts of an address", 30, 60)
 SIGN_UPS = Quota("sign-ups of an address", 20, 3600)
 CLAIMS = Quota("sign-ups for a name", 10, 60)
 FAILURES = Quota("wrong passwords of an account", 10, 60)
+OWN_PAGE = re.compile("/settings(/[A-Za-z0-9-]+)*")  # where a log-in may lead: to no other site
 
 pages = Blueprint("people", __name__)
 
 
-@pages.get("/sign-up")
-def sign_up_form() -> str:
-    return render_template("sign-up.html")
+@pages.get("/<any('sign-up', 'log-in'):page>")
+def entrance(page: str) -> str:
+    return render_template(f"{page}.html")
 
 
 @pages.post("/sign-up")
@@ -35,17 +37,12 @@ def sign_up() -> ResponseReturnValue:
     return enter(accounts.create(username, email, password))
 
 
-@pages.get("/log-in")
-def log_in_form() -> str:
-    return render_template("log-in.html")
-
-
 @pages.post("/log-in")
 def log_in() -> ResponseReturnValue:
     throttle(ATTEMPTS, request.remote_addr)
     user = prove(typed("username"), request.form.get("password", ""))
     if not user:
-        raise Invalid(password="The user name or the password is wrong.")
+        raise Invalid(password="The user name, the email or the password is wrong.")
     return enter(user)
 
 
@@ -56,9 +53,11 @@ def log_out() -> ResponseReturnValue:
 
 
 @pages.before_request
-def keep_sign_ups_closed() -> None:
+def lead_past() -> ResponseReturnValue | None:
+    """No sign-up when it is closed, and neither form for somebody who is logged in."""
     if request.path == "/sign-up" and not current_app.extensions["settings"].signups:
         abort(404)
+    return redirect(destination(), 303) if g.user and request.method == "GET" else None
 
 
 def prove(username: str, password: str) -> User | None:
@@ -86,7 +85,18 @@ def enter(user: User) -> ResponseReturnValue:
     """Begin a session of this user, with nothing left of the one before."""
     session.clear()
     session.update(user=user.id, mark=mark(user))
-    return redirect("/settings/security", 303)
+    return redirect(destination(), 303)
+
+
+def lead_to(page: str, message: str) -> ResponseReturnValue:
+    flash(message)
+    return redirect(page, 303)
+
+
+def destination() -> str:
+    """Where a log-in leads: to the page that asked for it, or to the keys."""
+    page = request.args.get("next", "")
+    return page if OWN_PAGE.fullmatch(page) else "/settings/security"
 
 
 def recognise() -> None:
@@ -99,6 +109,13 @@ def recognise() -> None:
             g.user = user
         else:
             session.clear()
+
+
+def require_own_form() -> None:
+    """Refuse a form that was made for another account, in an old tab for example."""
+    account = request.form.get("form", "").partition(".")[0]
+    if request.method == "POST" and g.user and account != str(g.user.id):
+        abort(409)
 
 
 def mark(user: User) -> str:

@@ -1,6 +1,6 @@
-"""Profile Settings: the profile; the password, the keys and what they were used for."""
+"""Profile Settings: the profile; the page of the keys and their usage; the password."""
 
-from flask import Blueprint, abort, flash, g, redirect, render_template, request, session
+from flask import Blueprint, flash, g, redirect, render_template, request, session, url_for
 from flask.typing import ResponseReturnValue
 from peewee import fn
 
@@ -8,22 +8,24 @@ import accounts
 import auth
 import models
 from accounts import Invalid
-from models import HOUR, HOURS, ApiKey, HourlyUsage, User, database
-from web.people import mark, prove, typed
+from models import DAY, HOUR, HOURS, ApiKey, HourlyUsage, User, database
+from web import keys
+from web.people import lead_to, mark, prove, typed
 
 pages = Blueprint("profile", __name__, url_prefix="/settings")
+pages.register_blueprint(keys.pages)
 
 
 @pages.before_request
 def require_log_in() -> ResponseReturnValue | None:
-    return None if g.user else redirect("/log-in", 303)
+    if g.user:
+        return None
+    if request.method == "POST":
+        flash("You are logged out, so nothing was changed.")
+    return redirect(url_for("web.people.entrance", page="log-in", next=request.path), 303)
 
 
 @pages.get("")
-def settings() -> ResponseReturnValue:
-    return redirect("/settings/profile")
-
-
 @pages.get("/profile")
 def profile() -> str:
     return render_template("profile.html")
@@ -35,19 +37,23 @@ def save_profile() -> ResponseReturnValue:
     accounts.check(username=username, email=email)
     g.user.username, g.user.email = username, email
     accounts.save(g.user)
-    flash("Your profile is saved.")
-    return redirect("/settings/profile", 303)
+    return lead_to("/settings/profile", "Your profile is saved.")
 
 
 @pages.get("/security")
-@pages.get("/security/keys")
 @pages.get("/security/password")
-def security() -> str:
+@pages.get("/security/keys")
+@pages.get("/security/keys/<key_id>")
+def security(key_id: str = "") -> str:
+    """The live keys and those that expired in the last week, their usage, and the password."""
+    expired = ApiKey.revoked_at.is_null() & (ApiKey.expires_at > models.now() - 7 * DAY)
+    order = ApiKey.created_at.desc(), fn.LOWER(ApiKey.name), ApiKey.id
     with database.connection_context():
-        keys = list(g.user.keys.where(ApiKey.live()).order_by(ApiKey.created_at, ApiKey.id))
-        windows = {key.id: auth.guard().allowance(key) for key in keys}
-        page = {"keys": keys, "windows": windows, "hours": hourly_requests(g.user)}
-    return render_template("security.html", prefixes=models.PREFIXES, **page)
+        listed = list(g.user.keys.where(ApiKey.live() | expired).order_by(*order))
+        windows = {key.id: auth.guard().allowance(key) for key in listed}
+        hours = hourly_requests(g.user)
+    page = {"keys": listed, "windows": windows, "hours": hours, "renamed": key_id}
+    return render_template("security.html", lifetimes=keys.LIFETIMES, **page)
 
 
 def hourly_requests(user: User) -> dict[int, int]:
@@ -69,8 +75,8 @@ def change_password() -> ResponseReturnValue:
         raise Invalid(current="This is not your current password.")
     replace_password(user, accounts.hash_password(new))
     session["mark"] = mark(user)
-    flash("Your password is changed, and you are logged out everywhere else.")
-    return redirect("/settings/security", 303)
+    words = "Your password is changed, and you are logged out everywhere else."
+    return lead_to("/settings/security", words)
 
 
 def replace_password(user: User, password_hash: str) -> None:
@@ -80,22 +86,3 @@ def replace_password(user: User, password_hash: str) -> None:
         if not query.where(User.id == user.id, User.password_hash == user.password_hash).execute():
             raise Invalid(current="Your password has just been changed.")
     user.password_hash = password_hash
-
-
-@pages.post("/security/keys")
-def create_key() -> str:
-    """The only answer that ever holds the secret."""
-    key, secret = auth.create_key(g.user, typed("name"), typed("type"))
-    return render_template("key.html", key=key, secret=secret)
-
-
-@pages.post("/security/keys/<key_id>/revoke")
-def revoke_key(key_id: str) -> ResponseReturnValue:
-    with database.connection_context():
-        key = ApiKey.get_or_none(ApiKey.id == key_id, ApiKey.user == g.user)
-        if not key:
-            abort(404)
-        models.revoke_key(key_id)  # a second click finds it revoked, which is no error
-    auth.guard().forget()
-    flash(f"The key {key.name} is revoked.")
-    return redirect("/settings/security", 303)

@@ -1,36 +1,44 @@
-// The console, and the Copy buttons. Everything else on these pages works without a script.
+// The console, Try it and Copy. Everything else on these pages works without a script.
 "use strict";
 
 const LOG_LINES = 50; // kept per socket
+const SEND_SECONDS = 30; // in which a form that is on its way is not sent again
 const SHOWN_HEADERS = /^(ratelimit|x-ratelimit|retry-after|www-authenticate)/;
-const OK = 200;
-const key = document.querySelector("input#key");
+const UNREACHABLE = "The server cannot be reached.";
+const CLOSED = {
+  1001: "The server is stopping.",
+  1006: "The connection was lost.",
+  1008: "The key has been revoked or has expired.",
+  1009: "The message was too large.",
+};
+const source = document.getElementById("key"); // the field of the console, or a new key
+
+// The answer to a form becomes an ordinary page of the history: Reload, Back and Forward send
+// nothing again.
+const page = document.querySelector("[data-address]");
+history.replaceState(null, "", page ? page.dataset.address : location.href);
+
+// However slow the server, a second click does not send a form again.
+let busyUntil = 0;
+addEventListener("pageshow", () => (busyUntil = 0));
+addEventListener("submit", (event) => {
+  if (event.target.method !== "post") return;
+  if (event.timeStamp < busyUntil) event.preventDefault();
+  else busyUntil = event.timeStamp + SEND_SECONDS * 1000;
+});
 
 for (const button of document.querySelectorAll("[data-copy]")) {
   button.addEventListener("click", () => copy(button));
 }
 
-// After the page with a new key, a reload would send the form again and make one more key.
-const address = document.querySelector("[data-address]");
-if (address) history.replaceState(null, "", address.dataset.address);
-
-// A double click is one click: a form is not sent twice within two seconds.
-let patience = 0;
-addEventListener("submit", (event) => {
-  if (event.timeStamp < patience) event.preventDefault();
-  else if (event.target.method === "post") patience = event.timeStamp + 2000;
-});
-
-/** Copy the text of the element that the button names, and say so on the button. */
+/** Copy the text of the element that the button names, and say on the button how it went. */
 async function copy(button) {
-  const source = document.getElementById(button.dataset.copy);
-  getSelection().selectAllChildren(source);
-  try {
-    await navigator.clipboard.writeText(source.textContent);
-  } catch {
-    document.execCommand("copy"); // without https, browsers offer nothing else
-  }
-  rename(button, "Copied");
+  const element = document.getElementById(button.dataset.copy);
+  getSelection().selectAllChildren(element);
+  const written = navigator.clipboard?.writeText(element.textContent);
+  // Without https browsers have no clipboard, and some still have the command.
+  const copied = (await written?.then(() => true, () => false)) || document.execCommand("copy");
+  rename(button, copied ? "Copied" : "Press Ctrl+C");
   setTimeout(() => rename(button, "Copy"), 2000);
 }
 
@@ -39,57 +47,88 @@ function rename(button, word) {
   button.textContent = word;
 }
 
-/** Call an endpoint with the key of the page and show what comes back. */
-async function ask(card, path) {
+function typedKey() {
+  return (source.value ?? source.textContent).trim();
+}
+
+/** Ask the API, with the key of the page unless the card is public; never fails. */
+async function call(card, path) {
+  const key = "public" in card.dataset ? "" : typedKey();
   const started = performance.now();
-  card.querySelector(".answer").hidden = false;
-  card.querySelector(".answer .status").textContent = "Asking…";
-  const headers = key.value && !("public" in card.dataset) ? { "X-API-Key": key.value.trim() } : {};
-  let response, body;
+  if (/[^\x20-\x7e]/.test(key)) return { reason: "This key has a character that no key has." };
+  const headers = key ? { "X-API-Key": key } : {};
   try {
-    response = await fetch(path, { headers, credentials: "omit", cache: "no-store" });
-    body = await response.text();
+    const response = await fetch(path, { headers, credentials: "omit", cache: "no-store" });
+    const text = await response.text();
+    const milliseconds = Math.round(performance.now() - started);
+    return { response, text, milliseconds, reason: response.ok ? "" : reasonOf(response, text) };
   } catch {
-    const reason = "The server cannot be reached, or the key has characters that no header can carry.";
-    return showAnswer(card, "No answer", reason, false);
+    return { reason: UNREACHABLE };
   }
-  const duration = Math.round(performance.now() - started);
+}
+
+/** One sentence about what is wrong. */
+function reasonOf(response, text) {
+  const { code, detail = "This answer is not from the API." } = parse(text) ?? {};
+  const wait = response.headers.get("Retry-After");
+  if (code === "missing_api_key") return "Enter an API key first.";
+  return wait ? `${detail} Try again in ${wait} s.` : detail;
+}
+
+function parse(text) {
+  try {
+    return JSON.parse(text);
+  } catch {
+    return null;
+  }
+}
+
+/** Call the endpoint of a card and show what comes back; of two clicks, the later one counts. */
+async function tryIt(card) {
+  const turn = (card.turn = {});
+  show(card, "Waiting for the answer…", "", "");
+  const { response, text, milliseconds, reason } = await call(card, card.dataset.path);
+  if (card.turn !== turn) return;
+  if (!response) return show(card, `No answer: ${reason}`, "", "bad");
   const lines = [...response.headers].filter(([name]) => SHOWN_HEADERS.test(name));
   const head = lines.map(([name, value]) => `${name}: ${value}\n`).join("");
-  const status = `${response.status} ${response.statusText} in ${duration} ms`;
-  showAnswer(card, status, `${head}${head && "\n"}${pretty(body)}`, response.status === OK);
+  const body = parse(text) ? JSON.stringify(parse(text), null, 2) : text;
+  const status = `${response.status} ${reason || "OK"} (${milliseconds} ms)`;
+  show(card, status, head ? `${head}\n${body}` : body, response.ok ? "good" : "bad");
+  showAllowance(card, response.headers);
 }
 
-/** Put a status and a text into the answer of a card. */
-function showAnswer(card, status, text, good) {
-  const answer = card.querySelector(".answer");
-  const line = answer.querySelector(".status");
+function show(card, status, text, mood) {
+  const line = card.querySelector(".answer .status");
   line.textContent = status;
-  line.classList.toggle("good", good);
-  line.classList.toggle("bad", !good);
-  answer.querySelector("pre").textContent = text;
+  line.className = `status ${mood}`;
+  card.querySelector(".answer pre").textContent = text;
+  card.querySelector(".answer pre").hidden = !text;
+  card.querySelector(".allowance").hidden = true;
+  card.querySelector(".answer").hidden = false;
 }
 
-function pretty(body) {
-  try {
-    return JSON.stringify(JSON.parse(body), null, 2);
-  } catch {
-    return body;
-  }
+/** Draw the limit headers, if there are any. */
+function showAllowance(card, headers) {
+  const [limit, left] = ["limit", "remaining"].map((n) => Number(headers.get(`x-ratelimit-${n}`)));
+  const [meter, words] = card.querySelector(".allowance").children;
+  meter.max = limit || 1;
+  meter.high = meter.max * 0.8;
+  meter.optimum = 0;
+  meter.value = limit - left;
+  words.textContent = `${limit - left} of ${limit} requests used`;
+  card.querySelector(".allowance").hidden = !limit;
 }
 
-/** One WebSocket's card: connect, disconnect, send, and a log of what was said. */
+/** One WebSocket's card: connect, disconnect, send, and a log of the messages. */
 class Line {
   constructor(card) {
     this.card = card;
     this.button = card.querySelector("[data-connect]");
     this.status = card.querySelector(".status");
     this.log = card.querySelector(".log");
-    this.button.addEventListener("click", () => {
-      if (this.opened) this.socket.close();
-      else if (this.socket) this.cancel();
-      else this.connect();
-    });
+    this.clock = card.querySelector(".clock");
+    this.button.addEventListener("click", () => (this.socket ? this.leave() : this.connect()));
     card.querySelector("form")?.addEventListener("submit", (event) => {
       event.preventDefault();
       this.send(event.target.querySelector("input").value);
@@ -97,82 +136,94 @@ class Line {
   }
 
   connect() {
-    const query = this.card.id === "time" ? `?api_key=${encodeURIComponent(key.value.trim())}` : "";
-    const origin = location.origin.replace("http", "ws");
-    this.card.querySelector(".answer").hidden = true;
+    const query = this.clock ? `?api_key=${encodeURIComponent(typedKey())}` : "";
+    const address = location.origin.replace("http", "ws") + this.card.dataset.path + query;
+    this.log.replaceChildren();
+    this.log.hidden = true;
     this.opened = false;
-    this.say("Connecting…", "Disconnect");
-    this.socket = new WebSocket(`${origin}${this.card.dataset.path}${query}`);
+    this.say("Connecting…", "Cancel");
+    this.socket = new WebSocket(address);
     this.socket.onopen = () => {
       this.opened = true;
       this.say("Connected", "Disconnect", "good");
     };
-    this.socket.onmessage = ({ data }) => this.note(data, "in");
+    this.socket.onmessage = ({ data }) => this.receive(data);
     this.socket.onclose = ({ code }) => this.closed(code);
   }
 
-  cancel() {
-    this.socket.onclose = null;
+  /** Close from this side; there is nothing to explain. */
+  leave() {
+    this.socket.onclose = this.socket.onmessage = null;
     this.socket.close();
-    this.socket = null;
-    this.say("Not connected", "Connect");
+    this.end(this.opened ? "Disconnected" : "Not connected");
   }
 
   send(text) {
     if (!this.socket) this.connect();
+    const { socket } = this;
     const deliver = () => {
-      this.socket.send(text);
+      socket.send(text);
       this.note(text, "out");
     };
     if (this.opened) deliver();
-    else this.socket.addEventListener("open", deliver, { once: true });
+    else socket.addEventListener("open", deliver, { once: true });
+  }
+
+  receive(data) {
+    const { type, formatted } = parse(data);
+    this.note(data, "in");
+    if (type !== "time_update") return;
+    this.clock.hidden = false;
+    this.clock.textContent = formatted;
+    this.clock.classList.toggle("tick"); // starts the other one of two equal animations
   }
 
   closed(code) {
-    const reasons = {
-      1001: ": the server is going away",
-      1006: ": the connection broke",
-      1008: ": the key was revoked",
-      1009: ": the message was too large",
-    };
-    this.socket = null;
-    if (this.opened) {
-      this.opened = false;
-      return this.say(`Disconnected, code ${code}${reasons[code] ?? ""}`, "Connect");
-    }
-    const question =
-      "Refused. A browser does not tell why, so here is what /protected/test says. " +
-      "If that is 200, too many sockets of this key are open.";
-    this.say(this.card.id === "time" ? question : "Refused", "Connect", "bad");
-    if (this.card.id === "time") ask(this.card, "/api/v1/protected/test");
+    if (this.opened) return this.end(`${CLOSED[code] ?? "The server closed the connection."} (${code})`, "bad");
+    this.refused();
   }
 
-  say(status, action, mood = "") {
-    this.status.textContent = status;
+  /** A browser does not tell why it was refused, so the REST API is asked. */
+  async refused() {
+    this.end("Finding out what is wrong…");
+    const { reason } = await call(this.card, this.card.dataset.check);
+    if (this.socket) return; // somebody tries again
+    this.end(reason || "Too many sockets are open. Close one and try again.", "bad");
+  }
+
+  end(words, mood = "") {
+    this.socket = null;
+    this.opened = false;
+    if (this.clock) this.clock.hidden = true;
+    this.say(words, "Connect", mood);
+  }
+
+  say(words, action, mood = "") {
+    this.status.textContent = words;
     this.status.className = `status needs-script ${mood}`;
     this.button.textContent = action;
   }
 
+  /** Add a line to the log, which stays where it is while somebody reads above. */
   note(text, direction) {
+    const { log } = this;
+    const atEnd = log.scrollTop + log.clientHeight >= log.scrollHeight - 10;
     const entry = document.createElement("p");
     entry.className = direction;
     entry.textContent = text;
-    this.log.hidden = false;
-    this.log.append(entry);
-    while (this.log.childElementCount > LOG_LINES) this.log.firstElementChild.remove();
-    this.log.scrollTop = this.log.scrollHeight;
+    log.hidden = false;
+    log.append(entry);
+    while (log.childElementCount > LOG_LINES) log.firstElementChild.remove();
+    if (atEnd) log.scrollTop = log.scrollHeight;
   }
 }
 
-if (key) {
-  const show = document.getElementById("show");
-  show.addEventListener("click", () => {
-    const shown = key.type === "password";
-    key.type = shown ? "text" : "password";
-    show.textContent = shown ? "Hide" : "Show";
-  });
-  for (const card of document.querySelectorAll(".endpoint")) {
-    card.querySelector("[data-try]").addEventListener("click", () => ask(card, card.dataset.path));
-  }
-  for (const card of document.querySelectorAll(".socket")) new Line(card);
+for (const card of document.querySelectorAll(".endpoint")) {
+  card.querySelector("[data-try]").addEventListener("click", () => tryIt(card));
 }
+for (const card of document.querySelectorAll(".socket")) new Line(card);
+
+document.getElementById("show")?.addEventListener("click", ({ target }) => {
+  source.type = source.type === "password" ? "text" : "password";
+  target.textContent = source.type === "password" ? "Show" : "Hide";
+});
