@@ -325,7 +325,7 @@ DEBUG = "Error: only --host and --port are supported: this is not Flask's server
         ("run --debug", DEBUG),
         ("--debug run", DEBUG),
         ("run --reload", DEBUG),
-        ("run --port 70000", "PORT must be a whole number from 1 to 65535, not '70000'"),
+        ("run --port 70000", "PORT: must be a whole number from 1 to 65535, not '70000'"),
     ],
 )
 def test_other_options_of_flask_run_are_refused(
