@@ -118,6 +118,19 @@ class TestBodies:
         assert answer.status == expected
         assert answer.headers["Connection"].lower() == "close"
 
+    @pytest.mark.parametrize("path", ["/log-in", "/sign-up"])
+    def test_client_that_resets_in_the_middle_of_a_form_is_no_bug(
+        self, start_server: StartServer, path: str
+    ) -> None:
+        server = start_server()
+        for _ in range(20):
+            with RawSocket(server.port) as client:
+                client.sock.setsockopt(*RESET)
+                client.send(request_bytes(path, {"Host": "a", "Content-Length": "8"}, "POST"))
+                client.send(b"name")
+        assert latencies(server, 3)
+        assert "Traceback" not in server.log()
+
     @pytest.mark.parametrize("headers", [CHUNKED, HUGE], ids=["chunks", "10 GB"])
     def test_stop_during_bodies_without_end_loses_no_count(
         self, start_server: StartServer, headers: dict[str, str]
