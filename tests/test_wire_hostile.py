@@ -350,6 +350,22 @@ class TestSockets:
             eventually(open_100, 5)
         assert processor_seconds(server.worker_pid) - before < 3
 
+    @pytest.mark.parametrize("opcode", [PONG, CONTINUATION])
+    def test_frames_of_a_client_that_left_are_not_all_handled(
+        self, start_patched: StartPatched, opcode: int
+    ) -> None:
+        """Its kernel goes on sending; only what is sent to it shows that nobody is there."""
+        server = start_patched("from protocol import websocket; websocket.PING_SECONDS = 0.5")
+        flood = frame(opcode, b"", fin=opcode == PONG) * 5000
+        with RawSocket(server.port) as client:
+            client.open(ECHO).send(frame(TEXT, b"", fin=False))
+            client.sock.setblocking(False)
+            unsent = memoryview(flood)
+            with contextlib.suppress(BlockingIOError):
+                while True:
+                    unsent = unsent[client.sock.send(unsent) :] or memoryview(flood)
+        eventually(lambda: server.log_lines(": 1006"), 10)
+
     def test_garbage_after_the_handshake_is_no_bug(self, server: Server) -> None:
         logged = len(server.log())
         for _ in range(200):
