@@ -13,6 +13,7 @@ import os
 import random
 import signal
 import sqlite3
+import subprocess
 import sys
 import tempfile
 import threading
@@ -62,11 +63,16 @@ def totals(server: Server) -> int:
 
 
 def stop(server: Server, how: signal.Signals) -> int:
-    """SIGHUP goes to the whole group, as from a terminal that is closed."""
-    if how != signal.SIGHUP:
-        return server.stop(how)[0]
-    os.killpg(server.pid, how)
-    return server.wait()
+    """Returns the exit status. SIGHUP goes to the group, as from a terminal that is closed."""
+    try:
+        if how != signal.SIGHUP:
+            return server.stop(how)[0]
+        os.killpg(server.pid, how)
+        return server.wait()
+    except subprocess.TimeoutExpired:
+        print("still running:", server.log()[-2000:], server.worker_pids, flush=True)
+        server.close()
+        return -1
 
 
 def stop_under_load(server: Server, key: str, how: signal.Signals, attackers: int) -> list[str]:

@@ -61,6 +61,7 @@ def register(app: Flask) -> None:
     """Turn every error under /api/ into a problem; errors elsewhere stay as they are."""
     app.register_error_handler(HTTPException, _http_error)
     app.register_error_handler(PeeweeException, _database_error)
+    app.register_error_handler(ConnectionError, _client_left)
     app.register_error_handler(Exception, _bug)
 
 
@@ -80,6 +81,11 @@ def _database_error(error: Exception) -> HTTPException:
         return _http_error(BadRequest())
     models.outage.note(error)
     return _http_error(ServiceUnavailable(retry_after=1))
+
+
+def _client_left(error: ConnectionError) -> tuple[str, int]:
+    """The client left in the middle of its request: this is no bug, and nobody reads this."""
+    return "", 400
 
 
 def _bug(error: Exception) -> HTTPException:

@@ -8,7 +8,9 @@ queues messages without limit and writes to the socket without a lock.
 import os
 import re
 import socket
+import time
 from collections.abc import Iterator
+from contextlib import suppress
 from enum import IntEnum
 from types import SimpleNamespace
 from typing import Any
@@ -30,7 +32,7 @@ HANDSHAKE = {
 }
 NONCE = re.compile("[A-Za-z0-9+/]{22}==")  # 16 bytes in base64
 MAX_MESSAGE_BYTES = 65_536
-PING_SECONDS = 25  # without a word from the client, after which it is pinged
+PING_SECONDS = 25  # between pings
 STALLED_SECONDS = 10  # for which a client may leave a ping unanswered, or a frame unread
 CLOSE_SECONDS = 0.8  # for which a client may take to read a close frame
 
@@ -96,6 +98,7 @@ class WebSocket:
         self._sock, self._wire = server.sock, server.ws
         self._greenlet = gevent.getcurrent()
         self._unsent = memoryview(b"")
+        self._ping_at = time.monotonic() + PING_SECONDS
         if early := server.environ["wsgi.input"].read():  # frames that came with the handshake
             self._wire.receive_data(early)
 
@@ -160,13 +163,15 @@ class WebSocket:
             self._wire.receive_data(self._read() or None)
 
     def _read(self) -> bytes:
-        try:
-            self._sock.settimeout(PING_SECONDS)
-            return bytes(self._sock.recv(READ_BYTES))
-        except TimeoutError:
-            self.send(self._wire.send(events.Ping()))
-            self._sock.settimeout(STALLED_SECONDS)
-            return bytes(self._sock.recv(READ_BYTES))
+        """Read, and ping the client every PING_SECONDS: if it is gone, that fails."""
+        with suppress(TimeoutError):
+            if (wait := self._ping_at - time.monotonic()) > 0:
+                self._sock.settimeout(wait)
+                return bytes(self._sock.recv(READ_BYTES))
+        self._ping_at = time.monotonic() + PING_SECONDS
+        self.send(self._wire.send(events.Ping()))
+        self._sock.settimeout(STALLED_SECONDS)
+        return bytes(self._sock.recv(READ_BYTES))
 
     def _flush(self) -> None:
         self._sock.settimeout(STALLED_SECONDS)
