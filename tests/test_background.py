@@ -15,11 +15,11 @@ from flask.testing import FlaskClient
 
 import app as service
 import models
-from storage.background import Background
-from protocol.websocket import REVOKED
 from conftest import NewKey
 from models import ApiKey, HourlyUsage, Outage
+from protocol.websocket import REVOKED
 from settings import Settings
+from storage.background import Background
 
 NOON = 1_795_262_400  # 2026-11-21T12:00:00Z
 HOUR = 3600

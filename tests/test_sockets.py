@@ -12,8 +12,8 @@ from simple_websocket import Server
 from wsproto.connection import Connection, ConnectionType
 from wsproto.utilities import LocalProtocolError
 
-from protocol.websocket import Channel, Closed
 from protocol.problems import Problem
+from protocol.websocket import Channel, Closed
 from rawsocket import CLOSE, RawSocket
 from sockets import Crowd, serve
 

@@ -5,9 +5,8 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
-import pytest
-
 import metronome
+import pytest
 from metronome import QUIET, REACH, TICKS, Metronome
 
 NOON = 1_795_262_400  # 2026-11-21T12:00:00Z
