@@ -36,7 +36,7 @@ FORMS = [
     "/settings/security/keys",
     "/settings/security/keys/{key}",
     "/settings/security/keys/{key}/revoke",
-    "/settings/security/keys/{key}/rotate",
+    "/settings/security/keys/{key}/successor",
 ]
 
 LogIn = Callable[[str], FlaskClient]
@@ -89,8 +89,15 @@ def log_in_as(browser: FlaskClient, username: str, password: str = PASSWORD) -> 
     return browser.post("/log-in", data={"username": username, "password": password})
 
 
-def create_key(browser: FlaskClient, name: str = "ci", type: str = "production") -> TestResponse:
-    return browser.post("/settings/security/keys", data={"name": name, "type": type})
+def create_key(
+    browser: FlaskClient, name: str = "ci", type: str = "production", **fields: str
+) -> TestResponse:
+    data = {"name": name, "type": type} | fields
+    return browser.post("/settings/security/keys", data=data)
+
+
+def path_of(number: int) -> str:
+    return f"/settings/security/keys/{stored_keys()[number].id}"
 
 
 def secret_in(response: TestResponse) -> str:
@@ -177,6 +184,8 @@ def test_closed_sign_ups_are_gone(config: settings.Settings) -> None:
         config.__class__(**vars(config) | {"signups": False})
     ).test_client()
     assert "Sign up" not in browser.get("/log-in").text
+    assert "sign up" not in browser.get("/").text.lower()
+    assert '<a href="/log-in">Log in</a> to create a key.' in browser.get("/").text
     assert browser.get("/sign-up").status_code == 404
     assert sign_up(browser, "ada").status_code == 404
     assert stored_user("ada") is None
@@ -540,6 +549,180 @@ def test_chart_shows_24_hours_of_all_keys_of_the_user(log_in: LogIn, ada: FlaskC
     assert page.count("<td>30</td>") == 1
 
 
+def test_key_can_be_renamed(ada: FlaskClient) -> None:
+    header = {"X-API-Key": secret_in(create_key(ada, "ci"))}
+    ada.get("/api/v1/protected/test", headers=header)
+    answer = ada.post(path_of(0), data={"name": "cd"}, follow_redirects=True)
+    assert "The key ci is now named cd." in answer.text
+    body = ada.get("/api/v1/protected/test", headers=header).get_json()
+    assert body["api_key_name"] == "cd"
+
+
+def test_bad_new_name_comes_back_in_its_row_only(ada: FlaskClient) -> None:
+    create_key(ada, "ci")
+    answer = ada.post(path_of(0), data={"name": ""})
+    assert answer.status_code == 422
+    assert 'id="rename-error"' in answer.text
+    assert 'id="name-error"' not in answer.text
+    assert stored_keys()[0].name == "ci"
+
+
+@pytest.mark.parametrize(("choice", "days"), [("30 days", 30), ("90 days", 90), ("1 year", 365)])
+def test_key_ends_when_it_was_told_to(ada: FlaskClient, choice: str, days: int) -> None:
+    create_key(ada, expires=choice)
+    [key] = stored_keys()
+    assert key.expires_at - key.created_at == days * models.DAY
+
+
+def test_key_without_a_choice_never_ends(ada: FlaskClient) -> None:
+    create_key(ada)
+    assert stored_keys()[0].expires_at is None
+
+
+def test_end_that_is_not_in_the_list_is_refused(ada: FlaskClient) -> None:
+    assert create_key(ada, expires="2 days").status_code == 400
+    assert stored_keys() == []
+
+
+@pytest.mark.parametrize(("grace", "seconds"), [({}, 86400), ({"grace": "now"}, 0)])
+def test_rotated_key_ends_after_the_grace(
+    ada: FlaskClient, grace: dict[str, str], seconds: int
+) -> None:
+    create_key(ada, "ci")
+    answer = ada.post(path_of(0) + "/successor", data=grace)
+    old, new = sorted(stored_keys(), key=lambda key: key.expires_at is None)
+    assert secret_in(answer)[8:16] == new.id
+    assert (new.name, new.type, new.expires_at) == (old.name, old.type, None)
+    assert 0 <= old.expires_at - old.created_at - seconds <= 1
+
+
+def test_key_that_was_rotated_now_is_refused_now(ada: FlaskClient) -> None:
+    header = {"X-API-Key": secret_in(create_key(ada, "ci"))}
+    assert ada.get("/api/v1/protected/test", headers=header).status_code == 200
+    ada.post(path_of(0) + "/successor", data={"grace": "now"})
+    assert ada.get("/api/v1/protected/test", headers=header).status_code == 401
+
+
+@pytest.mark.parametrize("form", ["", "/successor", "/revoke"])
+def test_key_of_another_cannot_be_changed(log_in: LogIn, ada: FlaskClient, form: str) -> None:
+    create_key(ada)
+    before = snapshot()
+    bob = log_in("bob")
+    assert bob.post(path_of(0) + form, data={"name": "mine"}).status_code == 404
+    assert [row for row in snapshot() if row in before] == before
+
+
+@pytest.mark.parametrize("action", ["rotate", "revoke"])
+def test_key_of_another_is_not_spoken_of(log_in: LogIn, ada: FlaskClient, action: str) -> None:
+    create_key(ada)
+    assert log_in("bob").get(f"{path_of(0)}/{action}").status_code == 404
+
+
+@pytest.mark.parametrize("action", ["rotate", "revoke"])
+def test_ended_key_is_not_asked_about(ada: FlaskClient, action: str) -> None:
+    create_key(ada, "ci")
+    ada.post(f"{path_of(0)}/revoke")
+    page = ada.get(f"{path_of(0)}/{action}").text
+    assert "The key ci is revoked" in page
+    assert "<button class" not in page.partition("<main")[2]
+
+
+def test_keys_of_one_second_are_in_the_order_of_their_names(ada: FlaskClient) -> None:
+    for name in ["b", "C", "a"]:
+        create_key(ada, name)
+    with models.database.connection_context():
+        ApiKey.update(created_at=models.now()).execute()
+    page = ada.get("/settings/security").text
+    assert re.findall('<th scope="row">(.)', page)[:3] == ["a", "b", "C"]
+
+
+def test_last_key_that_was_revoked_is_not_called_none_yet(ada: FlaskClient) -> None:
+    create_key(ada)
+    page = ada.post(f"{path_of(0)}/revoke", follow_redirects=True).text
+    assert "You have no API keys." in page
+
+
+# One form, one account, one key
+
+
+@pytest.mark.parametrize("path", FORMS)
+def test_form_of_another_account_changes_nothing(
+    log_in: LogIn, ada: FlaskClient, path: str
+) -> None:
+    create_key(ada)
+    log_in("bob")
+    before = snapshot()
+    form = {"username": "mallory", "email": "m@example.com", "name": "m", "type": "production"}
+    form |= {"password": "another password", "current": PASSWORD}
+    for account in ["2", "", "1x", "-1"]:
+        data = form | {"form": f"{account}.token"}
+        answer = ada.post(path.format(key=stored_keys()[0].id), data=data)
+        assert answer.status_code == 409
+        assert "made for another account. You are now logged in as ada." in answer.text
+    assert snapshot() == before
+    assert is_logged_in(ada)
+
+
+def test_form_after_the_log_out_changes_nothing_and_says_so(
+    ada: FlaskClient, client: FlaskClient
+) -> None:
+    answer = client.post("/settings/security/keys", data={"form": "1.token", "name": "ci"})
+    assert answer.location == "/log-in?next=/settings/security/keys"
+    assert "You are logged out, so nothing was changed." in client.get(answer.location).text
+
+
+def test_same_form_again_shows_the_same_key(ada: FlaskClient) -> None:
+    data = {"form": "1.token", "name": "ci", "type": "production"}
+    answers = [ada.post("/settings/security/keys", data=data) for _ in range(2)]
+    assert secret_in(answers[0]) == secret_in(answers[1])
+    assert len(stored_keys()) == 1
+
+
+def test_same_form_of_the_last_allowed_key_shows_it_again(ada: FlaskClient) -> None:
+    for _ in range(24):
+        create_key(ada)
+    data = {"form": "1.token", "name": "ci", "type": "production"}
+    answers = [ada.post("/settings/security/keys", data=data) for _ in range(2)]
+    assert secret_in(answers[0]) == secret_in(answers[1])
+
+
+def test_same_form_of_a_rotation_shows_the_same_successor(ada: FlaskClient) -> None:
+    create_key(ada)
+    data = {"form": "1.token", "grace": "now"}
+    path = path_of(0) + "/successor"
+    answers = [ada.post(path, data=data) for _ in range(2)]
+    assert secret_in(answers[0]) == secret_in(answers[1])
+    assert len(stored_keys()) == 2
+
+
+def test_same_form_later_shows_no_key_and_makes_none(ada: FlaskClient) -> None:
+    data = {"form": "1.token", "name": "ci", "type": "production"}
+    ada.post("/settings/security/keys", data=data)
+    with models.database.connection_context():
+        ApiKey.update(created_at=models.now() - 61).execute()
+    answer = ada.post("/settings/security/keys", data=data, follow_redirects=True)
+    assert "This form has already made the key ci." in answer.text
+    assert not SECRET.search(answer.text)
+    assert len(stored_keys()) == 1
+
+
+@pytest.mark.parametrize(
+    "change", [{"form": "1.other"}, {"name": "cd"}, {"type": "development"}, {"expires": "1 year"}]
+)
+def test_another_form_makes_another_key(ada: FlaskClient, change: dict[str, str]) -> None:
+    data = {"form": "1.token", "name": "ci", "type": "production"}
+    for form in [data, data | change]:
+        ada.post("/settings/security/keys", data=form)
+    assert len(stored_keys()) == 2
+
+
+def test_forms_of_a_page_have_tokens_of_their_own(ada: FlaskClient) -> None:
+    create_key(ada)
+    tokens = re.findall('name="form" value="(.*?)"', ada.get("/settings/security").text)
+    assert len(tokens) == len(set(tokens)) == 4
+    assert {token.partition(".")[0] for token in tokens} == {"1"}
+
+
 # Other sites, and forms nobody should send
 
 
@@ -640,6 +823,14 @@ def test_everything_has_the_security_headers(client: FlaskClient, path: str) -> 
 @pytest.mark.parametrize("path", ["/", "/settings/profile", "/settings/security"])
 def test_pages_of_a_user_are_not_stored(ada: FlaskClient, path: str) -> None:
     assert ada.get(path).headers["Cache-Control"] == "no-store"
+
+
+@pytest.mark.parametrize(
+    "path", ["/", "/log-in", "/nowhere", "/settings/profile", "/settings/security"]
+)
+def test_every_page_says_what_it_is(ada: FlaskClient, client: FlaskClient, path: str) -> None:
+    browser = client if path == "/log-in" else ada
+    assert re.search('<meta name="description" content=".{40,160}">', browser.get(path).text)
 
 
 @pytest.mark.parametrize("path", ["/", "/sign-up", "/settings/profile", "/settings/security"])

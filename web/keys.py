@@ -40,7 +40,7 @@ def confirm(key_id: str, action: str) -> str:
     return render_template(f"{action}.html", key=own_key(key_id), graces=GRACES)
 
 
-@pages.post("/<key_id>/rotate")
+@pages.post("/<key_id>/successor")
 def rotate(key_id: str) -> ResponseReturnValue:
     grace = GRACES[typed("grace") or "in 24 hours"]
     return show_once(lambda random: auth.rotate_key(own_key(key_id), grace, random))

@@ -44,6 +44,7 @@ def save_profile() -> ResponseReturnValue:
 @pages.get("/security/password")
 @pages.get("/security/keys")
 @pages.get("/security/keys/<key_id>")
+@pages.get("/security/keys/<key_id>/successor")
 def security(key_id: str = "") -> str:
     """The live keys and those that expired in the last week, their usage, and the password."""
     expired = ApiKey.revoked_at.is_null() & (ApiKey.expires_at > models.now() - 7 * DAY)

@@ -15,8 +15,7 @@ const source = document.getElementById("key"); // the field of the console, or a
 
 // The answer to a form becomes an ordinary page of the history: Reload, Back and Forward send
 // nothing again.
-const page = document.querySelector("[data-address]");
-history.replaceState(null, "", page ? page.dataset.address : location.href);
+history.replaceState(null, "", location.href);
 
 // However slow the server, a second click does not send a form again.
 let busyUntil = 0;
