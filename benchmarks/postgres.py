@@ -2,13 +2,14 @@
 
     python benchmarks/postgres.py [--rounds 7] [--seconds 3]
 
-Needs requirements-dev.txt, wrk, and PostgreSQL's binaries. It starts a PostgreSQL server of its own. Nothing
-is pinned to a core: the service, PostgreSQL and the load share the machine. All servers stay up;
-they are measured in turn, round after round, and the medians count.
+Needs requirements-dev.txt, wrk, and PostgreSQL's binaries; it starts a PostgreSQL server of its own.
+Nothing is pinned to a core: the service, PostgreSQL and the load share the machine. All servers
+stay up; they are measured in turn, round after round, and the medians count.
 """
 
 import argparse
 import os
+import signal
 import statistics
 import subprocess
 import sys
@@ -73,6 +74,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--seconds", type=int, default=3, help="of each round and case")
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that nothing is left running
     cluster = Cluster()
     servers: list[Server] = []
     with tempfile.TemporaryDirectory() as folder:
@@ -83,7 +85,7 @@ def main() -> None:
             place = Path(folder, str(workers))
             server = Server(place, RATE_LIMITS=LIMIT, **(postgres if workers else {}))
             servers.append(server.start())
-            keys = [server.new_key() for _ in range(20)]
+            keys = [server.new_key() for _ in range(20 if workers == 2 else 1)]
             (place / "one").write_text(keys[0])
             (place / "many").write_text("\n".join(keys))
             return server, place / "one", place / "many"
