@@ -50,8 +50,12 @@ class Cluster:
         file.write_text(self.password)
         file.chmod(0o644)  # in a directory that is for its owner only
         how = ["--auth-local=trust", "--auth-host=scram-sha-256", f"--pwfile={file}"]
-        self._run("initdb", "-D", self._data, "-U", "demo", "--no-sync", *how)
         self._process: subprocess.Popen[bytes] | None = None
+        try:
+            self._run("initdb", "-D", self._data, "-U", "demo", "--no-sync", *how)
+        except AssertionError:
+            self.close()
+            raise
 
     @property
     def pid(self) -> int:
