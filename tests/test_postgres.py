@@ -443,6 +443,8 @@ class TestOutage:
             started = time.monotonic()
             assert ask(two, TEST, key).status == 503
             assert time.monotonic() - started < 1
+            waiting = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
+            eventually(lambda: query(two, waiting) == [(0,)])
         eventually(lambda: ask(two, TEST, key).status == 200, 2)
 
     def test_given_a_table_that_is_locked_then_few_server_processes_pile_up(
@@ -470,7 +472,7 @@ class TestCopy:
     """`flask db copy`: a SQLite file that a service has used, into PostgreSQL."""
 
     @pytest.fixture
-    def used(self, tmp_path: Path) -> Iterator[Server]:
+    def used(self, tmp_path: Path) -> Server:
         """A stopped service on SQLite, with two users, and keys in all states."""
         server = Server(tmp_path / "used", RATE_LIMITS=LIMITS).start()
         for name in ("ada", "eve"):
