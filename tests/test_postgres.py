@@ -472,19 +472,23 @@ class TestCopy:
     """`flask db copy`: a SQLite file that a service has used, into PostgreSQL."""
 
     @pytest.fixture
-    def used(self, tmp_path: Path) -> Server:
+    def used(self, tmp_path: Path) -> Iterator[Server]:
         """A stopped service on SQLite, with two users, and keys in all states."""
         server = Server(tmp_path / "used", RATE_LIMITS=LIMITS).start()
-        for name in ("ada", "eve"):
-            server.new_user(name)
-        for name, tier in (("ada", "free"), ("ada", "five"), ("eve", "free")):
-            key = server.flask("key", "create", name, "k", "--type", "production", "--tier", tier)
-            server.env[f"KEY_{name}_{tier}"] = key.strip()
-        for _ in range(4):
-            assert ask(server, TEST, server.env["KEY_ada_five"]).status == 200
-        server.flask("key", "revoke", server.env["KEY_eve_free"][8:16])
-        server.stop()
-        return server
+        try:
+            for name in ("ada", "eve"):
+                server.new_user(name)
+            for name, tier in (("ada", "free"), ("ada", "five"), ("eve", "free")):
+                options = ["--type", "production", "--tier", tier]
+                key = server.flask("key", "create", name, "k", *options)
+                server.env[f"KEY_{name}_{tier}"] = key.strip()
+            for _ in range(4):
+                assert ask(server, TEST, server.env["KEY_ada_five"]).status == 200
+            server.flask("key", "revoke", server.env["KEY_eve_free"][8:16])
+            server.stop()
+            yield server
+        finally:
+            server.close()
 
     def test_given_a_used_file_then_users_keys_and_counts_go_on(
         self, used: Server, database: str
@@ -503,7 +507,6 @@ class TestCopy:
         assert ask(used, TEST, used.env["KEY_eve_free"]).status == 401
         used.new_user("next")  # with an id of its own
         assert len(used.flask("user", "list").splitlines()) == 3
-        used.close()
 
     def test_given_a_target_with_data_then_one_line_and_nothing_is_copied(
         self, used: Server, database: str
