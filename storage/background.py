@@ -14,7 +14,7 @@ import models
 from models import HOUR, HOURS, ApiKey
 from ratelimit import Spent
 from settings import Settings
-from storage.postgres import DELETE_HOURS
+from storage.postgres import DELETE_HOURS, Postgres
 
 log = logging.getLogger(__name__)
 
@@ -35,10 +35,12 @@ class Background:
 
     def __init__(self, app: Flask) -> None:
         self._guard, self._sockets = app.extensions["guard"], app.extensions["sockets"]
-        self._database: Any = models.database.obj
-        self._thread = None
-        if isinstance(self._database, SqliteDatabase):
-            self._database = SqliteDatabase(self._database.database, **models.SQLITE_OPTIONS)
+        if url := app.extensions["settings"].postgres:
+            # A connection of its own: requests would wait while it connects to a frozen server.
+            self._database, self._thread = Postgres(url, connections=1), None
+        else:
+            file = models.database.database
+            self._database = SqliteDatabase(file, **models.SQLITE_OPTIONS)
             self._thread = ThreadPool(1)
         self.stopping = Event()
 

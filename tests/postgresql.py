@@ -83,10 +83,11 @@ class Cluster:
 
     def kill(self) -> None:
         """As at a lack of memory: every process ends at once."""
-        for pid in self.freeze():
+        for pid in (pids := self.freeze()):
             os.kill(pid, signal.SIGKILL)
         assert self._process
         self._process.wait(timeout=20)
+        eventually(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids), 20)
 
     def freeze(self) -> list[int]:
         """Stop all its processes; the kernel goes on accepting connections and data for them."""
