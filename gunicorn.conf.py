@@ -48,7 +48,7 @@ def on_starting(server: Arbiter) -> None:
         )
     if service.postgres:  # several workers that cannot start would end gunicorn with a traceback
         check = "import models, settings; models.init(settings.load())"
-        if status := subprocess.run([sys.executable, "-c", check]).returncode:
+        if status := subprocess.run([sys.executable, "-c", check], cwd=settings.HERE).returncode:
             sys.exit(status)
 
 

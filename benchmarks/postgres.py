@@ -2,13 +2,14 @@
 
     python benchmarks/postgres.py [--rounds 7] [--seconds 3]
 
-Needs requirements-dev.txt, wrk, and PostgreSQL's binaries. It starts a PostgreSQL server of its own. Nothing
-is pinned to a core: the service, PostgreSQL and the load share the machine. All servers stay up;
-they are measured in turn, round after round, and the medians count.
+Needs requirements-dev.txt, wrk, and PostgreSQL's binaries; it starts a PostgreSQL of its own.
+Nothing is pinned to a core: the service, PostgreSQL and the load share the machine. All servers
+stay up; they are measured in turn, round after round, and the medians count.
 """
 
 import argparse
 import os
+import signal
 import statistics
 import subprocess
 import sys
@@ -62,10 +63,10 @@ class Case:
 
 
 def seconds_of(pid: int) -> float:
-    """The processor time of a process and its children."""
+    """The processor time of a process and its children, also of those that have ended."""
     children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
     stats = [Path(f"/proc/{process}/stat").read_text() for process in [str(pid), *children]]
-    return sum(sum(map(int, stat.rsplit(")")[1].split()[11:13])) for stat in stats) / HERTZ
+    return sum(sum(map(int, stat.rsplit(")")[1].split()[11:15])) for stat in stats) / HERTZ
 
 
 def main() -> None:
@@ -73,6 +74,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--seconds", type=int, default=3, help="of each round and case")
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that nothing is left running
     cluster = Cluster()
     servers: list[Server] = []
     with tempfile.TemporaryDirectory() as folder:
@@ -83,7 +85,7 @@ def main() -> None:
             place = Path(folder, str(workers))
             server = Server(place, RATE_LIMITS=LIMIT, **(postgres if workers else {}))
             servers.append(server.start())
-            keys = [server.new_key() for _ in range(20)]
+            keys = [server.new_key() for _ in range(20 if workers == 2 else 1)]
             (place / "one").write_text(keys[0])
             (place / "many").write_text("\n".join(keys))
             return server, place / "one", place / "many"
@@ -119,17 +121,16 @@ def report(cases: list[Case]) -> None:
     for case in cases:
         rate, p50, p99, service, postgres = case.medians()
         print(f"{case.name:48} {rate:10.0f} {p50:8.1f} {p99:8.1f} {service:8.0f} {postgres:8.0f}")
-    sqlite, one, two = (case.medians() for case in cases[:3])
-    ratios = sorted(o[0] / s[0] for s, o in zip(cases[0].rounds, cases[1].rounds, strict=True))
-    print(
-        f"One worker on PostgreSQL: {statistics.median(ratios):.2f} of SQLite's requests a second"
-    )
-    print(
-        f"(by processor time: {sqlite[3] / one[3]:.2f}); two workers' processor time per request:"
-    )
-    print(
-        f"{two[3] / one[3]:.2f} of one's. More than one core is needed to see the throughput grow."
-    )
+    rate, time = ratio(cases[1], cases[0], 0), [ratio(case, cases[1], 3) for case in cases[2:4]]
+    print(f"One worker on PostgreSQL makes {rate:.2f} of SQLite's requests a second.")
+    print("Two workers' processor time per request, of one worker's at 32 connections:")
+    print(f"{time[0]:.2f} at 32, {time[1]:.2f} at 64 connections.")
+
+
+def ratio(case: Case, other: Case, column: int) -> float:
+    """The median of the ratios in each round, as the machine's other load changes."""
+    pairs = zip(case.rounds, other.rounds, strict=True)
+    return statistics.median(mine[column] / others[column] for mine, others in pairs)
 
 
 if __name__ == "__main__":

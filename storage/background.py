@@ -14,7 +14,7 @@ from peewee import SqliteDatabase, chunked
 import models
 from models import HOUR, HOURS, ApiKey, User
 from ratelimit import Spent
-from storage.postgres import DELETE_HOURS
+from storage.postgres import DELETE_HOURS, Postgres
 
 log = logging.getLogger(__name__)
 
@@ -35,13 +35,16 @@ class Background:
 
     def __init__(self, app: Flask) -> None:
         self._guard, self._sockets = app.extensions["guard"], app.extensions["sockets"]
-        self._database: Any = models.database.obj
+        self._database: Any
         self._thread = self._file = None
-        if isinstance(self._database, SqliteDatabase):
-            self._database = SqliteDatabase(
-                self._database.database, timeout=models.BUSY_SECONDS, **models.SQLITE_OPTIONS
-            )
-            self._thread, self._file = ThreadPool(1), app.extensions["settings"].sqlite
+        config = app.extensions["settings"]
+        if config.postgres:
+            # A connection of its own: requests would wait while it connects to a frozen server.
+            self._database = Postgres(config.postgres, connections=1)
+        else:
+            options = {"timeout": models.BUSY_SECONDS, **models.SQLITE_OPTIONS}
+            self._database = SqliteDatabase(models.database.database, **options)
+            self._thread, self._file = ThreadPool(1), config.sqlite
         self.stopping = Event()
 
     def run(self) -> None:

@@ -20,8 +20,8 @@ from playhouse.pool import MaxConnectionsExceeded, PooledPostgresqlDatabase
 
 from ratelimit import NOTHING, Allowance, Limiter, Quota, Spent, Usage
 
-CONNECTIONS = 4  # of a process, at most, and one more for counting
-PATIENCE_SECONDS = 0.4  # for a connection, and again for an answer
+CONNECTIONS = 4  # of a process for requests; one more counts, and one is for the background
+PATIENCE_SECONDS = 0.6  # for a connection, and again for an answer; a busy machine needs 0.4
 
 Hit = tuple[str, Quota, int]  # a key, its quota, the cost
 

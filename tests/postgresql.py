@@ -50,8 +50,12 @@ class Cluster:
         file.write_text(self.password)
         file.chmod(0o644)  # in a directory that is for its owner only
         how = ["--auth-local=trust", "--auth-host=scram-sha-256", f"--pwfile={file}"]
-        self._run("initdb", "-D", self._data, "-U", "demo", "--no-sync", *how)
         self._process: subprocess.Popen[bytes] | None = None
+        try:
+            self._run("initdb", "-D", self._data, "-U", "demo", "--no-sync", *how)
+        except AssertionError:
+            self.close()
+            raise
 
     @property
     def pid(self) -> int:
@@ -79,10 +83,11 @@ class Cluster:
 
     def kill(self) -> None:
         """As at a lack of memory: every process ends at once."""
-        for pid in self.freeze():
+        for pid in (pids := self.freeze()):
             os.kill(pid, signal.SIGKILL)
         assert self._process
         self._process.wait(timeout=20)
+        eventually(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids), 20)
 
     def freeze(self) -> list[int]:
         """Stop all its processes; the kernel goes on accepting connections and data for them."""

@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -40,7 +39,7 @@ def shared(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     try:
         yield running.start()
         running.close(signal.SIGTERM)
-        assert not re.search("unavailable|Traceback|ERROR", running.log())
+        assert "Traceback" not in running.log()
     finally:
         running.close()
 
@@ -396,6 +395,17 @@ class TestOutage:
         assert own_cluster.password not in server.log()
         assert "Traceback" not in server.log()
 
+    def test_given_a_restart_while_nobody_asks_then_it_is_not_noticed(
+        self, own_cluster: Cluster, start_server: StartServer
+    ) -> None:
+        server = start_server(DATABASE_URL=own_cluster.new_database(), WEB_CONCURRENCY="2")
+        key = server.new_key()
+        assert {ask(server, TEST, key).status for _ in range(8)} == {200}
+        own_cluster.stop()
+        own_cluster.start()
+
+        assert {ask(server, TEST, key).status for _ in range(8)} == {200}
+
     def test_given_no_database_then_public_answers_go_on_and_new_workers_serve(
         self, own_cluster: Cluster, start_server: StartServer
     ) -> None:
@@ -433,6 +443,8 @@ class TestOutage:
             started = time.monotonic()
             assert ask(two, TEST, key).status == 503
             assert time.monotonic() - started < 1
+            waiting = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
+            eventually(lambda: query(two, waiting) == [(0,)])
         eventually(lambda: ask(two, TEST, key).status == 200, 2)
 
     def test_given_a_table_that_is_locked_then_few_server_processes_pile_up(
@@ -463,16 +475,20 @@ class TestCopy:
     def used(self, tmp_path: Path) -> Server:
         """A stopped service on SQLite, with two users, and keys in all states."""
         server = Server(tmp_path / "used", RATE_LIMITS=LIMITS).start()
-        for name in ("ada", "eve"):
-            server.new_user(name)
-        for name, tier in (("ada", "free"), ("ada", "five"), ("eve", "free")):
-            key = server.flask("key", "create", name, "k", "--type", "production", "--tier", tier)
-            server.env[f"KEY_{name}_{tier}"] = key.strip()
-        for _ in range(4):
-            assert ask(server, TEST, server.env["KEY_ada_five"]).status == 200
-        server.flask("key", "revoke", server.env["KEY_eve_free"][8:16])
-        server.stop()
-        return server
+        try:
+            for name in ("ada", "eve"):
+                server.new_user(name)
+            for name, tier in (("ada", "free"), ("ada", "five"), ("eve", "free")):
+                options = ["--type", "production", "--tier", tier]
+                key = server.flask("key", "create", name, "k", *options)
+                server.env[f"KEY_{name}_{tier}"] = key.strip()
+            for _ in range(4):
+                assert ask(server, TEST, server.env["KEY_ada_five"]).status == 200
+            server.flask("key", "revoke", server.env["KEY_eve_free"][8:16])
+            server.stop()
+            yield server
+        finally:
+            server.close()
 
     def test_given_a_used_file_then_users_keys_and_counts_go_on(
         self, used: Server, database: str
@@ -491,7 +507,6 @@ class TestCopy:
         assert ask(used, TEST, used.env["KEY_eve_free"]).status == 401
         used.new_user("next")  # with an id of its own
         assert len(used.flask("user", "list").splitlines()) == 3
-        used.close()
 
     def test_given_a_target_with_data_then_one_line_and_nothing_is_copied(
         self, used: Server, database: str
