@@ -472,7 +472,7 @@ class TestCopy:
     """`flask db copy`: a SQLite file that a service has used, into PostgreSQL."""
 
     @pytest.fixture
-    def used(self, tmp_path: Path) -> Server:
+    def used(self, tmp_path: Path) -> Iterator[Server]:
         """A stopped service on SQLite, with two users, and keys in all states."""
         server = Server(tmp_path / "used", RATE_LIMITS=LIMITS).start()
         try:
