@@ -61,6 +61,7 @@ descriptions = Blueprint("descriptions", __name__)
 def create_app(config: settings.Settings | None = None) -> Flask:
     """Build the application; raises SettingsError."""
     config = config or settings.load()
+    launch.replace_flask_run(config.port)
     models.init(config, must_answer=False)
 
     app = Service(__name__)

@@ -10,20 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import click
-import flask.cli
-from click.core import ParameterSource
 from flask import Flask, current_app
 from flask.cli import AppGroup
-from flask.helpers import get_debug_flag
 from peewee import PeeweeException
 
 import accounts
 import auth
 import models
-import settings
 from models import ApiKey, User, database
 from protocol.timestamps import date_time
-from server import launch
 from storage import copy
 
 SECRET = re.compile(r"sk_(live|test)_[^\s']+")
@@ -50,31 +45,13 @@ class Commands(AppGroup):
 users = Commands("user", help="Create, list, change and delete users.")
 keys = Commands("key", help="Create, list, change, rotate and revoke API keys.")
 databases = Commands("db", help="Move from SQLite to PostgreSQL.")
-password_stdin = click.option(
-    "--password-stdin", is_flag=True, help="Read the password from standard input."
-)
+password_stdin = click.option("--password-stdin", is_flag=True, help="Read it from standard input.")
 as_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON array.")
 
 
 def register(app: Flask) -> None:
-    """Add the commands; within `flask run`, become the real server."""
     for commands in (users, keys, databases):
         app.cli.add_command(commands)
-    context = click.get_current_context(silent=True)
-    if context and context.command is flask.cli.run_command:
-        run(context, app.extensions["settings"].port)
-
-
-def run(context: click.Context, port: int) -> None:
-    """`flask run`: Flask's own server would save no counts, and log the keys in URLs."""
-    source = context.get_parameter_source
-    given = {name for name in context.params if source(name) != ParameterSource.DEFAULT}
-    if get_debug_flag() or given - {"host", "port"}:
-        message = "only --host and --port are supported: this is not Flask's server"
-        raise click.ClickException(message)
-    if "port" in given:
-        port = settings.load({**os.environ, "PORT": str(context.params["port"])}).port
-    launch.serve(launch.listen(context.params["host"], port))
 
 
 class Duration(click.ParamType):  # type: ignore[type-arg]

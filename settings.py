@@ -42,9 +42,9 @@ class SettingsError(SystemExit):
 class Settings:
     """All settings; `load` holds the defaults."""
 
-    port: int
     sqlite: Path  # the database file, unless `postgres` is set
     postgres: str | None = field(repr=False)  # the URL, with its password
+    port: int
     secret_key: str | None = field(repr=False)
     quotas: dict[str, Quota]
     max_sockets: int
@@ -64,14 +64,12 @@ def load(environ: Mapping[str, str] = os.environ) -> Settings:
     """Read the settings; raises SettingsError for the first wrong one."""
     read = partial(_read, environ)
     platform = next(filter(environ.get, PLATFORM_HOPS), None)
-    sqlite, postgres = read("DATABASE_URL", f"{SQLITE}demo.db", _database)
     return Settings(
+        *read("DATABASE_URL", f"{SQLITE}demo.db", _database),
         port=read("PORT", "8000", whole(1, 65535)),
-        sqlite=sqlite,
-        postgres=postgres,
         secret_key=read("SECRET_KEY", "", _secret),
         quotas=read("RATE_LIMITS", "free=1000/hour,pro=10000/hour", parse_quotas),
-        max_sockets=min(read("MAX_SOCKETS", "5000", whole(0)), max(0, file_limit() - SPARE_FILES)),
+        max_sockets=read("MAX_SOCKETS", "5000", _sockets),
         max_sockets_per_caller=read("MAX_SOCKETS_PER_CALLER", "100", whole(0)),
         signups=read("SIGNUPS", "open", _is_open),
         proxy_hops=read("PROXY_HOPS", str(PLATFORM_HOPS.get(platform or "", 0)), whole(0, 10)),
@@ -96,6 +94,10 @@ def whole(low: int, high: int = 10**6) -> Callable[[str], int]:
         return int(text)
 
     return parse
+
+
+def _sockets(text: str) -> int:
+    return min(whole(0)(text), max(0, file_limit() - SPARE_FILES))
 
 
 def _secret(text: str) -> str | None:

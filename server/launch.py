@@ -5,6 +5,11 @@ import secrets
 import socket
 import sys
 
+import click
+import flask.cli
+from click.core import ParameterSource
+from flask.helpers import get_debug_flag
+
 import accounts
 import auth
 import models
@@ -32,10 +37,24 @@ def main() -> None:
     listener = listen("127.0.0.1", config.port)
     models.init(config)
     with models.database.connection_context():
-        first = not User.select().exists()
-    if first:
-        welcome(f"http://127.0.0.1:{config.port}")
+        if not User.select().exists():
+            welcome(f"http://127.0.0.1:{config.port}")
     serve(listener)
+
+
+def replace_flask_run(port: int) -> None:
+    """Serve in place of `flask run`, which would save no counts, and log the keys in URLs."""
+    context = click.get_current_context(silent=True)
+    if not context or context.command is not flask.cli.run_command:
+        return
+    source = context.get_parameter_source
+    given = {name for name in context.params if source(name) != ParameterSource.DEFAULT}
+    if get_debug_flag() or given - {"host", "port"}:
+        message = "only --host and --port are supported: this is not Flask's server"
+        raise click.ClickException(message)
+    if "port" in given:
+        port = settings.load({**os.environ, "PORT": str(context.params["port"])}).port
+    serve(listen(context.params["host"], port))
 
 
 def listen(host: str, port: int) -> socket.socket:
