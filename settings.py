@@ -23,6 +23,7 @@ MAX_BODY_BYTES = 16 * 1024  # of a request; forms are small, and the API takes n
 MIN_FILES = 128  # open files without which the server cannot work
 SPARE_FILES = 256  # open files kept for requests, the database and logs, not for WebSockets
 SQLITE = "sqlite:///"
+DEMO = f"{SQLITE}demo.db"
 # libpq repeats parts of a URL that it cannot read, so such URLs are refused before it sees them.
 ENCODED = r"(?:[^\s:/@%?#]|%[0-9a-fA-F]{2})"
 POSTGRES = re.compile(
@@ -65,7 +66,8 @@ def load(environ: Mapping[str, str] = os.environ) -> Settings:
     read = partial(_read, environ)
     platform = next(filter(environ.get, PLATFORM_HOPS), None)
     return Settings(
-        *read("DATABASE_URL", f"{SQLITE}demo.db", _database),
+        sqlite=read("DATABASE_URL", DEMO, _sqlite),
+        postgres=read("DATABASE_URL", DEMO, _postgres),
         port=read("PORT", "8000", whole(1, 65535)),
         secret_key=read("SECRET_KEY", "", _secret),
         quotas=read("RATE_LIMITS", "free=1000/hour,pro=10000/hour", parse_quotas),
@@ -112,10 +114,15 @@ def _is_open(text: str) -> bool:
     return text == "open"
 
 
-def _database(url: str) -> tuple[Path, str | None]:
-    """The SQLite file, and the PostgreSQL URL that replaces it, if there is one."""
+def _postgres(url: str) -> str | None:
+    """The URL, if it is one of PostgreSQL, as libpq spells it."""
+    return url.replace("postgres://", "postgresql://", 1) if POSTGRES.fullmatch(url) else None
+
+
+def _sqlite(url: str) -> Path:
+    """The file of a SQLite URL; not used with a URL of PostgreSQL."""
     if POSTGRES.fullmatch(url):
-        return Path(), url.replace("postgres://", "postgresql://", 1)
+        return Path()
     if not url.startswith(SQLITE) or url == SQLITE or ":memory:" in url:
         # The URL may hold a password, so it is not repeated.
         raise ValueError(
@@ -125,7 +132,7 @@ def _database(url: str) -> tuple[Path, str | None]:
     path = HERE / url.removeprefix(SQLITE)  # the same file, from whatever folder a command runs
     if path.is_dir() or not os.access(path.parent, os.W_OK | os.X_OK):
         raise ValueError(f"{path} cannot be created or opened")
-    return path, None
+    return path
 
 
 def warnings(settings: Settings) -> list[str]:
