@@ -38,6 +38,7 @@ def visit(page: Any) -> None:
     try_console(page, key)
     page.screenshot(path=HERE / "console.png")
     page.goto("/settings/security")
+    page.get_by_role("link", name="Revoke").click()
     page.get_by_role("button", name="Revoke").click()
     page.get_by_text("is revoked").wait_for()
 
@@ -55,6 +56,10 @@ def create_key(page: Any) -> str:
     page.get_by_label("Type").select_option("Production")
     page.get_by_role("button", name="Create key").click()
     key: str = page.locator("#key").inner_text()
+    page.get_by_role("button", name="Try it").click()
+    page.get_by_text("200 OK").wait_for()
+    page.mouse.move(0, 0)
+    page.set_viewport_size({"width": 1000, "height": 1000})
     return key
 
 
