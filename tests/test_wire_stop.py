@@ -33,6 +33,7 @@ from serving import (
     clean_environment,
     eventually,
     free_port,
+    heed_hangups,
     serve_command,
 )
 
@@ -312,6 +313,11 @@ class TestHangUp:
         assert "Traceback" not in server.log()
 
 
+def take_terminal() -> None:
+    heed_hangups()
+    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+
+
 @contextlib.contextmanager
 def on_terminal(command: str, environment: dict[str, str]) -> Iterator[int]:
     """Run a shell on a terminal of its own; yields the end where its output is read."""
@@ -324,7 +330,7 @@ def on_terminal(command: str, environment: dict[str, str]) -> Iterator[int]:
         stdout=its_end,
         stderr=its_end,
         start_new_session=True,
-        preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+        preexec_fn=take_terminal,
     )
     os.close(its_end)
     try:
