@@ -21,6 +21,7 @@ import auth
 import models
 import settings
 from models import ApiKey, HourlyUsage, User
+from ratelimit import Limiter
 from storage import background
 
 PASSWORD = secrets.token_urlsafe()
@@ -60,6 +61,8 @@ class Browser(FlaskClient):
 @pytest.fixture
 def app(app: Flask) -> Flask:
     app.test_client_class = Browser
+    started = time.time()
+    app.extensions["throttles"] = Limiter(clock=lambda: started)  # no minute turns in a test
     return app
 
 
