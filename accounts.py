@@ -1,4 +1,4 @@
-"""Users: what their names and addresses may be, and their passwords."""
+"""Users: their names, addresses and passwords, and what may be typed for each field."""
 
 import re
 from collections.abc import Callable
@@ -68,10 +68,9 @@ def save(user: User) -> User:
 
 def find(name: str) -> User | None:
     """The user with this user name or email address, ignoring case."""
-    name = name.lower()
     with database.connection_context():
         found: User | None = User.get_or_none(
-            (fn.LOWER(User.username) == name) | (fn.LOWER(User.email) == name)
+            (fn.LOWER(User.username) == fn.LOWER(name)) | (fn.LOWER(User.email) == fn.LOWER(name))
         )
     return found
 

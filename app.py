@@ -61,7 +61,7 @@ descriptions = Blueprint("descriptions", __name__)
 def create_app(config: settings.Settings | None = None) -> Flask:
     """Build the application; raises SettingsError."""
     config = config or settings.load()
-    launch.replace_flask_run(config.port)
+    launch.replace_flask_run(config.port)  # under `flask run` it does not return
     models.init(config, must_answer=False)
 
     app = Service(__name__)
@@ -86,7 +86,7 @@ def make_guard(config: settings.Settings) -> auth.Guard:
 
 
 def __getattr__(name: str) -> Any:
-    """`app.app`, for `gunicorn app:app` and `flask`; made when it is first asked for."""
+    """`app.app`, for `gunicorn app:app` and `flask`: a new app each time."""
     if name == "app":
         return create_app()
     raise AttributeError(name)
@@ -129,8 +129,10 @@ def protected_test(key: Key, allowance: Allowance) -> dict[str, object]:
 @require_api_key
 def user_me(key: Key, allowance: Allowance) -> dict[str, object]:
     with models.database.connection_context():
-        user = User.get_by_id(key.user_id)
-        key_count = ApiKey.select().where(ApiKey.user == user, ApiKey.live()).count()
+        user = User.get_or_none(User.id == key.user_id)
+        key_count = ApiKey.select().where(ApiKey.user == key.user_id, ApiKey.live()).count()
+    if user is None:
+        raise auth.bad_key()  # deleted since the key was looked up
     return {
         "user_id": user.id,
         "username": user.username,

@@ -23,7 +23,7 @@ from ratelimit import DEFAULT_TIER, Allowance, Limiter, Quota, Usage
 BASE62 = digits + ascii_letters
 ID_LENGTH, SECRET_LENGTH, CHECKSUM_LENGTH = 8, 32, 6
 RANDOM_LENGTH = ID_LENGTH + SECRET_LENGTH
-KEY = re.compile(
+KEY_FORMAT = re.compile(
     rf"(?:{'|'.join(PREFIXES.values())})([0-9A-Za-z]{{{ID_LENGTH}}})"
     rf"_[0-9A-Za-z]{{{SECRET_LENGTH + CHECKSUM_LENGTH}}}"
 )
@@ -71,8 +71,8 @@ def rotate_key(
     now = models.now()
     lifetime = key.expires_at and key.expires_at - key.created_at
     with models.database.connection_context(), models.database.atomic():
-        end = min(key.expires_at or now + grace_seconds, now + grace_seconds)
-        if not models.change_key(key.id, expires_at=end):
+        end = now + grace_seconds
+        if not models.change_key(key.id, expires_at=min(key.expires_at or end, end)):
             raise accounts.Invalid(name="This key has ended; create a new one.")
         expires_at = lifetime and now + lifetime
         return create_key(key.user, key.name, key.type, key.tier, expires_at, random)
@@ -103,6 +103,11 @@ def digest(key: str) -> str:
     return sha256(key.encode()).hexdigest()
 
 
+def bad_key() -> Problem:
+    """The same response for every kind of bad key."""
+    return Problem(401, "invalid_api_key", "This API key is not valid.", headers=CHALLENGE)
+
+
 class Guard:
     """Checks keys and counts their requests; remembers for a second the keys that it has seen."""
 
@@ -112,7 +117,7 @@ class Guard:
         self.limiter = limiter
         self._quotas, self._find_key = quotas, find_key
         self._known: dict[str, Key] = {}  # by digest
-        self._forget_at = 0.0
+        self._forget_at = 0.0  # the background forgets more often, unless the database fails
 
     def check(self, presented: str | None) -> Key:
         """The key that was presented, if it is good; raises Problem 401, or PeeweeException."""
@@ -120,7 +125,7 @@ class Guard:
             raise Problem(401, "missing_api_key", "Send your key in X-API-Key.", headers=CHALLENGE)
         key = self.find(presented)
         if not key:
-            raise Problem(401, "invalid_api_key", "This API key is not valid.", headers=CHALLENGE)
+            raise bad_key()
         return key
 
     def find(self, presented: str) -> Key | None:
@@ -137,7 +142,7 @@ class Guard:
         self._forget_at = time.monotonic() + REMEMBER_SECONDS
 
     def _look_up(self, presented: str, fingerprint: str) -> Key | None:
-        found = KEY.fullmatch(presented)
+        found = KEY_FORMAT.fullmatch(presented)
         if not found or checksum(presented[:-CHECKSUM_LENGTH]) != presented[-CHECKSUM_LENGTH:]:
             return None
         key = self._find_key(found[1])
@@ -156,10 +161,10 @@ class Guard:
         request.environ[ALLOWANCE] = allowance = self.allowance(key, cost)
         if allowance.accepted:
             return allowance
-        (tier, limit, _), reset = allowance.quota, date_time(allowance.reset)
-        detail = f"All {limit} requests of this window are used up."
+        quota, reset = allowance.quota, date_time(allowance.reset)
+        detail = f"All {quota.limit} requests of this window are used up."
         retry = {"Retry-After": str(allowance.seconds_left)}
-        members = {"type": QUOTA_EXCEEDED, "violated-policies": [tier], "reset_time": reset}
+        members = {"type": QUOTA_EXCEEDED, "violated-policies": [quota.tier], "reset_time": reset}
         raise Problem(429, "rate_limited", detail, headers=retry, **members)
 
 

@@ -9,8 +9,9 @@ from gunicorn.arbiter import Arbiter
 
 import settings
 from server.log import Log
-from server.worker import Worker
+from server.worker import Worker, respect_nohup
 
+respect_nohup()
 settings.raise_file_limit()
 service = settings.load()
 if not service.secret_key:
@@ -36,8 +37,6 @@ sendfile = False  # it would pass the worker's way to send a response in one pie
 # Only PROXY_HOPS says whom to trust; gunicorn itself takes nothing from forwarding headers.
 forwarded_allow_ips, forwarder_headers = "*", ""
 secure_scheme_headers: dict[str, str] = {}
-if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:  # started with nohup
-    Arbiter.SIGNALS = [number for number in Arbiter.SIGNALS if number != signal.SIGHUP]
 
 
 def on_starting(server: Arbiter) -> None:
@@ -46,7 +45,9 @@ def on_starting(server: Arbiter) -> None:
         raise settings.SettingsError(
             "--workers and --worker-class cannot be set: one worker of our own keeps the counts"
         )
-    if service.postgres:  # several workers that cannot start would end gunicorn with a traceback
+    # Several workers that cannot start would end gunicorn with a traceback, so the database is
+    # tried here; in a new process, because gevent's patches must come before peewee's import.
+    if service.postgres:
         check = "import models, settings; models.init(settings.load())"
         if status := subprocess.run([sys.executable, "-c", check], cwd=settings.HERE).returncode:
             sys.exit(status)
@@ -59,7 +60,7 @@ def post_fork(server: Arbiter, worker: Worker) -> None:
 
 
 def on_reload(server: Arbiter) -> None:
-    """Stop if this SIGHUP means that the terminal was closed."""
+    """Stop instead, if this SIGHUP came because the terminal was closed."""
     if server.in_terminal and not os.isatty(0):
         raise StopIteration
 

@@ -135,7 +135,8 @@ def init(settings: Settings, must_answer: bool = True) -> None:
         database.initialize(postgres.Postgres(url) if url else _open_sqlite(settings.sqlite))
         _upgrade()
     except (OSError, peewee.PeeweeException, ValueError) as error:
-        if must_answer or not url or not isinstance(error, peewee.OperationalError):
+        is_away = url and isinstance(error, peewee.OperationalError)
+        if must_answer or not is_away:
             raise SettingsError(f"DATABASE_URL: {name}: {reason(error)}") from None
 
 
@@ -157,6 +158,7 @@ def _open_sqlite(file: Path) -> PooledSqliteDatabase:
     # renewed every second, so that another file put in its place is noticed.
     uri = f"{file.as_uri()}?mode=rw"
     opened = PooledSqliteDatabase(uri, stale_timeout=1, **SQLITE_OPTIONS)
+    # Not in the constructor, where `timeout` is the pool's.
     opened.timeout = BUSY_SECONDS
     return opened
 
@@ -206,7 +208,7 @@ def lock(user: User) -> None:
 def delete_user(user: User) -> None:
     """Delete a user with all keys and their usage.
 
-    Each key before its usage, in the order of the ids: so PostgreSQL locks them for counting, too.
+    In the order in which count.sql locks, key by key, so that the two cannot deadlock.
     """
     with database.atomic():
         for key in ApiKey.select(ApiKey.id).where(ApiKey.user == user).order_by(ApiKey.id):

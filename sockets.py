@@ -60,7 +60,7 @@ class Ticker:
     """
 
     def __init__(self) -> None:
-        self._tenths: list[set[WebSocket]] = [set() for _ in range(10)]
+        self._listeners: list[set[WebSocket]] = [set() for _ in range(10)]  # of each tenth
         self._running = False
 
     def join(self, ws: WebSocket) -> set[WebSocket]:
@@ -68,35 +68,39 @@ class Ticker:
         if not self._running:
             self._running = True
             gevent.spawn(self._run)
-        tenth = int(time.time() * 10)
-        coming = [(tenth + 1) % 10, (tenth + 2) % 10]
-        listeners = min((self._tenths[i] for i in coming if i), key=len)
+        now = int(time.time() * 10)
+        next_two = [(now + 1) % 10, (now + 2) % 10]
+        listeners = min((self._listeners[tenth] for tenth in next_two if tenth != 0), key=len)
         listeners.add(ws)
         return listeners
 
     def _run(self) -> None:
-        tenth = int(time.time() * 10)
+        tick = int(time.time() * 10)
         while True:
-            tenth += 1
-            while 0 < (delay := tenth / 10 - time.time()) < 1:
+            tick += 1
+            # In a loop, because a timer may end a little early.
+            while 0 < (delay := tick / 10 - time.time()) < 1:
                 gevent.sleep(delay)
-            if abs(delay) >= 1:  # the clock was set, or the process was stopped
-                tenth = int(time.time() * 10)
-            if listeners := self._tenths[tenth % 10]:
+            if abs(delay) >= 1:  # the clock was set, or the process was stopped: go on from now
+                tick = int(time.time() * 10)
+            if listeners := self._listeners[tick % 10]:
                 now = time.time()
                 data = frame(type="time_update", formatted=display(now), timestamp=timestamp(now))
                 for ws in listeners:  # push never yields, so the set cannot change meanwhile
                     ws.push(data)
 
 
+Caller = tuple[str, str]  # "key" and its id, or "address" and the client's address
+
+
 class OpenSockets:
-    """The open sockets, each with its caller: `key ID`, or `address` and a client's address."""
+    """The open sockets, each with its caller."""
 
     def __init__(self, limit: int, limit_per_caller: int) -> None:
         self.limit, self.limit_per_caller = limit, limit_per_caller
-        self.callers: dict[WebSocket, str] = {}
+        self.callers: dict[WebSocket, Caller] = {}
 
-    def check(self, caller: str) -> None:
+    def check(self, caller: Caller) -> None:
         """Raises Problem if there is no room for one more."""
         if len(self.callers) >= self.limit:
             raise Problem(503, TOO_MANY, "The server has no socket left.", headers=RETRY)
@@ -111,29 +115,30 @@ class OpenSockets:
 
     def keys(self) -> set[str]:
         """The ids of the keys that have sockets open."""
-        callers = set(self.callers.values())
-        return {name for kind, _, name in (c.partition(" ") for c in callers) if kind == "key"}
+        return {name for kind, name in self.callers.values() if kind == "key"}
 
     def revoke(self, key_ids: set[str]) -> None:
         """Close the sockets of these keys with 1008."""
-        for ws, caller in self.callers.items():
-            if caller.removeprefix("key ") in key_ids:
+        for ws, (kind, name) in self.callers.items():
+            if kind == "key" and name in key_ids:
                 ws.end(Close.REVOKED)
 
 
 @routes.before_request
 def admit() -> None:
     """Refuse with an HTTP response, before the upgrade."""
-    key = request.args.get("api_key") or request.headers.get("X-API-Key")
-    negotiate(request.environ)
-    g.caller = f"address {request.remote_addr}"
-    if request.endpoint == "sockets.time":
-        g.key = guard().check(key)
-        g.caller = f"key {g.key.id}"
-        guard().spend(g.key, cost=0)  # so that every refusal carries the limit headers
-    current_app.extensions["sockets"].check(g.caller)
-    if "key" in g:
-        guard().spend(g.key)
+    presented = request.args.get("api_key") or request.headers.get("X-API-Key")
+    negotiate(request.environ)  # removes all headers that are not needed any more
+    sockets = current_app.extensions["sockets"]
+    if request.endpoint == "sockets.echo":
+        g.caller = ("address", request.remote_addr)
+        sockets.check(g.caller)
+        return
+    g.key = guard().check(presented)
+    g.caller = ("key", g.key.id)
+    guard().spend(g.key, cost=0)  # only asks, so that a refusal carries the limit headers, too
+    sockets.check(g.caller)
+    guard().spend(g.key)
 
 
 def serve(handler: Callable[[WebSocket], None]) -> Callable[[Server], None]:
@@ -151,20 +156,21 @@ def serve(handler: Callable[[WebSocket], None]) -> Callable[[Server], None]:
 
 
 def run(handler: Callable[[WebSocket], None], ws: WebSocket) -> int:
-    """Call the handler until the connection is to be closed; returns the close code."""
+    """Call the handler, which ends with an exception; returns the close code."""
     callers = current_app.extensions["sockets"].callers
     callers[ws] = g.caller
+    code: int = Close.BUG
     try:
         handler(ws)
     except Closed as closed:
-        return closed.code
-    except (OSError, LocalProtocolError):
-        return Close.ABNORMAL
+        code = closed.code
+    except (OSError, LocalProtocolError):  # the client has left
+        code = Close.ABNORMAL
     except Exception:
         log.exception("bug in %s", request.path)
     finally:
         del callers[ws]
-    return Close.BUG
+    return code
 
 
 sock = Sock()

@@ -8,7 +8,7 @@ def utc(seconds: float) -> datetime:
 
 
 def timestamp(seconds: float) -> str:
-    """SPEC part 2's `<timestamp>`: `2026-11-20T23:52:07.042Z`."""
+    """With milliseconds: `2026-11-20T23:52:07.042Z`."""
     return utc(seconds).isoformat(timespec="milliseconds")[:-6] + "Z"
 
 

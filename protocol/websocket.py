@@ -44,7 +44,7 @@ class Close(IntEnum):
 
 
 class AnySubprotocol(list[str]):
-    """Makes simple-websocket accept the first subprotocol that is offered, whatever it is."""
+    """Makes simple-websocket accept the first subprotocol that is offered, as browsers want it."""
 
     def __contains__(self, name: object) -> bool:
         return True
@@ -157,10 +157,10 @@ class WebSocket:
                     self.send(self._wire.send(event.response()))
                 yield event
                 gevent.sleep(TURN_SECONDS)
-                # What a client sent before it reset the connection could be read for long.
+                # After a reset the kernel still hands out what came before it: stop at once.
                 if error := self._sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
                     raise OSError(error, "the connection was reset")
-            self._wire.receive_data(self._read() or None)
+            self._wire.receive_data(self._read() or None)  # None: the client has left
 
     def _read(self) -> bytes:
         """Read, and ping the client every PING_SECONDS: if it is gone, that fails."""

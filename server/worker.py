@@ -11,6 +11,7 @@ Everything that leans on inner parts of gunicorn 27.0 and gevent 26.9 is here, a
 - `util.http_date`: gunicorn formats the date for every response; once a second saves 3 %.
 - `sock.sendall`: all that gunicorn uses to send a response.
 - `StreamServer.do_read()`, `do_handle()`, `full()` and `closed`: how gevent accepts a connection.
+- `Arbiter.SIGNALS`: the signals that gunicorn's master handles.
 - `client._sock`: the socket below gevent's, whose `shutdown` does not raise in the reader.
 """
 
@@ -28,6 +29,7 @@ import gevent
 from gevent.pool import Pool
 from gevent.server import StreamServer
 from gunicorn import util
+from gunicorn.arbiter import Arbiter
 from gunicorn.errors import AppImportError
 from gunicorn.workers.base_async import AsyncWorker
 from gunicorn.workers.ggevent import GeventWorker
@@ -67,7 +69,7 @@ class Worker(GeventWorker):
 
     def run(self) -> None:
         """Serve until a signal sets `alive` to False, then stop within 5 s, as Fly wants."""
-        save_time(self.cfg)
+        speed_up(self.cfg)
         self.pool = Pool(self.worker_connections)
         self.idle: dict[Any, None] = {}  # clients that wait for their next request, in order
         background = self.wsgi.extensions["background"]
@@ -84,7 +86,7 @@ class Worker(GeventWorker):
         handle = partial(self.handle, None)  # in place of the listener, which is not needed
         listeners = [Listener(sock, handle, spawn=self.pool) for sock in self.sockets]
         for sock, listener in zip(self.sockets, listeners, strict=True):
-            bound_buffers(sock)
+            limit_kernel_buffers(sock)
             listener.start()
         while self.alive:
             self.notify()
@@ -102,7 +104,10 @@ class Worker(GeventWorker):
         return gevent.Timeout(HEADER_SECONDS if self.alive else IDLE_SECONDS, False)
 
     def handle(self, listener: Any, client: Any, addr: Any) -> None:
-        """Serve a connection. If there are too many, close the one that is idle for longest."""
+        """Serve a connection. If there are too many, close the one that is idle for longest.
+
+        That may be this one: where all others are being answered, there is no room for it.
+        """
         self.idle[client] = None
         if self.pool.free_count() < SPARE_CONNECTIONS:
             oldest = next(iter(self.idle))
@@ -165,12 +170,13 @@ class Worker(GeventWorker):
 
 
 def body_length(req: Any) -> float:
-    """In bytes; infinite for a chunked body, 0 for frames that came with a handshake."""
-    reader = getattr(req.body, "reader", None)
-    return getattr(reader, "length", math.inf if reader else 0)
+    """In bytes; infinite for a chunked body."""
+    if isinstance(req.body, BytesIO):  # frames that came with a handshake
+        return 0
+    return getattr(req.body.reader, "length", math.inf)
 
 
-def save_time(cfg: Any) -> None:
+def speed_up(cfg: Any) -> None:
     """Spare gunicorn work that it would do for each request, 15 % of it in all."""
     cfg.__dict__.update({name: getattr(cfg, name) for name in cfg.settings})
     date = lru_cache(maxsize=1)(util.http_date)
@@ -206,10 +212,16 @@ class Listener(StreamServer):
         super().close()
 
 
-def bound_buffers(listener: Any) -> None:
+def limit_kernel_buffers(listener: Any) -> None:
     """For the connections that it accepts; else each may take 6 MiB of the kernel's memory."""
     for option in (socket.SO_RCVBUF, socket.SO_SNDBUF):
         listener.setsockopt(socket.SOL_SOCKET, option, KERNEL_BYTES)
+
+
+def respect_nohup() -> None:
+    """Let a service that was started with nohup ignore SIGHUP; gunicorn would handle it."""
+    if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
+        Arbiter.SIGNALS = [number for number in Arbiter.SIGNALS if number != signal.SIGHUP]
 
 
 def hang_up(client: Any) -> None:

@@ -1,1 +1,1 @@
-"""What is stored past SQLite's own part: saving counts, older databases, PostgreSQL."""
+"""The database beyond the models: saving counts, upgrading tables, PostgreSQL."""

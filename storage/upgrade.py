@@ -4,10 +4,10 @@ import peewee
 from playhouse.migrate import SchemaMigrator, migrate
 
 UNUSED = {"changed_at"}  # columns of older versions; they may stay
-# Older versions revoke without `expires_at`. One may do so after this upgrade, too, so each start
-# looks for such keys.
+# An older version revokes without `expires_at`, and may run for a while beside this one or come
+# back, so each start looks for such keys.
 END_REVOKED = """UPDATE api_key SET expires_at = revoked_at
-    WHERE coalesce(expires_at, revoked_at + 1) > revoked_at"""
+    WHERE revoked_at IS NOT NULL AND (expires_at IS NULL OR expires_at > revoked_at)"""
 # In PostgreSQL, processes that start at the same time make the tables one after another.
 ALONE = "SELECT set_config('lock_timeout', '9s', true), pg_advisory_xact_lock(20261121)"
 

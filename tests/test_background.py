@@ -366,7 +366,7 @@ class OpenSocket:
 def open_socket(app: Flask, key: str) -> OpenSocket:
     """A time socket of this key."""
     ws = OpenSocket()
-    app.extensions["sockets"].callers[ws] = f"key {key[8:16]}"
+    app.extensions["sockets"].callers[ws] = ("key", key[8:16])
     return ws
 
 

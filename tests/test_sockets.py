@@ -16,7 +16,7 @@ from wsproto.utilities import LocalProtocolError
 from protocol.problems import Problem
 from protocol.websocket import Close, Closed, WebSocket
 from rawsocket import CLOSE, RawSocket
-from sockets import OpenSockets, serve
+from sockets import Caller, OpenSockets, serve
 
 
 class Listener:
@@ -29,7 +29,7 @@ class Listener:
         self.codes.append(code)
 
 
-Admit = Callable[[str], Listener]
+Admit = Callable[[Caller], Listener]
 
 
 @pytest.fixture
@@ -40,9 +40,9 @@ def room() -> OpenSockets:
 
 @pytest.fixture
 def admit(room: OpenSockets) -> Admit:
-    """Opens sockets: `admit("key ada")`."""
+    """Opens sockets: `admit(("key", "ada"))`."""
 
-    def open_one(caller: str) -> Listener:
+    def open_one(caller: Caller) -> Listener:
         room.check(caller)
         listener = Listener()
         room.callers[cast(WebSocket, listener)] = caller
@@ -51,7 +51,7 @@ def admit(room: OpenSockets) -> Admit:
     return open_one
 
 
-def refusal(room: OpenSockets, caller: str) -> tuple[int, str]:
+def refusal(room: OpenSockets, caller: Caller) -> tuple[int, str]:
     """Status and code with which the caller is refused."""
     with pytest.raises(Problem) as refused:
         room.check(caller)
@@ -61,40 +61,40 @@ def refusal(room: OpenSockets, caller: str) -> tuple[int, str]:
 
 
 def test_third_socket_of_a_caller_is_refused(room: OpenSockets, admit: Admit) -> None:
-    admit("key ada")
-    admit("key ada")
+    admit(("key", "ada"))
+    admit(("key", "ada"))
 
-    assert refusal(room, "key ada") == (429, "too_many_sockets")
-    room.check("key grace")
+    assert refusal(room, ("key", "ada")) == (429, "too_many_sockets")
+    room.check(("key", "grace"))
 
 
 def test_fourth_socket_of_all_is_refused(room: OpenSockets, admit: Admit) -> None:
-    for caller in ("key ada", "key grace", "address ::1"):
+    for caller in (("key", "ada"), ("key", "grace"), ("address", "::1")):
         admit(caller)
 
-    assert refusal(room, "key mary") == (503, "too_many_sockets")
+    assert refusal(room, ("key", "mary")) == (503, "too_many_sockets")
 
 
 def test_keys_are_those_with_sockets_open(room: OpenSockets, admit: Admit) -> None:
-    for caller in ("key ada", "key ada", "address ::1"):
+    for caller in (("key", "ada"), ("key", "ada"), ("address", "::1")):
         admit(caller)
 
     assert room.keys() == {"ada"}
 
 
 def test_revoking_ends_the_sockets_of_these_keys_only(room: OpenSockets, admit: Admit) -> None:
-    one, two, other = admit("key ada"), admit("key ada"), admit("key grace")
+    one, two, other = admit(("key", "ada")), admit(("key", "ada")), admit(("key", "grace"))
     room.revoke({"ada", "nobody"})
 
     assert (one.codes, two.codes, other.codes) == ([Close.REVOKED], [Close.REVOKED], [])
 
 
 def test_shutting_down_ends_all_and_admits_no_more(room: OpenSockets, admit: Admit) -> None:
-    listeners = [admit("key ada"), admit("address ::1")]
+    listeners = [admit(("key", "ada")), admit(("address", "::1"))]
     room.shut_down()
 
     assert [listener.codes for listener in listeners] == [[Close.GOING_AWAY], [Close.GOING_AWAY]]
-    assert refusal(room, "key mary") == (503, "too_many_sockets")
+    assert refusal(room, ("key", "mary")) == (503, "too_many_sockets")
 
 
 @pytest.fixture
@@ -112,7 +112,7 @@ def ended_by(app: Flask) -> Iterator[Callable[[BaseException], RawSocket]]:
             sock=there, ws=Connection(ConnectionType.SERVER), connected=True, environ=environ
         )
         with app.test_request_context("/api/v1/ws/echo?api_key=private"):
-            g.caller = "key ada"
+            g.caller = ("key", "ada")
             serve(handler)(cast(Server, server))
         assert not server.connected
         assert not app.extensions["sockets"].callers, "a socket that has ended makes room"

@@ -34,8 +34,8 @@ from server.worker import (
     Listener,
     Worker,
     body_length,
-    bound_buffers,
     hang_up,
+    limit_kernel_buffers,
 )
 from settings import SettingsError
 
@@ -284,7 +284,7 @@ def test_listener_accepts_what_waits_and_has_room_before_it_closes(
 
 
 def test_listener_bounds_the_buffers_of_its_connections(listening: Any) -> None:
-    bound_buffers(listening)
+    limit_kernel_buffers(listening)
     sizes: list[int] = []
 
     def handle(client: Any, addr: Any) -> None:
