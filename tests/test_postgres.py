@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -282,8 +283,10 @@ class TestChanges:
     def test_given_40_keys_created_at_once_then_25_are(self, shared: Server) -> None:
         keen = Browser(shared).sign_up("keen")
 
+        user = re.findall(r'name="form" value="([0-9]+)', keen.get("/settings/security")[1])[0]
+
         def create(number: int) -> int:
-            fields = {"name": f"key {number}", "type": "production"}
+            fields = {"form": f"{user}.{number}", "name": f"key {number}", "type": "production"}
             return keen.post("/settings/security/keys", **fields)[0]
 
         with ThreadPoolExecutor(8) as threads:
@@ -427,7 +430,7 @@ class TestOutage:
     ) -> None:
         server = start_server(DATABASE_URL=own_cluster.new_database(), WEB_CONCURRENCY="2")
         own_cluster.freeze()
-        eventually(lambda: len(server.log_lines("database unavailable")) == 2)
+        eventually(lambda: len(server.log_lines("database unavailable")) == 2, 15)
         status, seconds = server.stop()
 
         assert (status, seconds < 3) == (0, True)
