@@ -370,6 +370,7 @@ def ask_until(server: Server, key: str, answered: list[float], stop: threading.E
                 answered.append(time.monotonic())
 
 
+@pytest.mark.one_process("only SQLite has a thread for saving")
 class TestThreads:
     def test_thread_that_cannot_start_ends_no_saving_and_counts_nothing_twice(
         self, start_patched: StartPatched, tmp_path: Path
