@@ -72,8 +72,10 @@ def rotate_key(
     lifetime = key.expires_at and key.expires_at - key.created_at
     with models.database.connection_context(), models.database.atomic():
         end = now + grace_seconds
-        if not models.change_key(key.id, expires_at=min(key.expires_at or end, end)):
-            raise accounts.Invalid(name="This key has ended; create a new one.")
+        end = min(key.expires_at or end, end)
+        # `revoked_at` marks the key as rotated: its own end is no longer known.
+        if key.revoked_at or not models.change_key(key.id, expires_at=end, revoked_at=end):
+            raise accounts.Invalid(name="This key has ended or was rotated; create a new one.")
         expires_at = lifetime and now + lifetime
         return create_key(key.user, key.name, key.type, key.tier, expires_at, random)
 

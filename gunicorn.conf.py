@@ -41,7 +41,8 @@ secure_scheme_headers: dict[str, str] = {}
 
 def on_starting(server: Arbiter) -> None:
     """Refuse what would break the promises of SQLite mode, and a database that does not work."""
-    if server.cfg.worker_class != Worker or (server.cfg.workers > 1 and not service.postgres):
+    fits = server.cfg.workers > 0 if service.postgres else server.cfg.workers == 1
+    if server.cfg.worker_class != Worker or not fits:
         raise settings.SettingsError(
             "--workers and --worker-class cannot be set: one worker of our own keeps the counts"
         )
@@ -51,6 +52,8 @@ def on_starting(server: Arbiter) -> None:
         check = "import models, settings; models.init(settings.load())"
         if status := subprocess.run([sys.executable, "-c", check], cwd=settings.HERE).returncode:
             sys.exit(status)
+    else:
+        server.handle_hup = lambda: restart_worker(server)
 
 
 def post_fork(server: Arbiter, worker: Worker) -> None:
@@ -63,6 +66,12 @@ def on_reload(server: Arbiter) -> None:
     """Stop instead, if this SIGHUP came because the terminal was closed."""
     if server.in_terminal and not os.isatty(0):
         raise StopIteration
+
+
+def restart_worker(server: Arbiter) -> None:
+    """At SIGHUP with SQLite: gunicorn would start a worker beside the old one, and both count."""
+    on_reload(server)
+    server.kill_workers(signal.SIGTERM)
 
 
 def when_ready(server: Arbiter) -> None:

@@ -63,7 +63,7 @@ class ApiKey(Table):
     """A key and its usage, in total and in the window that ends at `reset`.
 
     Only a digest of the secret is stored. A key is good until `expires_at`; revoking sets that to
-    the present, too. `revoked_at` only tells why the key has ended.
+    the present, too, and rotating to the end of the grace. `revoked_at` tells why the key ends.
     """
 
     id = CharField(max_length=8, primary_key=True)

@@ -658,7 +658,7 @@ def test_form_of_another_account_changes_nothing(
     form = {"username": "mallory", "email": "m@example.com", "name": "m", "type": "production"}
     form |= {"password": "another password", "current": PASSWORD}
     for account in ["2", "", "1x", "-1"]:
-        data = form | {"form": f"{account}.token"}
+        data = form | {"form": f"{account}.0123456789abcdef"}
         answer = ada.post(path.format(key=stored_keys()[0].id), data=data)
         assert answer.status_code == 409
         assert "made for another account. You are now logged in as ada." in answer.text
@@ -669,29 +669,37 @@ def test_form_of_another_account_changes_nothing(
 def test_form_after_the_log_out_changes_nothing_and_says_so(
     ada: FlaskClient, client: FlaskClient
 ) -> None:
-    answer = client.post("/settings/security/keys", data={"form": "1.token", "name": "ci"})
+    answer = client.post(
+        "/settings/security/keys", data={"form": "1.0123456789abcdef", "name": "ci"}
+    )
     assert answer.location == "/log-in?next=/settings/security/keys"
     assert "You are logged out, so nothing was changed." in client.get(answer.location).text
 
 
 def test_same_form_again_shows_the_same_key(ada: FlaskClient) -> None:
-    data = {"form": "1.token", "name": "ci", "type": "production"}
+    data = {"form": "1.0123456789abcdef", "name": "ci", "type": "production"}
     answers = [ada.post("/settings/security/keys", data=data) for _ in range(2)]
     assert secret_in(answers[0]) == secret_in(answers[1])
     assert len(stored_keys()) == 1
 
 
+def test_same_form_without_a_token_makes_another_key(ada: FlaskClient) -> None:
+    data = {"form": "1", "name": "ci", "type": "production"}
+    answers = [ada.post("/settings/security/keys", data=data) for _ in range(2)]
+    assert secret_in(answers[0]) != secret_in(answers[1])
+
+
 def test_same_form_of_the_last_allowed_key_shows_it_again(ada: FlaskClient) -> None:
     for _ in range(24):
         create_key(ada)
-    data = {"form": "1.token", "name": "ci", "type": "production"}
+    data = {"form": "1.0123456789abcdef", "name": "ci", "type": "production"}
     answers = [ada.post("/settings/security/keys", data=data) for _ in range(2)]
     assert secret_in(answers[0]) == secret_in(answers[1])
 
 
 def test_same_form_of_a_rotation_shows_the_same_successor(ada: FlaskClient) -> None:
     create_key(ada)
-    data = {"form": "1.token", "grace": "now"}
+    data = {"form": "1.0123456789abcdef", "grace": "now"}
     path = path_of(0) + "/successor"
     answers = [ada.post(path, data=data) for _ in range(2)]
     assert secret_in(answers[0]) == secret_in(answers[1])
@@ -699,7 +707,7 @@ def test_same_form_of_a_rotation_shows_the_same_successor(ada: FlaskClient) -> N
 
 
 def test_same_form_later_shows_no_key_and_makes_none(ada: FlaskClient) -> None:
-    data = {"form": "1.token", "name": "ci", "type": "production"}
+    data = {"form": "1.0123456789abcdef", "name": "ci", "type": "production"}
     ada.post("/settings/security/keys", data=data)
     with models.database.connection_context():
         ApiKey.update(created_at=models.now() - 61).execute()
@@ -713,7 +721,7 @@ def test_same_form_later_shows_no_key_and_makes_none(ada: FlaskClient) -> None:
     "change", [{"form": "1.other"}, {"name": "cd"}, {"type": "development"}, {"expires": "1 year"}]
 )
 def test_another_form_makes_another_key(ada: FlaskClient, change: dict[str, str]) -> None:
-    data = {"form": "1.token", "name": "ci", "type": "production"}
+    data = {"form": "1.0123456789abcdef", "name": "ci", "type": "production"}
     for form in [data, data | change]:
         ada.post("/settings/security/keys", data=form)
     assert len(stored_keys()) == 2
@@ -803,7 +811,7 @@ def test_garbage_is_just_another_bad_form(ada: FlaskClient, body: bytes) -> None
     client = ada.application.test_client()
     assert client.post("/sign-up", data=body, content_type=kind).status_code == 422
     assert client.post("/log-in", data=body, content_type=kind).status_code == 422
-    assert ada.post("/settings/profile", data=body, content_type=kind).status_code == 409
+    assert ada.post("/settings/profile", data=body, content_type=kind).status_code == 422
 
 
 # What every page carries

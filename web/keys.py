@@ -1,6 +1,7 @@
 """The keys of a user: create, rename, rotate and revoke."""
 
 import hmac
+import secrets
 from collections.abc import Callable
 
 from flask import Blueprint, abort, current_app, g, render_template, request
@@ -16,6 +17,7 @@ from web.people import lead_to, typed
 # In days and in seconds; any other choice is answered 400.
 LIFETIMES = ImmutableMultiDict({"never": None, "30 days": 30, "90 days": 90, "1 year": 365})
 GRACES = ImmutableMultiDict({"in 24 hours": auth.GRACE_SECONDS, "now": 0})
+MIN_TOKEN = 16  # characters of a form's random token
 SHOWN_SECONDS = 60  # in which a form that is sent again shows its key again
 
 pages = Blueprint("keys", __name__, url_prefix="/security/keys")
@@ -83,7 +85,12 @@ def show_once(make: Callable[[str], tuple[ApiKey, str]]) -> ResponseReturnValue:
 
 
 def random_part() -> str:
-    """Nobody can guess it without SECRET_KEY and the form, which has a random token."""
-    form = request.path.encode() + b"\n" + request.get_data()
+    """Nobody can guess it without SECRET_KEY and the form, which has a random token.
+
+    A request that was written by hand may have no such token, so chance takes its place.
+    """
+    token = request.form.get("form", "").partition(".")[2]
+    salt = request.get_data() if len(token) >= MIN_TOKEN else secrets.token_bytes()
+    form = request.path.encode() + b"\n" + salt
     number = hmac.digest(str(current_app.secret_key).encode(), form, "sha512")
     return auth.base62(int.from_bytes(number, "big"), auth.RANDOM_LENGTH)
