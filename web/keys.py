@@ -3,6 +3,7 @@
 import hmac
 import secrets
 from collections.abc import Callable
+from functools import partial
 
 from flask import Blueprint, abort, current_app, g, render_template, request
 from flask.typing import ResponseReturnValue
@@ -34,7 +35,8 @@ def create() -> ResponseReturnValue:
 def rename(key_id: str) -> ResponseReturnValue:
     old, name = own_key(key_id).name, typed("name")
     accounts.check(name=name)
-    return change(key_id, f"The key {old} is now named {name}.", name=name)
+    words = f"The key {old} is now named {name}."
+    return change(words, partial(models.change_key, key_id, name=name))
 
 
 @pages.get("/<key_id>/<any(rotate, revoke):action>")
@@ -50,13 +52,14 @@ def rotate(key_id: str) -> ResponseReturnValue:
 
 @pages.post("/<key_id>/revoke")
 def revoke(key_id: str) -> ResponseReturnValue:
-    words, moment = f"The key {own_key(key_id).name} is revoked.", models.now()
-    return change(key_id, words, expires_at=moment, revoked_at=moment)
+    words = f"The key {own_key(key_id).name} is revoked."
+    return change(words, partial(models.revoke_key, key_id))
 
 
-def change(key_id: str, words: str, **changes: object) -> ResponseReturnValue:
+def change(words: str, act: Callable[[], bool]) -> ResponseReturnValue:
+    """Change a key, and say so, or that there was no live key to change."""
     with database.connection_context():
-        changed = models.change_key(key_id, **changes)
+        changed = act()
     auth.guard().forget()
     return lead_to("/settings/security", words if changed else "This key has already ended.")
 
