@@ -9,6 +9,8 @@ from email.parser import Parser
 from typing import NamedTuple
 
 TEST = "/api/v1/protected/test"
+ANSWER_SECONDS = 20  # after which a request counts as not answered
+LOAD_SECONDS = 120  # after which the load ends by itself
 
 
 class Reply(NamedTuple):
@@ -52,14 +54,16 @@ class Load:
         await asyncio.gather(*(self._client(number) for number in range(self._connections)))
 
     async def _client(self, turn: int) -> None:
-        while self._left > 0:
+        end = time.monotonic() + LOAD_SECONDS
+        while self._left > 0 and time.monotonic() < end:
             with contextlib.suppress(OSError):
                 reader, writer = await asyncio.open_connection("127.0.0.1", self._port)
                 with contextlib.closing(writer):
                     while self._left > 0:
                         self._left -= 1
                         turn += 1
-                        reply = await ask(reader, writer, self._keys[turn % len(self._keys)])
+                        key = self._keys[turn % len(self._keys)]
+                        reply = await ask(reader, writer, key)
                         self.replies.append(reply)
                         if not reply.status:
                             break
@@ -69,9 +73,9 @@ async def ask(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, key: s
     """One request on a connection that is kept open."""
     started = time.monotonic()
     status, remaining, reset = 0, -1, 0
-    with contextlib.suppress(OSError, asyncio.IncompleteReadError):
+    with contextlib.suppress(OSError, asyncio.IncompleteReadError, asyncio.TimeoutError):
         writer.write(f"GET {TEST} HTTP/1.1\r\nHost: a\r\nX-API-Key: {key}\r\n\r\n".encode())
-        head = (await reader.readuntil(b"\r\n\r\n")).decode()
+        head = (await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), ANSWER_SECONDS)).decode()
         headers = Parser().parsestr(head.partition("\r\n")[2], headersonly=True)
         await reader.readexactly(int(headers["Content-Length"]))
         status = int(head.split(" ", 2)[1])

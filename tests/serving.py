@@ -54,11 +54,6 @@ def free_port() -> int:
             return port
 
 
-def heed_hangups() -> None:
-    """For a new process, also when the tests were started with nohup."""
-    signal.signal(signal.SIGHUP, signal.SIG_DFL)
-
-
 def serve_command() -> list[str]:
     """The Procfile's command, run by this Python's own gunicorn."""
     name, _, command = (REPOSITORY / "Procfile").read_text().strip().partition(":")
@@ -210,7 +205,6 @@ class Server:
             stdout=log,
             stderr=log,
             start_new_session=True,
-            preexec_fn=heed_hangups,
         )
 
     def _answers(self) -> bool:

@@ -25,6 +25,7 @@ import pytest
 
 import models
 from conftest import StartPatched, StartServer
+from load import Load, accepted
 from rawsocket import RawSocket, handshake_bytes
 from serving import (
     REPOSITORY,
@@ -33,7 +34,6 @@ from serving import (
     clean_environment,
     eventually,
     free_port,
-    heed_hangups,
     serve_command,
 )
 
@@ -291,30 +291,20 @@ class TestHangUp:
         self, start_server: StartServer
     ) -> None:
         server = start_server(RATE_LIMITS="free=1000000/day")
-        key, answered = server.new_key(), list[float]()
-        stop = threading.Event()
-        loads = [
-            threading.Thread(target=ask_until, args=(server, key, answered, stop)) for _ in range(4)
-        ]
-        for load in loads:
-            load.start()
-        for _ in range(3):
-            reload(server)
-            before = len(answered)
-            while len(answered) < before + 50:
-                time.sleep(0.01)
-        stop.set()
-        for load in loads:
-            load.join()
+        key = server.new_key()
+        with Load(server.port, key, connections=4) as load:
+            for _ in range(3):
+                reload(server)
+                wait_for_more(load)
 
-        assert total_requests(server, key) == len(answered)
+        answered = len(list(accepted(load.replies)))
+        assert total_requests(server, key) == answered
         assert server.stop()[0] == 0
-        assert total_requests(server.restart(), key) == len(answered) + 1
+        assert total_requests(server.restart(), key) == answered + 1
         assert "Traceback" not in server.log()
 
 
 def take_terminal() -> None:
-    heed_hangups()
     fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 
 
@@ -353,21 +343,12 @@ def reload(server: Server) -> None:
     """Reload, and wait until only the new worker is left."""
     before = server.worker_pid
     os.kill(server.pid, signal.SIGHUP)
-    eventually(lambda: before not in server.worker_pids and server.worker_pid, 10)
+    eventually(lambda: server.worker_pids and before not in server.worker_pids, 10)
 
 
-def ask_until(server: Server, key: str, answered: list[float], stop: threading.Event) -> None:
-    """Make requests on one connection after another; note each that was answered."""
-    while not stop.is_set():
-        connection = server.connection()
-        with (
-            contextlib.closing(connection),
-            contextlib.suppress(OSError, http.client.HTTPException),
-        ):
-            while not stop.is_set():
-                connection.request("GET", TEST, headers={"X-API-Key": key})
-                assert connection.getresponse().read().startswith(b'{"success":true')
-                answered.append(time.monotonic())
+def wait_for_more(load: Load) -> None:
+    before = len(load.replies)
+    eventually(lambda: len(load.replies) > before + 50)
 
 
 @pytest.mark.one_process("only SQLite has a thread for saving")
