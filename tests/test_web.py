@@ -384,6 +384,7 @@ def test_new_password_ends_the_other_sessions_but_not_this_one(
         ("not my password", "a brand new one", "This is not your current password."),
         (PASSWORD, "short", "Use 10 to 256 characters."),
     ],
+    ids=["not the current one", "too short"],
 )
 def test_password_stays_when_the_form_is_wrong(
     ada: FlaskClient, client: FlaskClient, current: str, new: str, message: str
