@@ -203,7 +203,7 @@ def test_only_postgresql_has_more_than_one_worker(url: str, workers: int) -> Non
 
 @pytest.mark.parametrize(
     ("variable", "text"),
-    [("SECRET_KEY", WORD), ("DATABASE_URL", f"postgresql://ada:{WORD}@localhost/demo")],
+    [("SECRET_KEY", "swordfish"), ("DATABASE_URL", "postgresql://ada:swordfish@localhost/demo")],
 )
 def test_no_secret_is_in_the_repr(variable: str, text: str) -> None:
     assert "swordfish" not in repr(load({variable: text}))
