@@ -23,7 +23,7 @@ from protocol.timestamps import date_time, timestamp, utc
 from ratelimit import Allowance, Limiter
 from server import launch
 from storage.background import Background
-from storage.postgres import SharedLimiter, Together
+from storage.postgres import Batches, SharedLimiter
 
 API_VERSION = "1.0.0"
 
@@ -81,7 +81,7 @@ def create_app(config: settings.Settings | None = None) -> Flask:
 def make_guard(config: settings.Settings) -> auth.Guard:
     """With PostgreSQL, keys are found and counted in its rows, for many requests at once."""
     if url := config.postgres:
-        return auth.Guard(config.quotas, SharedLimiter(url), Together(models.find_keys))
+        return auth.Guard(config.quotas, SharedLimiter(url), Batches(models.find_keys))
     return auth.Guard(config.quotas, Limiter(saves=True), models.find_key)
 
 

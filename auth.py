@@ -24,12 +24,14 @@ BASE62 = digits + ascii_letters
 ID_LENGTH, SECRET_LENGTH, CHECKSUM_LENGTH = 8, 32, 6
 RANDOM_LENGTH = ID_LENGTH + SECRET_LENGTH
 KEY_FORMAT = re.compile(
-    rf"(?:{'|'.join(PREFIXES.values())})([0-9A-Za-z]{{{ID_LENGTH}}})"
+    rf"({'|'.join(PREFIXES.values())})[0-9A-Za-z]{{{ID_LENGTH}}}"
     rf"_[0-9A-Za-z]{{{SECRET_LENGTH + CHECKSUM_LENGTH}}}"
 )
+KEY_ID = slice(8, 8 + ID_LENGTH)  # in a key; both prefixes have 8 characters
 MAX_LIVE_KEYS = 25  # of one user
 GRACE_SECONDS = 86400  # for which a rotated key stays good
-REMEMBER_SECONDS = 1  # for which a key is trusted without asking the database again
+TRUST_SECONDS = 1  # for which keys are trusted if the background cannot ask for changes
+MAX_KNOWN = 100_000  # keys that are remembered, with their usage: about 100 MiB
 CHALLENGE = {"WWW-Authenticate": 'ApiKey realm="api", header="X-API-Key"'}
 QUOTA_EXCEEDED = "https://iana.org/assignments/http-problem-types#quota-exceeded"
 
@@ -91,6 +93,12 @@ def checksum(text: str) -> str:
     return base62(zlib.crc32(text.encode()), CHECKSUM_LENGTH)
 
 
+def is_well_formed(key: str) -> bool:
+    """Whether this can be a key at all."""
+    text, end = key[:-CHECKSUM_LENGTH], key[-CHECKSUM_LENGTH:]
+    return bool(KEY_FORMAT.fullmatch(key)) and checksum(text) == end
+
+
 def base62(number: int, length: int) -> str:
     """The last digits of the number."""
     characters = ""
@@ -111,7 +119,7 @@ def bad_key() -> Problem:
 
 
 class Guard:
-    """Checks keys and counts their requests; remembers for a second the keys that it has seen."""
+    """Checks keys and counts their requests; remembers keys while nobody changes the database."""
 
     def __init__(
         self, quotas: Mapping[str, Quota], limiter: Limiter, find_key: Callable[[str], Key | None]
@@ -119,7 +127,7 @@ class Guard:
         self.limiter = limiter
         self._quotas, self._find_key = quotas, find_key
         self._known: dict[str, Key] = {}  # by digest
-        self._forget_at = 0.0  # the background forgets more often, unless the database fails
+        self._trusted_until = 0.0
 
     def check(self, presented: str | None) -> Key:
         """The key that was presented, if it is good; raises Problem 401, or PeeweeException."""
@@ -132,26 +140,28 @@ class Guard:
 
     def find(self, presented: str) -> Key | None:
         """The key, or None if it is malformed, unknown, wrong, revoked or expired."""
-        if time.monotonic() >= self._forget_at:
+        if time.monotonic() >= self._trusted_until:
             self.forget()
         fingerprint = digest(presented)
-        key = self._known.get(fingerprint) or self._look_up(presented, fingerprint)
+        key = self._known.get(fingerprint)
+        if key is None and is_well_formed(presented):
+            key = self._find_key(presented[KEY_ID])
+            if key is None or not compare_digest(key.digest, fingerprint):
+                return None
+            self._known[fingerprint] = key
         return None if key is None or key.has_ended() else key
 
     def forget(self) -> None:
         """Forget all keys, so that the database is asked again."""
         self._known.clear()
-        self._forget_at = time.monotonic() + REMEMBER_SECONDS
+        self._trusted_until = time.monotonic() + TRUST_SECONDS
 
-    def _look_up(self, presented: str, fingerprint: str) -> Key | None:
-        found = KEY_FORMAT.fullmatch(presented)
-        if not found or checksum(presented[:-CHECKSUM_LENGTH]) != presented[-CHECKSUM_LENGTH:]:
-            return None
-        key = self._find_key(found[1])
-        if key is None or not compare_digest(key.digest, fingerprint):
-            return None
-        self._known[fingerprint] = key
-        return key
+    def refresh(self, changed: bool) -> None:
+        """Twice a second, after the counts were saved: go on, or ask again if there are changes."""
+        if changed or len(self._known) > MAX_KNOWN:
+            self.forget()
+            self.limiter.forget()
+        self._trusted_until = time.monotonic() + TRUST_SECONDS
 
     def allowance(self, key: Key | ApiKey, cost: int = 0) -> Allowance:
         """What is left for the key after a request of this cost; raises PeeweeException."""

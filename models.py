@@ -20,6 +20,7 @@ MINUTE, HOUR, DAY = 60, 3600, 86400
 HOURS = 24  # of usage that are kept and shown in the chart
 PREFIXES = {"production": "sk_live_", "development": "sk_test_"}  # of keys, by their type
 NO_ROLLBACK = ("no transaction is active", "no such savepoint")
+IDS_PER_QUERY = 1000
 BUSY_SECONDS = 0.1  # to wait for a lock of SQLite, because the whole process waits
 PATIENCE_SECONDS = 10  # the same, where only one command waits
 
@@ -154,10 +155,8 @@ def _open_sqlite(file: Path) -> PooledSqliteDatabase:
     file.touch(mode=0o600)
     with suppress(PermissionError):  # it has another owner, who chose its mode
         file.chmod(0o600)
-    # mode=rw: a file that was deleted is not silently replaced. stale_timeout: the connections are
-    # renewed every second, so that another file put in its place is noticed.
-    uri = f"{file.as_uri()}?mode=rw"
-    opened = PooledSqliteDatabase(uri, stale_timeout=1, **SQLITE_OPTIONS)
+    uri = f"{file.as_uri()}?mode=rw"  # a file that was deleted is not silently replaced
+    opened = PooledSqliteDatabase(uri, **SQLITE_OPTIONS)
     # Not in the constructor, where `timeout` is the pool's.
     opened.timeout = BUSY_SECONDS
     return opened
@@ -187,6 +186,15 @@ def find_keys(ids: list[str]) -> list[Key | None]:
     with database.connection_context():
         found = {row[0]: Key(*row) for row in database.execute_sql(query, ids).fetchall()}
     return [found.get(key_id) for key_id in ids]
+
+
+def ended_keys(ids: set[str], database: peewee.Database) -> set[str]:
+    """Those of the ids that belong to no live key; raises PeeweeException."""
+    ended = set(ids)
+    for part in peewee.chunked(ids, IDS_PER_QUERY):
+        query = ApiKey.select(ApiKey.id).join(User).where(ApiKey.id.in_(part), ApiKey.live())
+        ended.difference_update(key_id for (key_id,) in query.tuples().bind(database))
+    return ended
 
 
 def change_key(key_id: str, **changes: object) -> bool:

@@ -68,8 +68,8 @@ def parse_quotas(text: str) -> dict[str, Quota]:
 class Limiter:
     """Counts requests per key in windows on UTC boundaries; safe for threads and greenlets.
 
-    A limiter that `saves` keeps its counts until they are `saved`, and then forgets them: the next
-    `hit` brings what was `stored`. Any other keeps a count until its window ends.
+    A limiter that `saves` keeps its counts until they are `saved` and it is told to `forget`: the
+    next `hit` brings what is `stored`. Any other keeps a count until its window ends.
     """
 
     def __init__(self, saves: bool = False, clock: Callable[[], float] = time.time) -> None:
@@ -102,12 +102,14 @@ class Limiter:
             return [(key, requests, self._usage[key]) for key, requests in self._unsaved.items()]
 
     def saved(self, spent: Iterable[Spent]) -> None:
-        """Forget counts that were `unsaved` and are stored now; later ones are kept."""
+        """Note that counts that were `unsaved` are stored now."""
         with self._lock:
-            for key, requests, _ in spent:
-                self._unsaved[key] -= requests
-                if not self._unsaved[key]:
-                    del self._unsaved[key], self._usage[key]
+            self._unsaved -= Counter({key: requests for key, requests, _ in spent})
+
+    def forget(self) -> None:
+        """Forget what is saved, so that what is stored counts."""
+        with self._lock:
+            self._usage = {key: self._usage[key] for key in self._unsaved}
 
     def _count(self, key: str, usage: Usage, cost: int) -> None:
         self._usage[key] = usage

@@ -14,11 +14,11 @@ from typing import Any, cast
 
 import gevent
 import peewee
-from gevent.lock import Semaphore
+from gevent.event import AsyncResult
 from peewee import OperationalError
 from playhouse.pool import MaxConnectionsExceeded, PooledPostgresqlDatabase
 
-from ratelimit import NOTHING, Allowance, Limiter, Quota, Spent, Usage
+from ratelimit import NOTHING, Allowance, Limiter, Quota, Usage
 
 CONNECTIONS = 4  # of a process for requests; one more counts, and one is for the background
 PATIENCE_SECONDS = 0.6  # for a connection, and again for an answer; a busy machine needs 0.4
@@ -68,44 +68,36 @@ class Postgres(PooledPostgresqlDatabase):
         return bool(conn.closed)
 
 
-class Together:
+class Batches:
     """Asks one question at a time, for many: what comes meanwhile makes up the next question."""
 
     def __init__(self, ask: Callable[[list[Any]], list[Any]]) -> None:
-        self._ask, self._turn, self._next = ask, Semaphore(1), Question()
+        self._ask = ask
+        self._waiting: list[tuple[Any, AsyncResult]] = []
+        self._asking = False
 
     def __call__(self, item: Any) -> Any:
-        """The answer for one item; raises OperationalError."""
-        question = self._next
-        question.items.append(item)
-        place = len(question.items) - 1
-        with self._turn:  # whoever comes first asks for all who wait
-            if not question.done:
-                self._find_answers(question)
-        if question.error:
-            raise OperationalError(question.error)
-        return question.answers[place]
+        """The answer for one item; raises PeeweeException."""
+        answer = AsyncResult()
+        self._waiting.append((item, answer))
+        if not self._asking:
+            self._asking = True
+            gevent.spawn(self._ask_all)  # a request may be killed while others need its answer
+        return answer.get()
 
-    def _find_answers(self, question: "Question") -> None:
-        self._next = Question()
-        try:
-            question.answers = self._ask(question.items)
-        except peewee.PeeweeException as error:
-            # Those who have waited meanwhile fail, too, so that nobody waits twice.
-            question.error = self._next.error = str(error) or type(error).__name__
-            self._next.done = True
-            self._next = Question()
-        question.done = True
-
-
-class Question:
-    """What is asked at once, and the answers in the same order, or why there are none."""
-
-    def __init__(self) -> None:
-        self.items: list[Any] = []
-        self.answers: list[Any] = []
-        self.error = ""
-        self.done = False
+    def _ask_all(self) -> None:
+        while batch := self._waiting:
+            self._waiting = []
+            try:
+                answers = self._ask([item for item, _ in batch])
+                for (_, waiting), answer in zip(batch, answers, strict=True):
+                    waiting.set(answer)
+            except Exception as error:
+                # Those who came meanwhile fail, too, so that nobody waits twice.
+                for _, waiting in batch + self._waiting:
+                    waiting.set_exception(error)
+                self._waiting = []
+        self._asking = False
 
 
 class SharedLimiter(Limiter):
@@ -115,60 +107,53 @@ class SharedLimiter(Limiter):
         super().__init__()
         # A connection of its own: requests that hold all others may be waiting for a count.
         self._database = Postgres(url, connections=1)
-        self._count_together = Together(self._ask)
+        self._batches = Batches(self._count_batch)
         self._used_up: dict[str, tuple[Allowance, float]] = {}  # and the window's end, monotonic
 
     def hit(self, key: str, quota: Quota, stored: Usage = NOTHING, cost: int = 1) -> Allowance:
         """As Limiter.hit; raises OperationalError if the database does not answer."""
-        if refused := self._known_used_up(key, quota):
-            return refused
-        allowance, left = self._count_together((key, quota, cost))
+        if key in self._used_up:  # in a window nothing is given back, so nobody has to be asked
+            refused, end = self._used_up[key]
+            left = end - time.monotonic()
+            if refused.quota == quota and left > 1:  # seconds_left was rounded up
+                return refused._replace(seconds_left=math.ceil(left))
+        allowance = cast(Allowance, self._batches((key, quota, cost)))
         if not allowance.accepted:
-            self._used_up[key] = allowance, time.monotonic() + left
-        return cast(Allowance, allowance)
+            self._used_up[key] = allowance, time.monotonic() + allowance.seconds_left
+        return allowance
 
-    def unsaved(self) -> list[Spent]:
-        """Nothing: each hit is saved before it is answered."""
-        return []
-
-    def saved(self, spent: object) -> None:
-        """Twice a second: ask again for keys that are used up, as the rows may be changed."""
+    def forget(self) -> None:
+        """Ask again for keys that are used up, as the rows may be changed."""
         self._used_up.clear()
 
-    def _ask(self, hits: list[Hit]) -> list[tuple[Allowance, float]]:
-        """Each hit's allowance and the seconds left; raises PeeweeException."""
+    def _count_batch(self, hits: list[Hit]) -> list[Allowance]:
+        """The allowance of each hit; raises PeeweeException."""
         quotas = {key: quota for key, quota, _ in hits}
         costs = Counter[str]()
         for key, _, cost in hits:
             costs[key] += cost
-        rows = ((key, quotas[key].seconds, quotas[key].limit, costs[key]) for key in costs)
-        columns = list(map(list, zip(*rows, strict=True)))
+        columns = (
+            list(costs),
+            [quotas[key].seconds for key in costs],
+            [quotas[key].limit for key in costs],
+            list(costs.values()),
+        )
         with self._database.connection_context():
-            answers = self._database.execute_sql(COUNT, columns).fetchall()
-        counted = {key: numbers for key, *numbers in answers}
+            rows = {row[0]: row for row in self._database.execute_sql(COUNT, columns).fetchall()}
         before, allowances = Counter[str](), []
         for key, _, cost in hits:
-            allowances.append(_allowance(quotas[key], counted.get(key), before[key], cost))
+            allowances.append(_allowance(quotas[key], rows.get(key), before[key], cost))
             before[key] += cost
         return allowances
 
-    def _known_used_up(self, key: str, quota: Quota) -> Allowance | None:
-        """In a window nothing is given back, so a key that is used up is refused without asking."""
-        if key not in self._used_up:
-            return None
-        allowance, end = self._used_up[key]
-        left = math.ceil(end - time.monotonic())
-        known = allowance.quota == quota and left > 0
-        return allowance._replace(seconds_left=left) if known else None
 
-
-def _allowance(quota: Quota, row: Any, before: int, cost: int) -> tuple[Allowance, float]:
-    """What one hit was granted, after those `before` it in the same question; and the seconds left.
+def _allowance(quota: Quota, row: Any, before: int, cost: int) -> Allowance:
+    """What one hit was granted, after those `before` it in the same question.
 
     Without a row the key was deleted: nothing is left, and within a second it is a bad key.
     """
-    total, reset, used, granted, left = row or (0, math.ceil(time.time()), quota.limit, 0, 1)
+    _, total, reset, used, granted, left = row or (0, 0, math.ceil(time.time()), quota.limit, 0, 1)
     counted = min(granted, before + cost)
     remaining = max(0, quota.limit - used - counted)
     accepted = before + cost <= granted if cost else remaining > 0
-    return Allowance(quota, accepted, remaining, reset, math.ceil(left), total + counted), left
+    return Allowance(quota, accepted, remaining, reset, math.ceil(left), total + counted)

@@ -22,6 +22,7 @@ from models import ApiKey, HourlyUsage, Outage
 from protocol.websocket import Close
 from settings import Settings
 from storage.background import Background
+from storage.sqlite import SqliteStore
 
 NOON = 1_795_262_400  # 2026-11-21T12:00:00Z
 HOUR = 3600
@@ -265,15 +266,25 @@ def test_last_save_is_tried_until_it_is_done(
     assert saved_total(key) == 1
 
 
+@pytest.mark.parametrize("put_back", [shutil.move, shutil.copyfile])
 def test_file_put_in_the_place_of_another_is_noticed(
-    background: Background, app: Flask, ask: Ask, key: str, tmp_path: Path
+    background: Background,
+    ask: Ask,
+    key: str,
+    tmp_path: Path,
+    put_back: Callable[[Path, Path], object],
 ) -> None:
+    copy = tmp_path / "copy.db"
+    with (
+        closing(sqlite3.connect(tmp_path / "test.db")) as source,
+        closing(sqlite3.connect(copy)) as c,
+    ):
+        source.backup(c)
+        c.execute("UPDATE api_key SET revoked_at = 1, expires_at = 1")
+        c.commit()
     assert ask(key) == 200
-    models.database.close_all()  # as happens to connections older than a second
-    copy = shutil.copy(tmp_path / "test.db", tmp_path / "copy.db")
-    with closing(sqlite3.connect(copy)) as connection, connection:
-        connection.execute("UPDATE api_key SET revoked_at = 1, expires_at = 1")
-    Path(copy).rename(tmp_path / "test.db")
+    background.sync()
+    put_back(copy, tmp_path / "test.db")
     background.sync()
     assert ask(key) == 401
 
@@ -307,7 +318,9 @@ def test_requests_made_during_a_save_are_saved_by_the_next(
     background: Background, ask: Ask, key: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ask(key)
-    exchange = background._exchange
+    store = background._store
+    assert isinstance(store, SqliteStore)
+    exchange = store._try_exchange
 
     def and_ask(*args: Any) -> Any:
         outcome = exchange(*args)
@@ -315,7 +328,7 @@ def test_requests_made_during_a_save_are_saved_by_the_next(
         return outcome
 
     asked = threading.Event()
-    monkeypatch.setattr(background, "_exchange", and_ask)
+    monkeypatch.setattr(store, "_try_exchange", and_ask)
     saving = gevent.spawn(background.sync)
     gevent.sleep(0.01)
     ask(key)
@@ -352,6 +365,49 @@ def test_after_the_last_save_everything_is_in_one_file(
 
 
 # Changes
+
+
+def test_key_is_remembered_while_nobody_else_writes(
+    app: Flask, background: Background, ask: Ask, key: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    background.sync()
+    ask(key)
+    monkeypatch.setattr(app.extensions["guard"], "_find_key", lambda key_id: None)
+    for _ in range(3):
+        background.sync()
+        assert ask(key) == 200
+
+
+def test_after_each_sync_the_one_file_is_complete(
+    background: Background, ask: Ask, key: str, tmp_path: Path
+) -> None:
+    ask(key)
+    background.sync()
+    copy = shutil.copy(tmp_path / "test.db", tmp_path / "copy.db")
+    with closing(sqlite3.connect(copy)) as connection:
+        assert connection.execute("SELECT id, total FROM api_key").fetchall() == [(key[8:16], 1)]
+
+
+def test_usage_changed_by_hand_counts(
+    background: Background, ask: Ask, new_key: NewKey, another: sqlite3.Connection
+) -> None:
+    key = new_key(tier="five")
+    assert [ask(key) for _ in range(6)] == [200] * 5 + [429]
+    background.sync()
+    another.execute("UPDATE api_key SET used = 3")
+    background.sync()
+    assert [ask(key) for _ in range(3)] == [200, 200, 429]
+
+
+def test_too_many_keys_are_not_remembered(
+    app: Flask, background: Background, ask: Ask, key: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("auth.MAX_KNOWN", 0)
+    background.sync()
+    ask(key)
+    background.sync()
+    guard = app.extensions["guard"]
+    assert (len(guard._known), len(guard.limiter._usage)) == (0, 0)
 
 
 class OpenSocket:

@@ -241,9 +241,17 @@ def test_requests_counted_during_a_save_are_unsaved(saving: Limiter) -> None:
     ]
 
 
-def test_saved_counts_are_forgotten_and_stored_ones_go_on(saving: Limiter) -> None:
+def test_saved_counts_go_on(saving: Limiter) -> None:
     saving.hit("ada", FIVE)
     saving.saved(saving.unsaved())
+    assert saving.hit("ada", FIVE).remaining == 3
+    assert saving.unsaved() == [("ada", 1, Usage(2, NOON + 60, 2))]
+
+
+def test_counts_that_are_forgotten_go_on_with_what_is_stored(saving: Limiter) -> None:
+    saving.hit("ada", FIVE)
+    saving.saved(saving.unsaved())
+    saving.forget()
     assert saving.hit("ada", FIVE, Usage(total=40, reset=NOON + 60, used=3)).remaining == 1
     assert saving.unsaved() == [("ada", 1, Usage(41, NOON + 60, 4))]
 
@@ -298,10 +306,13 @@ def test_unsaved_counts_are_never_dropped(saving: Limiter, clock: Clock) -> None
     assert len(saving.unsaved()) == 3 * SWEEP_SIZE
 
 
-def test_saved_counts_are_dropped_at_once(saving: Limiter, clock: Clock) -> None:
-    visit(saving, clock, 3 * SWEEP_SIZE)
+def test_only_unsaved_counts_are_not_forgotten(saving: Limiter) -> None:
+    saving.hit("ada", FIVE)
     saving.saved(saving.unsaved())
-    assert counters(saving) == 0
+    saving.hit("bob", FIVE)
+    saving.forget()
+    assert counters(saving) == 1
+    assert not saving.hit("bob", FIVE._replace(limit=1)).accepted
 
 
 # Threads

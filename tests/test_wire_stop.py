@@ -16,7 +16,7 @@ import sys
 import termios
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from urllib.parse import quote
@@ -233,6 +233,27 @@ class TestOneFile:
             assert database.execute("SELECT id, total FROM api_key").fetchall() == [(key[8:16], 4)]
             assert database.execute('SELECT count(*) FROM "user"').fetchall() == [(1,)]
             assert database.execute("SELECT sum(requests) FROM hourly_usage").fetchall() == [(4,)]
+
+    @pytest.mark.parametrize("put_back", [shutil.move, shutil.copyfile])
+    def test_a_file_put_back_while_keys_are_used_counts_within_two_seconds(
+        self, start_server: StartServer, tmp_path: Path, put_back: Callable[[Path, Path], object]
+    ) -> None:
+        server = start_server()
+        old, backup = server.new_key(), tmp_path / "backup.db"
+        with (
+            contextlib.closing(sqlite3.connect(server.database)) as source,
+            contextlib.closing(sqlite3.connect(backup)) as target,
+        ):
+            source.backup(target)
+        new = server.new_key()
+        eventually(lambda: Path(f"{server.database}-wal").stat().st_size == 0)
+        assert [ask(server, TEST, key) for key in (old, new)] == [200] * 2
+
+        put_back(backup, server.database)
+        eventually(lambda: ask(server, TEST, new) == 401, 2)
+        eventually(lambda: ask(server, TEST, old) == 200, 1)
+        assert server.stop()[0] == 0
+        assert ask(server.restart(), TEST, old) == 200
 
 
 class TestHangUp:

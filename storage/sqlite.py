@@ -1,0 +1,109 @@
+"""What the background asks of SQLite, which makes a whole thread wait for locks and the disk."""
+
+import fcntl
+import logging
+from pathlib import Path
+from typing import IO, Any
+
+from gevent.threadpool import ThreadPool
+from peewee import SqliteDatabase
+
+import models
+from models import HOUR, HOURS
+from ratelimit import Spent
+
+log = logging.getLogger(__name__)
+
+SAVE_USAGE = """UPDATE api_key SET total = total + ?, reset = ?, used = ?, last_used_at = ?
+    WHERE id = ?"""
+SAVE_HOUR = """INSERT INTO hourly_usage (hour, key_id, requests) VALUES (?, ?, ?)
+    ON CONFLICT (hour, key_id) DO UPDATE SET requests = hourly_usage.requests + excluded.requests"""
+
+# With so few keys to save, all is then written into the one file: it is complete twice a second, to
+# be copied or replaced. With thousands that would double the work.
+FEW = 100
+
+
+class SqliteStore:
+    """One connection in a thread of its own, which saves counts and notices changes."""
+
+    def __init__(self, file: Path) -> None:
+        options = {"timeout": models.BUSY_SECONDS, **models.SQLITE_OPTIONS}
+        self._database = SqliteDatabase(models.database.database, **options)
+        self._file, self._thread = file, ThreadPool(1)
+        self._locked: IO[bytes] | None = None
+        self._seen = (0, 0)  # the file's number and time
+        self._version: int | None = None  # of the data, as this connection saw it
+
+    def open(self) -> None:
+        """Lock the file, and warn if another process has done so.
+
+        The lock that stays is a shared one. With any other, BSD and macOS would keep SQLite out.
+        """
+        self._locked = self._file.open("rb")
+        try:
+            fcntl.flock(self._locked, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            log.warning("another process serves %s, too; both may exceed the limits", self._file)
+        fcntl.flock(self._locked, fcntl.LOCK_SH)
+
+    def close(self) -> None:
+        """Close the last connection: SQLite then writes everything into the one file."""
+        self._thread.apply(self._close)
+        if self._locked:
+            self._locked.close()
+
+    def exchange(self, spent: list[Spent], keys: set[str]) -> tuple[set[str], bool]:
+        """Save counts, all or none; raises RuntimeError, OSError, PeeweeException.
+
+        Returns which of the keys have ended, and whether anybody else has written.
+        """
+        self._thread.size = 1  # raises RuntimeError if it cannot start, before anything is queued
+        if self._stamp() != self._seen:  # another file was put in its place: read it anew
+            models.database.close_idle()
+            self._thread.apply(self._close)
+        outcome: Any = self._thread.apply(self._try_exchange, (spent, keys))
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome  # type: ignore[no-any-return]
+
+    def _try_exchange(self, spent: list[Spent], keys: set[str]) -> object:
+        """Returns an exception, because gevent prints what a thread raises."""
+        try:
+            changed = self._has_changed()
+            ended = models.ended_keys(keys, self._database)
+            if spent:
+                self._save(spent, models.now())
+            if len(spent) < FEW:
+                self._database.execute_sql("PRAGMA wal_checkpoint(TRUNCATE)")
+            self._seen = self._stamp()
+            return ended, changed
+        except Exception as error:
+            self._close()
+            return error
+
+    def _has_changed(self) -> bool:
+        """Whether another connection has written, or this one is new and cannot know."""
+        self._database.connect(reuse_if_open=True)
+        before = self._version
+        (self._version,) = self._database.execute_sql("PRAGMA data_version").fetchone()
+        return self._version != before
+
+    def _close(self) -> None:
+        self._database.close()
+        self._version = None
+
+    def _stamp(self) -> tuple[int, int]:
+        file = self._file.stat()
+        return file.st_ino, file.st_mtime_ns
+
+    def _save(self, spent: list[Spent], now: int) -> None:
+        """A request counts for the hour in which it is saved, up to half a second late."""
+        hour = now - now % HOUR
+        spent = sorted(spent)  # in the order of the table, so that fewer pages are written
+        usage = [(requests, used.reset, used.used, now, key) for key, requests, used in spent]
+        with self._database.atomic():
+            cursor = self._database.cursor()
+            cursor.executemany(SAVE_USAGE, usage)
+            cursor.executemany(SAVE_HOUR, [(hour, key, requests) for key, requests, _ in spent])
+            cursor.execute("DELETE FROM hourly_usage WHERE hour < ?", (hour - HOURS * HOUR,))
