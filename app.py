@@ -33,7 +33,7 @@ class Service(Flask):
 
     def __init__(self, name: str) -> None:
         super().__init__(name)
-        self.json.sort_keys, self.json.ensure_ascii = False, False  # type: ignore[attr-defined]
+        self.json.dumps = lambda value, **_: problems.json_text(value)  # type: ignore[method-assign]
         self.url_map.merge_slashes = False  # or it would redirect, to whatever Host was sent
 
     def make_default_options_response(self) -> Response:

@@ -32,6 +32,10 @@ BAD_HANDSHAKE = (
 UPGRADE = {"Connection": "upgrade", "Upgrade": "websocket", "Sec-WebSocket-Version": "13"}
 
 
+# JSON without spaces, for all responses and frames. To make an encoder each time takes 5 µs.
+json_text = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
+
+
 class Problem(HTTPException):
     """An error response: a status, a stable code for programs, a sentence for people.
 
@@ -50,11 +54,6 @@ class Problem(HTTPException):
 
 def title(status: int) -> str:
     return TITLES.get(status) or HTTPStatus(status).phrase
-
-
-def json_text(members: dict[str, Any]) -> str:
-    """JSON without spaces, as Flask writes it in responses."""
-    return json.dumps(members, ensure_ascii=False, separators=(",", ":"))
 
 
 def register(app: Flask) -> None:

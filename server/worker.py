@@ -161,20 +161,14 @@ class Worker(GeventWorker):
     def await_next_request(self, req: Any, sock: Any) -> None:
         """Wait for input for as long as `keepalive` says; raises TimeoutError or StopIteration.
 
-        If there is input already, others have their turn before it is answered.
+        Others have their turn first, whether there is input already or not.
         """
         self.idle[sock] = None
+        gevent.sleep(TURN_SECONDS)
         if req.unreader.buf.tell():
-            gevent.sleep(TURN_SECONDS)
             return
-        try:
-            sock.settimeout(0)
-            received = sock.recv(READ_BYTES)
-            gevent.sleep(TURN_SECONDS)
-        except BlockingIOError:
-            sock.settimeout(self.cfg.keepalive)
-            received = sock.recv(READ_BYTES)
-        if not received:
+        sock.settimeout(self.cfg.keepalive)
+        if not (received := sock.recv(READ_BYTES)):
             raise StopIteration
         req.unreader.unread(received)
 
