@@ -3,8 +3,7 @@
 -- would refuse these settings for the connection.
 WITH asked AS MATERIALIZED (
     SELECT *, set_config('synchronous_commit', 'off', true), set_config('lock_timeout', '300', true)
-    FROM unnest(%s::text[], %s::bigint[], %s::bigint[], %s::bigint[])
-        AS hit (id, seconds, quota, hits)
+    FROM json_to_recordset(%s) AS hit (id text, seconds bigint, quota bigint, hits bigint)
 ),
 -- In the order of the ids: two processes that lock the same rows cannot deadlock.
 locked AS MATERIALIZED (

@@ -5,6 +5,7 @@ arrive meanwhile are asked about together in the next question. So the busier a 
 less a request costs, and no request is admitted before it is counted.
 """
 
+import json
 import math
 import time
 from collections import Counter
@@ -128,21 +129,16 @@ class SharedLimiter(Limiter):
 
     def _count_batch(self, hits: list[Hit]) -> list[Allowance]:
         """The allowance of each hit; raises PeeweeException."""
-        quotas = {key: quota for key, quota, _ in hits}
-        costs = Counter[str]()
-        for key, _, cost in hits:
-            costs[key] += cost
-        columns = (
-            list(costs),
-            [quotas[key].seconds for key in costs],
-            [quotas[key].limit for key in costs],
-            list(costs.values()),
-        )
+        asked: dict[str, dict[str, Any]] = {}
+        for key, (_, limit, seconds), cost in hits:
+            new = {"id": key, "seconds": seconds, "quota": limit, "hits": 0}
+            asked.setdefault(key, new)["hits"] += cost
         with self._database.connection_context():
-            rows = {row[0]: row for row in self._database.execute_sql(COUNT, columns).fetchall()}
+            rows = self._database.execute_sql(COUNT, [json.dumps(list(asked.values()))]).fetchall()
+        counted = {row[0]: row for row in rows}
         before, allowances = Counter[str](), []
-        for key, _, cost in hits:
-            allowances.append(_allowance(quotas[key], rows.get(key), before[key], cost))
+        for key, quota, cost in hits:
+            allowances.append(_allowance(quota, counted.get(key), before[key], cost))
             before[key] += cost
         return allowances
 
