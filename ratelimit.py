@@ -83,18 +83,20 @@ class Limiter:
         """Count a request if the window's allowance is not used up; a cost of 0 only asks."""
         with self._lock:
             now = self._clock()
-            # A window does not open again when the clock is set back.
-            self._latest = max(self._latest, now)
+            self._latest = max(self._latest, now)  # a window never opens again
             reset = (int(self._latest) // quota.seconds + 1) * quota.seconds
             total, window, used = self._usage.get(key, stored)
             used = used if window == reset else 0
             accepted = used < quota.limit
             if accepted and cost:
                 total, used = total + cost, used + cost
-                self._count(key, Usage(total, reset, used), cost)
-        return Allowance(
-            quota, accepted, max(0, quota.limit - used), reset, math.ceil(reset - now), total
-        )
+                self._usage[key] = Usage(total, reset, used)
+                if self._saves:
+                    self._unsaved[key] += cost
+                elif len(self._usage) >= self._sweep_at:
+                    self._sweep()
+        left = max(0, quota.limit - used)
+        return Allowance(quota, accepted, left, reset, math.ceil(reset - now), total)
 
     def unsaved(self) -> list[Spent]:
         """All counts that are to be saved."""
@@ -111,11 +113,7 @@ class Limiter:
         with self._lock:
             self._usage = {key: self._usage[key] for key in self._unsaved}
 
-    def _count(self, key: str, usage: Usage, cost: int) -> None:
-        self._usage[key] = usage
-        if self._saves:
-            self._unsaved[key] += cost
-        elif len(self._usage) >= self._sweep_at:
-            # At doubling sizes, so that sweeping costs a constant time per request.
-            self._usage = {key: use for key, use in self._usage.items() if use.reset > self._latest}
-            self._sweep_at = max(SWEEP_SIZE, 2 * len(self._usage))
+    def _sweep(self) -> None:
+        """Drop past windows; at doubling sizes, so that a request costs constant time."""
+        self._usage = {key: use for key, use in self._usage.items() if use.reset > self._latest}
+        self._sweep_at = max(SWEEP_SIZE, 2 * len(self._usage))
