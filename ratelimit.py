@@ -82,8 +82,7 @@ class Limiter:
     def hit(self, key: str, quota: Quota, stored: Usage = NOTHING, cost: int = 1) -> Allowance:
         """Count a request if the window's allowance is not used up; a cost of 0 only asks."""
         with self._lock:
-            now = self._clock()
-            self._latest = max(self._latest, now)  # a window never opens again
+            self._latest = max(self._latest, now := self._clock())  # a window never opens again
             reset = (int(self._latest) // quota.seconds + 1) * quota.seconds
             total, window, used = self._usage.get(key, stored)
             used = used if window == reset else 0
