@@ -25,9 +25,18 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 
 from attacks import ATTACKS, attack_with
 
-from serving import Server
+from serving import REPOSITORY, Server
 
 CALM_SECONDS = 20  # longer than any connection may be held
+COUNT_GREENLETS = """
+import gc, gevent, pathlib
+def post_worker_init(worker):
+    def count():
+        greenlets = [one for one in gc.get_objects() if isinstance(one, gevent.Greenlet) and one]
+        pathlib.Path({file!r}).write_text(str(len(greenlets)))
+        gevent.spawn_later(5, count)
+    gevent.spawn_later(5, count)
+"""
 
 
 class Honest(threading.Thread):
@@ -80,7 +89,23 @@ def figures(server: Server) -> str:
     memory = int((process / "status").read_text().split("VmRSS:")[1].split()[0]) / 1024
     files = [str(file.readlink()) for file in (process / "fd").iterdir() if file.is_symlink()]
     connections = sum(file.startswith("socket:") for file in files)
-    return f"{memory:.1f} MiB, {len(files)} open files, {connections} of them sockets"
+    greenlets = greenlets_file(server.directory).read_text()
+    return (
+        f"{memory:.1f} MiB, {len(files)} open files, {connections} of them sockets, "
+        f"{greenlets} greenlets"
+    )
+
+
+def greenlets_file(folder: Path) -> Path:
+    return folder / "greenlets"
+
+
+def count_greenlets(folder: Path) -> str:
+    """Write a configuration that lets the worker count its greenlets; returns the arguments."""
+    file = folder / "counting.conf.py"
+    counting = COUNT_GREENLETS.format(file=str(greenlets_file(folder)))
+    file.write_text((REPOSITORY / "gunicorn.conf.py").read_text() + counting)
+    return f"--config {file}"
 
 
 def measure(server: Server, key: str, seconds: float, attackers: int) -> str:
@@ -104,7 +129,9 @@ def main() -> None:
     parser.add_argument("--attackers", type=int, default=3)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        server = Server(Path(folder), RATE_LIMITS="free=1000000000/day")
+        limits = {"RATE_LIMITS": "free=1000000000/day"}
+        limits["GUNICORN_CMD_ARGS"] = count_greenlets(Path(folder))
+        server = Server(Path(folder), **limits)
         os.sched_setaffinity(0, {0})
         server.start()
         os.sched_setaffinity(0, {1})
