@@ -99,7 +99,7 @@ class WebSocket:
         self._greenlet = gevent.getcurrent()
         self._unsent = memoryview(b"")
         self._ping_at = time.monotonic() + PING_SECONDS
-        if early := server.environ["wsgi.input"].read():  # frames that came with the handshake
+        if early := server.sock.take_early_input():
             self._wire.receive_data(early)
 
     def messages(self) -> Iterator[str]:

@@ -23,7 +23,6 @@ import socket
 import time
 from contextlib import suppress
 from functools import lru_cache, partial
-from io import BytesIO
 from typing import Any
 
 import gevent
@@ -136,27 +135,16 @@ class Worker(GeventWorker):
 
         gunicorn would discard a body of any length, and nobody would have a turn meanwhile.
         """
-        early = self.take_early_frames(req)
         too_long = body_length(req) > MAX_BODY_BYTES
         if too_long:
             req.force_close()
-        response = OnePiece(sock)
+        response = OnePiece(sock, req.unreader)
         try:
             super().handle_request(listener_name, req, response, addr)
         finally:
             response.flush()
             if too_long:
                 drain(sock)
-        req.unreader.unread(early)
-
-    def take_early_frames(self, req: Any) -> bytes:
-        """What came in one packet with a handshake; the app reads it as the request's body."""
-        upgrade = " ".join(text for name, text in req.headers if name == "UPGRADE")
-        if "websocket" not in upgrade.lower() or body_length(req):
-            return b""
-        early: bytes = req.unreader.take_buffered()
-        req.body = BytesIO(early)
-        return early
 
     def await_next_request(self, req: Any, sock: Any) -> None:
         """Wait for input for as long as `keepalive` says; raises TimeoutError or StopIteration.
@@ -175,8 +163,6 @@ class Worker(GeventWorker):
 
 def body_length(req: Any) -> float:
     """In bytes; infinite for a chunked body."""
-    if isinstance(req.body, BytesIO):  # frames that came with a handshake
-        return 0
     return getattr(req.body.reader, "length", math.inf)
 
 
@@ -191,12 +177,13 @@ def speed_up(cfg: Any) -> None:
 class OnePiece:
     """A client's socket that sends a response in one piece: 12 % of a request.
 
-    gunicorn sends the header and the body each by itself.
+    gunicorn sends the header and the body each by itself. `take_early_input` gives what came in
+    one packet with a handshake: frames, if the handshake is accepted.
     """
 
-    def __init__(self, sock: Any) -> None:
+    def __init__(self, sock: Any, unreader: Any) -> None:
         self._sock, self._parts = sock, list[bytes]()
-        self.sendall = self._parts.append
+        self.sendall, self.take_early_input = self._parts.append, unreader.take_buffered
 
     def flush(self) -> None:
         if whole := b"".join(self._parts):

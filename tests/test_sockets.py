@@ -3,7 +3,6 @@
 import logging
 import socket
 from collections.abc import Callable, Iterator
-from io import BytesIO
 from types import SimpleNamespace
 from typing import cast
 
@@ -16,6 +15,7 @@ from wsproto.utilities import LocalProtocolError
 from protocol.problems import Problem
 from protocol.websocket import Close, Closed, WebSocket
 from rawsocket import CLOSE, RawSocket
+from server.worker import OnePiece
 from sockets import Caller, OpenSockets, serve
 
 
@@ -107,10 +107,8 @@ def ended_by(app: Flask) -> Iterator[Callable[[BaseException], RawSocket]]:
         def handler(ws: WebSocket) -> None:
             raise ending
 
-        environ = {"wsgi.input": BytesIO()}
-        server = SimpleNamespace(
-            sock=there, ws=Connection(ConnectionType.SERVER), connected=True, environ=environ
-        )
+        sock = OnePiece(there, SimpleNamespace(take_buffered=bytes))
+        server = SimpleNamespace(sock=sock, ws=Connection(ConnectionType.SERVER), connected=True)
         with app.test_request_context("/api/v1/ws/echo?api_key=private"):
             g.caller = ("key", "ada")
             serve(handler)(cast(Server, server))

@@ -6,7 +6,6 @@ import json
 import socket
 import time
 from collections.abc import Callable, Iterator
-from io import BytesIO
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -19,14 +18,15 @@ from wsproto.connection import Connection, ConnectionType
 from protocol import websocket
 from protocol.websocket import Close, Closed, WebSocket
 from rawsocket import CLOSE, PING, PONG, RESET, TEXT, Frame, RawSocket, close_frame, frame
+from server.worker import OnePiece
 
 Serve = Callable[[Callable[[WebSocket], object]], Any]
 
 
 def connected(sock: Any, early: bytes = b"") -> WebSocket:
     """The server's side of a connection that was accepted; `early` came with the handshake."""
-    environ = {"wsgi.input": BytesIO(early)}
-    parts = SimpleNamespace(sock=sock, ws=Connection(ConnectionType.SERVER), environ=environ)
+    sock = OnePiece(sock, SimpleNamespace(take_buffered=lambda: early))
+    parts = SimpleNamespace(sock=sock, ws=Connection(ConnectionType.SERVER))
     return WebSocket(cast(Server, parts))
 
 

@@ -27,7 +27,7 @@ from simple_websocket import ConnectionClosed
 from simple_websocket import Server as WebSocketServer
 
 from protocol.websocket import SERVER_OPTIONS, Closed
-from rawsocket import TEXT, RawSocket, frame, handshake_bytes
+from rawsocket import TEXT, RawSocket, frame
 from server.log import Log
 from server.worker import (
     SPARE_CONNECTIONS,
@@ -219,15 +219,6 @@ def test_settings_in_the_dictionary_win(worker: Worker) -> None:
 def test_length_of_a_body_is_known(ends: tuple[Any, Any], headers: bytes, length: float) -> None:
     request = parsed(ends, b"POST / HTTP/1.1\r\nHost: a\r\n" + headers + b"\r\n")
     assert body_length(request) == length
-
-
-def test_frames_in_the_packet_of_the_handshake_are_the_body(
-    worker: Worker, ends: tuple[Any, Any]
-) -> None:
-    early = frame(TEXT, b"early")
-    request = parsed(ends, handshake_bytes("/api/v1/ws/echo") + early)
-    assert worker.take_early_frames(request) == early
-    assert request.body.read() == early
 
 
 def test_buffered_request_is_known_and_may_be_put_back(
