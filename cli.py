@@ -22,7 +22,7 @@ from protocol.timestamps import date_time
 from storage import copy
 
 SECRET = re.compile(r"sk_(live|test)_[^\s']+")
-UNITS = {"s": 1, "m": models.MINUTE, "h": models.HOUR, "d": models.DAY}
+UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
 class Commands(AppGroup):

@@ -16,7 +16,7 @@ from storage import postgres, upgrade
 
 log = logging.getLogger(__name__)
 
-MINUTE, HOUR, DAY = 60, 3600, 86400
+HOUR, DAY = 3600, 86400
 HOURS = 24  # of usage that are kept and shown in the chart
 PREFIXES = {"production": "sk_live_", "development": "sk_test_"}  # of keys, by their type
 NO_ROLLBACK = ("no transaction is active", "no such savepoint")
@@ -133,34 +133,28 @@ def init(settings: Settings, must_answer: bool = True) -> None:
     url, name = settings.postgres, "PostgreSQL" if settings.postgres else settings.sqlite
     try:
         database.initialize(postgres.Postgres(url) if url else _open_sqlite(settings.sqlite))
-        _upgrade()
+        if url:
+            database.obj.timeout = PATIENCE_SECONDS
+            upgrade.create_or_upgrade(database.obj, TABLES)
     except (OSError, peewee.PeeweeException, ValueError) as error:
         is_away = url and isinstance(error, peewee.OperationalError)
         if must_answer or not is_away:
             raise SettingsError(f"DATABASE_URL: {name}: {reason(error)}") from None
-
-
-def _upgrade() -> None:
-    patience, database.obj.timeout = database.obj.timeout, PATIENCE_SECONDS
-    try:
-        with database.connection_context(), database.atomic():
-            upgrade.create_or_upgrade(database.obj, TABLES)
-    finally:
-        database.close_all()  # these connections would wait for locks with patience
-        database.obj.timeout = patience
+    database.obj.timeout = postgres.PATIENCE_SECONDS if url else BUSY_SECONDS
 
 
 def _open_sqlite(file: Path) -> PooledSqliteDatabase:
+    """Upgrade the file, then open it. A file that is refused stays as it was."""
     file.touch(mode=0o600)
+    uri = f"{file.as_uri()}?mode=rw"  # rw: a file that was deleted is not silently replaced
+    first = peewee.SqliteDatabase(uri, uri=True, timeout=PATIENCE_SECONDS, lock_type="IMMEDIATE")
+    upgrade.create_or_upgrade(first, TABLES)
     with suppress(PermissionError):  # it has another owner, who chose its mode
         file.chmod(0o600)
-    # mode=rw: a file that was deleted is not silently replaced. stale_timeout: the connections are
-    # renewed every second, so that another file put in its place is noticed.
-    uri = f"{file.as_uri()}?mode=rw"
-    opened = PooledSqliteDatabase(uri, stale_timeout=1, **SQLITE_OPTIONS)
-    # Not in the constructor, where `timeout` is the pool's.
-    opened.timeout = BUSY_SECONDS
-    return opened
+    with first.connection_context():
+        first.execute_sql("PRAGMA journal_mode = wal")  # stays in the file
+    # Connections are renewed every second, so that another file put in its place is noticed.
+    return PooledSqliteDatabase(uri, stale_timeout=1, **SQLITE_OPTIONS)
 
 
 def reason(error: BaseException) -> str:
