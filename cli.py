@@ -35,7 +35,7 @@ class Commands(AppGroup):
                 return super().invoke(ctx)
         except PeeweeException as error:
             raise click.ClickException(f"DATABASE_URL: {models.reason(error)}") from None
-        except (accounts.Invalid, copy.CopyError, UnicodeError) as error:
+        except ValueError as error:  # accounts.Invalid, UnicodeError, or of storage.copy
             raise click.ClickException(str(error)) from None
         except click.ClickException as error:  # somebody may have given a key in place of an ID
             error.message = SECRET.sub("(an API key)", error.message)  # type: ignore[misc]
