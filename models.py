@@ -23,17 +23,11 @@ NO_ROLLBACK = ("no transaction is active", "no such savepoint")
 BUSY_SECONDS = 0.1  # to wait for a lock of SQLite, because the whole process waits
 PATIENCE_SECONDS = 10  # the same, where only one command waits
 
-SQLITE_OPTIONS = {
-    "autoconnect": False,  # a query without a connection_context is a mistake, so it fails
-    "lock_type": "IMMEDIATE",  # a transaction that reads and then writes never has to be retried
-    "uri": True,
-    "pragmas": {
-        "journal_mode": "wal",
-        "synchronous": "normal",
-        "wal_autocheckpoint": 4000,  # pages; with the default, busy saves checkpoint each time
-        "foreign_keys": 1,
-    },
-}
+# 1 is NORMAL. With the default of 1000 pages, busy saves would checkpoint each time.
+PRAGMAS = {"journal_mode": "wal", "synchronous": 1, "wal_autocheckpoint": 4000, "foreign_keys": 1}
+# A query without a connection_context is a mistake, so it fails. A transaction that reads and then
+# writes locks from its start, so it never has to be retried.
+SQLITE_OPTIONS = {"autoconnect": False, "lock_type": "IMMEDIATE", "uri": True, "pragmas": PRAGMAS}
 database = peewee.DatabaseProxy()
 
 
@@ -137,8 +131,7 @@ def init(settings: Settings, must_answer: bool = True) -> None:
             database.obj.timeout = PATIENCE_SECONDS
             upgrade.create_or_upgrade(database.obj, TABLES)
     except (OSError, peewee.PeeweeException, ValueError) as error:
-        is_away = url and isinstance(error, peewee.OperationalError)
-        if must_answer or not is_away:
+        if must_answer or not (url and isinstance(error, peewee.OperationalError)):
             raise SettingsError(f"DATABASE_URL: {name}: {reason(error)}") from None
     database.obj.timeout = postgres.PATIENCE_SECONDS if url else BUSY_SECONDS
 

@@ -133,8 +133,7 @@ def warnings(settings: Settings) -> Iterator[str]:
 
 def file_limit() -> int:
     """How many files this process may have open."""
-    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    return 10**6 if limit == resource.RLIM_INFINITY else limit
+    return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
 
 
 def raise_file_limit() -> None:

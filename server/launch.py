@@ -1,4 +1,9 @@
-"""The start from a terminal: `python app.py` and `flask run` become the production server."""
+"""usage: python app.py
+
+Serves the demo on http://127.0.0.1:8000; the first start makes a user and an API key, and prints
+them. Settings are environment variables, for example: PORT=8001 python app.py
+`flask run` and this command become the production server.
+"""
 
 import os
 import secrets
@@ -22,16 +27,13 @@ from models import User, database
 from settings import Settings, SettingsError
 
 BACKLOG = 4096
-HELP = """usage: python app.py
-Serves the demo on http://127.0.0.1:8000; the first start makes a user and an API key, and prints
-them. Settings are environment variables, for example: PORT=8001 python app.py"""
 WELCOME = settings.HERE / "server" / "welcome.txt"
 
 
 def main() -> None:
     """The demo: on an empty database make a user with a key, then serve."""
     if arguments := sys.argv[1:]:
-        print(HELP)
+        print(__doc__)
         raise SystemExit(0 if arguments in (["-h"], ["--help"]) else 2)
     config = settings.load()
     if config.platform:

@@ -277,7 +277,7 @@ def test_macos_limit_is_raised_and_never_lowered(
     monkeypatch: pytest.MonkeyPatch, soft: int, raised: int
 ) -> None:
     """The hard limit is said to be infinite there, and cannot be set."""
-    infinite = resource.RLIM_INFINITY
+    infinite = 2**63 - 1
     limits = [soft, infinite]
 
     def set_limits(_: int, wanted: tuple[int, int]) -> None:
