@@ -82,11 +82,12 @@ def welcome(config: Settings) -> None:
     """On an empty database make a user with a key, and print them; if that fails, neither."""
     models.init(config)
     database.obj.timeout = models.PATIENCE_SECONDS
-    # Of two processes that start at once, one makes the user.
-    with suppress(accounts.Invalid), database.connection_context(), database.atomic():
-        if not User.select().exists():
-            make_demo_user(f"http://127.0.0.1:{config.port}")
-    database.close_all()  # or SQLite's second file would stay
+    try:  # of two processes that start at once, one makes the user
+        with suppress(accounts.Invalid), database.connection_context(), database.atomic():
+            if not User.select().exists():
+                make_demo_user(f"http://127.0.0.1:{config.port}")
+    finally:
+        database.close_all()  # or SQLite's second file would stay
 
 
 def make_demo_user(url: str) -> None:
