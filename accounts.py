@@ -11,21 +11,18 @@ from werkzeug.security import check_password_hash, generate_password_hash
 
 from models import PREFIXES, User, database, reason
 
+USERNAME = r"[A-Za-z0-9][A-Za-z0-9_.-]{1,31}"
+EMAIL = r"(?=.{3,254}$)[^@\s]{1,64}@[^@\s.]+(\.[^@\s.]+)+"
+NAMING = "Use 2 to 32 letters, digits, dots, dashes or underscores, the first a letter or digit."
 RULES = {
-    "username": (
-        r"[A-Za-z0-9][A-Za-z0-9_.-]{1,31}",
-        "Use 2 to 32 letters, digits, dots, dashes or underscores, the first a letter or digit.",
-    ),
-    "email": (
-        r"(?=.{3,254}$)[^@\s]{1,64}@[^@\s.]+(\.[^@\s.]+)+",
-        "Enter an address like ada@example.com.",
-    ),
+    "username": (USERNAME, NAMING),
+    "email": (EMAIL, "Enter an address like ada@example.com."),
     "password": (r"[^\ud800-\udfff]{10,256}", "Use 10 to 256 characters."),  # no lone surrogates
     "name": (r"\S.{0,63}", "Give the key a name of 1 to 64 printable characters."),
     "type": ("|".join(PREFIXES), "Choose Development or Production."),
 }
 NOBODY = f"scrypt:32768:8:1${'0' * 16}${'0' * 128}"  # a hash that no password has
-PATIENCE_SECONDS = 5  # for the passwords that are hashed before this one
+QUEUE_SECONDS = 5  # to wait for the passwords that are hashed before this one
 HASHING = ThreadPool(1)  # each takes 32 MiB; many together would slow the requests
 
 
@@ -81,11 +78,11 @@ def hash_password(password: str) -> str:
 
 def verify_password(user: User | None, password: str) -> bool:
     """Whether this is the user's password; takes the same time when there is no user."""
-    right = _scrypt(check_password_hash, user.password_hash if user else NOBODY, password)
-    return bool(right) and user is not None
+    stored = user.password_hash if user else NOBODY
+    return bool(_scrypt(check_password_hash, stored, password))
 
 
 def _scrypt(function: Callable[..., object], *args: str) -> object:
     """Run in a thread, one at a time, because it takes 50 ms; raises ServiceUnavailable."""
-    with gevent.Timeout(PATIENCE_SECONDS, ServiceUnavailable(retry_after=PATIENCE_SECONDS)):
+    with gevent.Timeout(QUEUE_SECONDS, ServiceUnavailable(retry_after=QUEUE_SECONDS)):
         return HASHING.apply(function, args)

@@ -5,9 +5,8 @@ import os
 import re
 import sys
 from collections.abc import Iterable
-from operator import attrgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import click
 from flask import Flask, current_app
@@ -19,10 +18,10 @@ import auth
 import models
 from models import ApiKey, User, database
 from protocol.timestamps import date_time
+from server.log import redact
 from storage import copy
 
-SECRET = re.compile(r"sk_(live|test)_[^\s']+")
-UNITS = {"s": 1, "m": models.MINUTE, "h": models.HOUR, "d": models.DAY}
+SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
 class Commands(AppGroup):
@@ -34,11 +33,11 @@ class Commands(AppGroup):
             with database.connection_context():
                 return super().invoke(ctx)
         except PeeweeException as error:
-            raise click.ClickException(f"DATABASE_URL: {models.reason(error)}") from None
-        except (accounts.Invalid, copy.CopyError, UnicodeError) as error:
-            raise click.ClickException(str(error)) from None
+            fail(f"DATABASE_URL: {models.reason(error)}")
+        except ValueError as error:  # accounts.Invalid, UnicodeError, or of storage.copy
+            fail(str(error))
         except click.ClickException as error:  # somebody may have given a key in place of an ID
-            error.message = SECRET.sub("(an API key)", error.message)  # type: ignore[misc]
+            error.message = redact(error.message)  # type: ignore[misc]
             raise
 
 
@@ -54,15 +53,12 @@ def register(app: Flask) -> None:
         app.cli.add_command(commands)
 
 
-class Duration(click.ParamType):  # type: ignore[type-arg]
-    """A number of seconds, given as `90d`, `24h`, `15m`, `5s` or `0`."""
-
-    name = "duration"
-
-    def convert(self, text: Any, param: Any, ctx: Any) -> int:
-        if not (found := re.fullmatch(r"([0-9]{1,5})([smhd])|0", text)):
-            self.fail("use a number and a unit, like 90d, 24h, 15m or 5s")
-        return int(found[1] or 0) * UNITS[found[2] or "s"]
+def duration(text: str) -> int:
+    """The seconds of `90d`, `24h`, `15m`, `5s` or `0`."""
+    found = re.fullmatch("([0-9]{1,5})([smhd])|0", text)
+    if not found:
+        raise click.BadParameter("use a number and a unit, like 90d, 24h, 15m or 5s")
+    return int(found[1] or 0) * SECONDS[found[2] or "s"]
 
 
 @users.command("create")
@@ -87,7 +83,7 @@ def list_users(as_json: bool) -> None:
 @password_stdin
 def set_password(username: str, password_stdin: bool) -> None:
     """Set a user's password, and end all sessions of this user."""
-    user, password = find_user(username), read_password(password_stdin)
+    user, password = user_named(username), read_password(password_stdin)
     accounts.check(password=password)
     user.password_hash = accounts.hash_password(password)
     accounts.save(user)
@@ -97,7 +93,7 @@ def set_password(username: str, password_stdin: bool) -> None:
 @click.argument("username")
 def delete_user(username: str) -> None:
     """Delete a user with all keys; a running server notices within two seconds."""
-    models.delete_user(find_user(username))
+    models.delete_user(user_named(username))
 
 
 @keys.command("create")
@@ -105,21 +101,21 @@ def delete_user(username: str) -> None:
 @click.argument("name")
 @click.option("--type", type=click.Choice(list(models.PREFIXES)), required=True)
 @click.option("--tier", default="free", show_default=True)
-@click.option("--expires", type=Duration(), help="For example 90d; never, if not given.")
+@click.option("--expires", type=duration, help="For example 90d; never, if not given.")
 def create_key(username: str, name: str, type: str, tier: str, expires: int | None) -> None:
     """Create a key and print it, alone and once."""
     end = None if expires is None else models.now() + expires
     with database.atomic():
-        print_key(auth.create_key(find_user(username), name, type, known(tier), end)[1])
+        print_secret(auth.create_key(user_named(username), name, type, known(tier), end)[1])
 
 
 @keys.command("rotate")
 @click.argument("key_id", metavar="ID")
-@click.option("--grace", default="24h", type=Duration(), show_default=True)
+@click.option("--grace", default="24h", type=duration, show_default=True)
 def rotate_key(key_id: str, grace: int) -> None:
     """Create a successor and print it; the old key ends after the grace."""
     with database.atomic():
-        print_key(auth.rotate_key(find_key(key_id), grace)[1])
+        print_secret(auth.rotate_key(live_key(key_id), grace)[1])
 
 
 @keys.command("list")
@@ -127,13 +123,12 @@ def rotate_key(key_id: str, grace: int) -> None:
 @as_json
 def list_keys(username: str | None, as_json: bool) -> None:
     """List keys: id, owner, name, type, tier, state, last used; as JSON, also the end."""
-    query = ApiKey.select(ApiKey, User).join(User).order_by(User.id, ApiKey.created_at)
+    query = ApiKey.select(ApiKey, User.username).join(User).order_by(User.id, ApiKey.created_at)
     if username is not None:
-        query = query.where(ApiKey.user == find_user(username))
-    names = ("id", "user.username", "name", "type", "tier", "state", "last_used_at", "expires_at")
+        query = query.where(ApiKey.user == user_named(username))
+    names = ["id", "username", "name", "type", "tier", "state", "last_used_at", "expires_at"]
     shown = names if as_json else names[:-1]
-    rows = ({name.split(".")[-1]: attrgetter(name)(key) for name in shown} for key in query)
-    print_rows(rows, as_json)
+    print_rows([{name: getattr(key, name) for name in shown} for key in query.objects()], as_json)
 
 
 @keys.command("tier")
@@ -141,14 +136,14 @@ def list_keys(username: str | None, as_json: bool) -> None:
 @click.argument("tier")
 def set_tier(key_id: str, tier: str) -> None:
     """Give a key another tier; a running server notices within two seconds."""
-    models.change_key(find_key(key_id).id, tier=known(tier))
+    models.change_key(live_key(key_id).id, tier=known(tier))
 
 
 @keys.command("revoke")
 @click.argument("key_id", metavar="ID")
 def revoke_key(key_id: str) -> None:
     """Revoke a key for good; a running server notices within two seconds."""
-    models.revoke_key(find_key(key_id).id)
+    models.revoke_key(live_key(key_id).id)
 
 
 @databases.command("copy")
@@ -165,20 +160,19 @@ def copy_database(file: Path) -> None:
 def read_password(from_stdin: bool) -> str:
     if not from_stdin:
         return str(click.prompt("Password", hide_input=True, confirmation_prompt=True))
-    if sys.stdin is None:
-        raise click.ClickException("standard input is closed, so there is no password to read")
-    return sys.stdin.readline().rstrip("\r\n")
+    source = sys.stdin or fail("standard input is closed, so there is no password to read")
+    return source.readline().rstrip("\r\n")
 
 
-def print_key(key: str) -> None:
-    """Print the key, or fail, so that the caller's transaction stores no key that nobody saw."""
+def print_secret(text: str) -> None:
+    """Print it, or end the program, so that the caller's transaction stores nothing."""
     try:
-        sys.stdout.write(f"{key}\n")
+        sys.stdout.write(f"{text}\n")
         sys.stdout.flush()
     except (AttributeError, OSError):  # it is None when it is closed
         if sys.stdout:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the flush at exit
-        raise click.ClickException("the key cannot be printed, so it was not created") from None
+        raise SystemExit("the key cannot be printed, so it was not created") from None
 
 
 def print_rows(rows: Iterable[dict[str, Any]], as_json: bool) -> None:
@@ -189,27 +183,26 @@ def print_rows(rows: Iterable[dict[str, Any]], as_json: bool) -> None:
     ]
     if as_json:
         click.echo(json.dumps(rows, indent=2))
-    elif rows:
-        lines = (["never" if x is None else str(x) for x in row.values()] for row in rows)
-        click.echo("\n".join(map("\t".join, lines)))
+        return
+    for row in rows:
+        click.echo("\t".join("never" if x is None else str(x) for x in row.values()))
 
 
-def find_user(username: str) -> User:
-    user = accounts.find(username)
-    if user is None:
-        raise click.ClickException(f"There is no user {username!r}.")
-    return user
+def user_named(username: str) -> User:
+    return accounts.find(username) or fail(f"There is no user {username!r}.")
 
 
-def find_key(key_id: str) -> ApiKey:
+def live_key(key_id: str) -> ApiKey:
     key: ApiKey | None = ApiKey.get_or_none(ApiKey.id == key_id, ApiKey.live())
-    if key is None:
-        raise click.ClickException("There is no live key with this ID.")
-    return key
+    return key or fail("There is no live key with this ID.")
 
 
 def known(tier: str) -> str:
     tiers = current_app.extensions["settings"].quotas
     if tier not in tiers:
-        raise click.ClickException(f"RATE_LIMITS has no tier {tier!r}, only {', '.join(tiers)}.")
+        fail(f"RATE_LIMITS has no tier {tier!r}, only {', '.join(tiers)}.")
     return tier
+
+
+def fail(message: str) -> NoReturn:
+    raise click.ClickException(message)

@@ -10,14 +10,14 @@ from gunicorn.arbiter import Arbiter
 import settings
 from server.log import Log
 from server.worker import Worker, respect_nohup
+from settings import SettingsError
 
 respect_nohup()
 settings.raise_file_limit()
 service = settings.load()
 if not service.secret_key:
-    raise settings.SettingsError(
-        "SECRET_KEY is not set; make one: python3 -c 'import secrets; print(secrets.token_hex())'"
-    )
+    command = "python3 -c 'import secrets; print(secrets.token_hex())'"
+    raise SettingsError(f"SECRET_KEY is not set; make one: {command}")
 
 wsgi_app = "app:create_app()"
 bind = f"0.0.0.0:{service.port}"
@@ -43,9 +43,7 @@ def on_starting(server: Arbiter) -> None:
     """Refuse what would break the promises of SQLite mode, and a database that does not work."""
     fits = server.cfg.workers > 0 if service.postgres else server.cfg.workers == 1
     if server.cfg.worker_class != Worker or not fits:
-        raise settings.SettingsError(
-            "--workers and --worker-class cannot be set: one worker of our own keeps the counts"
-        )
+        raise SettingsError("--workers and --worker-class cannot be set: our worker keeps counts")
     # Several workers that cannot start would end gunicorn with a traceback, so the database is
     # tried here; in a new process, because gevent's patches must come before peewee's import.
     if service.postgres:

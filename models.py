@@ -16,7 +16,7 @@ from storage import postgres, upgrade
 
 log = logging.getLogger(__name__)
 
-MINUTE, HOUR, DAY = 60, 3600, 86400
+HOUR, DAY = 3600, 86400
 HOURS = 24  # of usage that are kept and shown in the chart
 PREFIXES = {"production": "sk_live_", "development": "sk_test_"}  # of keys, by their type
 NO_ROLLBACK = ("no transaction is active", "no such savepoint")
@@ -24,17 +24,11 @@ IDS_PER_QUERY = 1000
 BUSY_SECONDS = 0.1  # to wait for a lock of SQLite, because the whole process waits
 PATIENCE_SECONDS = 10  # the same, where only one command waits
 
-SQLITE_OPTIONS = {
-    "autoconnect": False,  # a query without a connection_context is a mistake, so it fails
-    "lock_type": "IMMEDIATE",  # a transaction that reads and then writes never has to be retried
-    "uri": True,
-    "pragmas": {
-        "journal_mode": "wal",
-        "synchronous": "normal",
-        "wal_autocheckpoint": 4000,  # pages; with the default, busy saves checkpoint each time
-        "foreign_keys": 1,
-    },
-}
+# 1 is NORMAL. With the default of 1000 pages, busy saves would checkpoint each time.
+PRAGMAS = {"journal_mode": "wal", "synchronous": 1, "wal_autocheckpoint": 4000, "foreign_keys": 1}
+# A query without a connection_context is a mistake, so it fails. A transaction that reads and then
+# writes locks from its start, so it never has to be retried.
+SQLITE_OPTIONS = {"autoconnect": False, "lock_type": "IMMEDIATE", "uri": True, "pragmas": PRAGMAS}
 database = peewee.DatabaseProxy()
 
 
@@ -134,32 +128,26 @@ def init(settings: Settings, must_answer: bool = True) -> None:
     url, name = settings.postgres, "PostgreSQL" if settings.postgres else settings.sqlite
     try:
         database.initialize(postgres.Postgres(url) if url else _open_sqlite(settings.sqlite))
-        _upgrade()
-    except (OSError, peewee.PeeweeException, ValueError) as error:
-        is_away = url and isinstance(error, peewee.OperationalError)
-        if must_answer or not is_away:
-            raise SettingsError(f"DATABASE_URL: {name}: {reason(error)}") from None
-
-
-def _upgrade() -> None:
-    patience, database.obj.timeout = database.obj.timeout, PATIENCE_SECONDS
-    try:
-        with database.connection_context(), database.atomic():
+        if url:
+            database.obj.timeout = PATIENCE_SECONDS
             upgrade.create_or_upgrade(database.obj, TABLES)
-    finally:
-        database.close_all()  # these connections would wait for locks with patience
-        database.obj.timeout = patience
+    except (OSError, peewee.PeeweeException, ValueError) as error:
+        if must_answer or not (url and isinstance(error, peewee.OperationalError)):
+            raise SettingsError(f"DATABASE_URL: {name}: {reason(error)}") from None
+    database.obj.timeout = postgres.PATIENCE_SECONDS if url else BUSY_SECONDS
 
 
 def _open_sqlite(file: Path) -> PooledSqliteDatabase:
+    """Upgrade the file, then open it. A file that is refused stays as it was."""
     file.touch(mode=0o600)
+    uri = f"{file.as_uri()}?mode=rw"  # rw: a file that was deleted is not silently replaced
+    first = peewee.SqliteDatabase(uri, uri=True, timeout=PATIENCE_SECONDS, lock_type="IMMEDIATE")
+    upgrade.create_or_upgrade(first, TABLES)
     with suppress(PermissionError):  # it has another owner, who chose its mode
         file.chmod(0o600)
-    uri = f"{file.as_uri()}?mode=rw"  # a file that was deleted is not silently replaced
-    opened = PooledSqliteDatabase(uri, **SQLITE_OPTIONS)
-    # Not in the constructor, where `timeout` is the pool's.
-    opened.timeout = BUSY_SECONDS
-    return opened
+    with first.connection_context():
+        first.execute_sql("PRAGMA journal_mode = wal")  # stays in the file
+    return PooledSqliteDatabase(uri, **SQLITE_OPTIONS)
 
 
 def reason(error: BaseException) -> str:

@@ -1,9 +1,17 @@
-"""The start from a terminal: `python app.py` and `flask run` become the production server."""
+"""usage: python app.py
+
+Serves the demo on http://127.0.0.1:8000; the first start makes a user and an API key, and prints
+them. Settings are environment variables, for example: PORT=8001 python app.py
+`flask run` and this command become the production server.
+"""
 
 import os
 import secrets
+import signal
 import socket
 import sys
+from contextlib import suppress
+from typing import NoReturn
 
 import click
 import flask.cli
@@ -14,32 +22,26 @@ import accounts
 import auth
 import models
 import settings
-from models import User
+from cli import print_secret
+from models import User, database
+from settings import Settings, SettingsError
 
 BACKLOG = 4096
-HELP = """usage: python app.py
-Serves the demo on http://127.0.0.1:8000; the first start makes a user and an API key, and prints
-them. Settings are environment variables, for example: PORT=8001 python app.py"""
 WELCOME = settings.HERE / "server" / "welcome.txt"
 
 
 def main() -> None:
     """The demo: on an empty database make a user with a key, then serve."""
     if arguments := sys.argv[1:]:
-        print(HELP)
+        print(__doc__)
         raise SystemExit(0 if arguments in (["-h"], ["--help"]) else 2)
     config = settings.load()
     if config.platform:
-        raise settings.SettingsError(
-            f"{config.platform} is set: on a platform, start `gunicorn`, not `python app.py`"
-        )
+        raise SettingsError(f"{config.platform} is set: on a platform, start `gunicorn` instead")
     settings.raise_file_limit()  # what may fail comes before a secret is printed
-    listener = listen("127.0.0.1", config.port)
-    models.init(config)
-    with models.database.connection_context():
-        if not User.select().exists():
-            welcome(f"http://127.0.0.1:{config.port}")
-    serve(listener)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: sys.exit())
+    replace_by_gunicorn("127.0.0.1", config, is_demo=True)
 
 
 def replace_flask_run(port: int) -> None:
@@ -50,37 +52,43 @@ def replace_flask_run(port: int) -> None:
     source = context.get_parameter_source
     given = {name for name in context.params if source(name) != ParameterSource.DEFAULT}
     if get_debug_flag() or given - {"host", "port"}:
-        message = "only --host and --port are supported: this is not Flask's server"
-        raise click.ClickException(message)
+        raise click.ClickException("only --host and --port work here: it is not Flask's server")
     if "port" in given:
-        port = settings.load({**os.environ, "PORT": str(context.params["port"])}).port
-    serve(listen(context.params["host"], port))
+        os.environ["PORT"] = str(context.params["port"])
+    replace_by_gunicorn(context.params["host"], settings.load())
+
+
+def replace_by_gunicorn(host: str, config: Settings, is_demo: bool = False) -> NoReturn:
+    """Take the port, then become gunicorn, which takes the listening socket over."""
+    listener = listen(host, config.port)
+    listener.set_inheritable(True)
+    os.environ["SECRET_KEY"] = config.secret_key or secrets.token_hex()
+    os.chdir(settings.HERE)
+    if is_demo:
+        welcome(config)
+    bind = ["--bind", f"fd://{listener.fileno()}"]
+    os.execv(sys.executable, [sys.executable, "-m", "gunicorn", *bind])
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Take the port; raises SettingsError if it is in use."""
+    """Raises SettingsError if the port is in use."""
     try:
         return socket.create_server((host, port), backlog=BACKLOG)
     except OSError as error:
-        hint = f"choose another, for example PORT={port + 1}"
         reason = str(error.strerror).partition(" (")[0]  # without the address again
-        raise settings.SettingsError(f"PORT: {port} on {host}: {reason}; {hint}") from None
+        raise SettingsError(f"PORT: {port} on {host}: {reason}; try PORT={port + 1}") from None
 
 
-def welcome(url: str) -> None:
-    password = secrets.token_urlsafe(12)
-    try:
-        user = accounts.create("demo", "demo@example.com", password)
-    except accounts.Invalid:
-        return  # another process was first, and prints its key
-    _, key = auth.create_key(user, "demo", "production")
-    print(WELCOME.read_text().format(url=url, password=password, key=key), flush=True)
-
-
-def serve(listener: socket.socket) -> None:
-    """Replace this process by gunicorn, which takes the listening socket over."""
-    os.environ["SECRET_KEY"] = settings.load().secret_key or secrets.token_hex()
-    listener.set_inheritable(True)
-    bind = ["--bind", f"fd://{listener.fileno()}"]
-    os.chdir(settings.HERE)
-    os.execv(sys.executable, [sys.executable, "-m", "gunicorn", *bind])
+def welcome(config: Settings) -> None:
+    """On an empty database make a user with a key, and print them; if that fails, neither."""
+    models.init(config)
+    database.obj.timeout = models.PATIENCE_SECONDS
+    url, password = f"http://127.0.0.1:{config.port}", secrets.token_urlsafe(12)
+    try:  # of two processes that start at once, one makes the user
+        with suppress(accounts.Invalid), database.connection_context(), database.atomic():
+            if not User.select().exists():
+                user = accounts.create("demo", "demo@example.com", password)
+                _, key = auth.create_key(user, "demo", "production")
+                print_secret(WELCOME.read_text().format(url=url, password=password, key=key))
+    finally:
+        database.close_all()  # or SQLite's second file would stay

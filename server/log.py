@@ -6,22 +6,26 @@ from typing import Any
 
 from gunicorn.glogging import Logger
 
+SECRET = re.compile(r"(sk_(?:live|test)_|api_key=|%[0-9a-f]{2})[^\s&'\"]+", re.IGNORECASE)
+CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
+
+
+def redact(text: str) -> str:
+    """Cut out API keys, and what follows a percent escape: it may be the start of a key."""
+    return SECRET.sub(r"\1[redacted]", text)
+
 
 class Redacting(logging.Formatter):
-    """Cuts API keys out of every line: gunicorn quotes request lines that it cannot parse.
+    """Redacts every line: gunicorn quotes request lines that it cannot parse.
 
-    What follows a percent escape is cut, too: it may be the start of a key. Control characters are
-    escaped, so that nobody can write a line of their own into the log.
+    Control characters are escaped, so that nobody can write a line of their own into the log.
     """
 
-    SECRET = re.compile(r"(sk_(?:live|test)_|api_key=|%[0-9a-f]{2})[^\s&'\"]+", re.IGNORECASE)
-    CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
-
     def format(self, record: logging.LogRecord) -> str:
-        return self.SECRET.sub(r"\1[redacted]", super().format(record))
+        return redact(super().format(record))
 
     def formatMessage(self, record: logging.LogRecord) -> str:
-        return self.CONTROL.sub(lambda found: ascii(found[0])[1:-1], super().formatMessage(record))
+        return CONTROL.sub(lambda found: ascii(found[0])[1:-1], super().formatMessage(record))
 
 
 class Log(Logger):

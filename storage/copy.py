@@ -7,37 +7,31 @@ from typing import Any
 
 import peewee
 
-Tables = list[type[peewee.Model]]
+BATCH = 1000  # rows that are inserted at once
 
 
-class CopyError(ValueError):
-    """Nothing was copied; the message says why."""
-
-
-def copy(file: Path, target: Any, tables: Tables) -> dict[str, int]:
-    """Copy all rows or none; returns how many of each table. Raises CopyError, PeeweeException."""
+def copy(file: Path, target: Any, tables: list[type[peewee.Model]]) -> dict[str, int]:
+    """Copy all rows or none; returns how many of each table. Raises ValueError, PeeweeException."""
     if not isinstance(target, peewee.PostgresqlDatabase):
-        raise CopyError("DATABASE_URL says where to copy to; it must be postgresql://...")
+        raise ValueError("DATABASE_URL says where to copy to; it must be postgresql://...")
     uri = f"{file.resolve().as_uri()}?mode=ro"
-    with peewee.__exception_wrapper__:
-        try:
-            with closing(sqlite3.connect(uri, uri=True, isolation_level=None)) as source:
-                source.execute("BEGIN")  # so that all tables are of one moment
-                with target.atomic():
-                    return {t._meta.table_name: _copy(source, target, t) for t in tables}
-        except sqlite3.Error as error:
-            raise CopyError(f"{file}: {error}") from None
+    try:
+        with closing(sqlite3.connect(uri, uri=True, isolation_level=None)) as source:
+            source.execute("BEGIN")  # so that all tables are of one moment
+            with target.atomic():
+                return {table._meta.table_name: _copy(source, table) for table in tables}
+    except sqlite3.Error as error:
+        raise ValueError(f"{file}: {error}") from None
 
 
-def _copy(source: sqlite3.Connection, target: Any, table: type[peewee.Model]) -> int:
-    name, columns, count = table._meta.table_name, ", ".join(table._meta.columns), 0
+def _copy(source: sqlite3.Connection, table: type[peewee.Model]) -> int:
+    name, columns = table._meta.table_name, table._meta.columns
     if table.select().exists():
-        raise CopyError(f"there is data in PostgreSQL already, in the table {name}")
-    with target.cursor().copy(f'COPY "{name}" ({columns}) FROM STDIN') as rows:
-        for row in source.execute(f'SELECT {columns} FROM "{name}"'):
-            rows.write_row(row)
-            count += 1
+        raise ValueError(f"there is data in PostgreSQL already, in the table {name}")
+    rows = source.execute(f'SELECT {", ".join(columns)} FROM "{name}"')
+    for batch in peewee.chunked(rows, BATCH):
+        table.insert_many(batch, fields=list(columns.values())).execute()
     if table._meta.auto_increment:  # or the next row would have an id that is taken
         sequence = f"pg_get_serial_sequence('\"{name}\"', 'id')"
-        target.execute_sql(f'SELECT setval({sequence}, max(id)) FROM "{name}"')
-    return count
+        table._meta.database.execute_sql(f'SELECT setval({sequence}, max(id)) FROM "{name}"')
+    return int(table.select().count())

@@ -17,22 +17,20 @@ def create_or_upgrade(database: peewee.Database, tables: list[type[peewee.Model]
 
     It runs in one transaction, so a failed upgrade changes nothing.
     """
-    if isinstance(database, peewee.PostgresqlDatabase):
-        database.execute_sql(ALONE)
-    existing = set(database.get_tables())
-    for table in tables:
-        if table._meta.table_name in existing:
-            _upgrade(database, table)
-    database.create_tables(tables)
-    database.execute_sql(END_REVOKED)
+    with database.bind_ctx(tables), database.connection_context(), database.atomic():
+        if isinstance(database, peewee.PostgresqlDatabase):
+            database.execute_sql(ALONE)
+        for table in tables:
+            _add_missing_columns(database, table)
+        database.create_tables(tables)
+        database.execute_sql(END_REVOKED)
 
 
-def _upgrade(database: peewee.Database, table: type[peewee.Model]) -> None:
+def _add_missing_columns(database: peewee.Database, table: type[peewee.Model]) -> None:
     name, wanted = table._meta.table_name, table._meta.columns
-    found = {column.name for column in database.get_columns(name)}
-    missing = [column for column in wanted if column not in found]
+    found = {column.name for column in database.get_columns(name)}  # empty without a table
+    missing = [column for column in wanted if found and column not in found]
     if found - set(wanted) - UNUSED or not all(wanted[column].null for column in missing):
         raise ValueError(f"the table {name} was made by a newer version or another program")
-    for column in missing:
-        migrator = SchemaMigrator.from_database(database)
-        migrate(migrator.add_column(name, column, wanted[column]))
+    migrator = SchemaMigrator.from_database(database)
+    migrate(*[migrator.add_column(name, column, wanted[column]) for column in missing])

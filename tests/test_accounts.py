@@ -213,7 +213,7 @@ def test_other_greenlets_run_while_a_password_is_verified(user: User, password: 
 
 
 def test_when_too_many_passwords_wait_the_next_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(accounts, "PATIENCE_SECONDS", 0.01)
+    monkeypatch.setattr(accounts, "QUEUE_SECONDS", 0.01)
     accounts.HASHING.spawn(time.sleep, 0.2)
     with pytest.raises(ServiceUnavailable) as refusal:
         accounts.verify_password(None, "a password")

@@ -507,7 +507,7 @@ def test_key_that_cannot_be_printed_is_not_stored(
     arguments = create if command == "create" else ["rotate", key[8:16]]
     result = shell.flask("key", *arguments, redirect=redirect)
     message = "the key cannot be printed, so it was not created"
-    assert (result.returncode, result.stderr) == (1, f"Error: {message}\n")
+    assert (result.returncode, result.stderr) == (1, f"{message}\n")
     assert (stored_keys(), stored_key(key[8:16]).expires_at) == (1, None)
 
 

@@ -288,7 +288,7 @@ def test_taken_port_is_one_line_and_spends_no_secret(tmp_path: Path, command: li
         url = f"sqlite:///{tmp_path}/demo.db"
         message = refusal(PYTHON, *command, PORT=str(port), DATABASE_URL=url)
     reason = f"PORT: {port} on 127.0.0.1: Address already in use"
-    assert message == f"{reason}; choose another, for example PORT={port + 1}"
+    assert message == f"{reason}; try PORT={port + 1}"
     assert not (tmp_path / "demo.db").exists() or users(tmp_path / "demo.db") == []
 
 
@@ -314,9 +314,62 @@ def test_help_of_the_demo_says_what_it_does(tmp_path: Path, argument: str, statu
     assert not (tmp_path / "demo.db").exists()
 
 
+@pytest.mark.parametrize("output", [">&-", ">/dev/full"])
+def test_secret_that_cannot_be_printed_is_one_line_and_makes_no_user(
+    tmp_path: Path, output: str
+) -> None:
+    done = first_start(tmp_path, output, PYTHONUNBUFFERED="")
+    message = "the key cannot be printed, so it was not created\n"
+    assert (done.returncode, done.stderr) == (1, message)
+    assert users(tmp_path / "demo.db") == []
+
+
+def first_start(
+    directory: Path, output: str = "", **settings: str
+) -> "subprocess.CompletedProcess[str]":
+    """`python app.py` on a new database; it is expected to end by itself."""
+    environment = {"DATABASE_URL": f"sqlite:///{directory}/demo.db", "PORT": str(free_port())}
+    return subprocess.run(
+        ["sh", "-c", f'exec "$@" {output}', "sh", PYTHON, "app.py"],
+        cwd=REPOSITORY,
+        env=clean_environment(**environment | settings),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=20,
+    )
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_signal_before_gunicorn_starts_ends_the_demo_in_order(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    """While the demo user is being stored."""
+    script = (
+        "import sys, time, app, auth; sys.argv = ['app.py'];"
+        "auth.create_key = lambda *_: print('now', flush=True) or time.sleep(20);"
+        "app.launch.main()"
+    )
+    environment = {"DATABASE_URL": f"sqlite:///{tmp_path}/demo.db", "PORT": str(free_port())}
+    with subprocess.Popen(
+        [PYTHON, "-c", script],
+        cwd=REPOSITORY,
+        env=clean_environment(**environment),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    ) as process:
+        assert process.stdout
+        assert process.stdout.readline() == b"now\n"
+        process.send_signal(number)
+        output, errors = process.communicate(timeout=10)
+    assert (process.returncode, output, errors) == (0, b"", b"")
+    assert [path.name for path in tmp_path.iterdir()] == ["demo.db"]
+    assert users(tmp_path / "demo.db") == []
+
+
 # What is refused
 
-DEBUG = "Error: only --host and --port are supported: this is not Flask's server"
+DEBUG = "Error: only --host and --port work here: it is not Flask's server"
 
 
 @pytest.mark.parametrize(

@@ -76,11 +76,12 @@ def test_second_start_keeps_the_rows(config: Settings, ada: User) -> None:
         assert User.get().username == "ada"
 
 
-def test_file_that_is_no_database_stops_the_start(config: Settings, tmp_path: Path) -> None:
-    (tmp_path / "test.db").write_text("This is no database. " * 100)
-    with pytest.raises(SettingsError) as mistake:
-        models.init(config)
-    assert str(mistake.value) == f"DATABASE_URL: {tmp_path}/test.db: file is not a database"
+def test_file_that_is_no_database_stops_the_start_and_stays_as_it_was(config: Settings) -> None:
+    config.sqlite.write_text("This is no database. " * 100)
+    config.sqlite.chmod(0o644)
+    assert refusal(config) == f"DATABASE_URL: {config.sqlite}: file is not a database"
+    assert config.sqlite.read_text() == "This is no database. " * 100
+    assert config.sqlite.stat().st_mode & 0o777 == 0o644
 
 
 def test_another_file_is_another_database(config: Settings, ada: User, tmp_path: Path) -> None:
@@ -218,11 +219,6 @@ def contents(file: Path, *columns: str) -> dict[str, list[tuple[object, ...]]]:
         return {table: connection.execute(query).fetchall() for table, query in queries.items()}
 
 
-def schema(file: Path) -> list[tuple[object, ...]]:
-    with closing(sqlite3.connect(file)) as connection:
-        return connection.execute("SELECT * FROM sqlite_master").fetchall()
-
-
 def refusal(config: Settings) -> str:
     """The message with which the start fails."""
     with pytest.raises(SettingsError) as mistake:
@@ -292,18 +288,22 @@ FOREIGN = {
 }
 
 
+@pytest.mark.parametrize("mode", ["delete", "wal"])
 @pytest.mark.parametrize("change", FOREIGN.values(), ids=FOREIGN)
-def test_database_of_another_shape_stops_the_start(
-    config: Settings, older: Path, change: str
+def test_database_of_another_shape_stops_the_start_and_stays_as_it_was(
+    config: Settings, older: Path, change: str, mode: str
 ) -> None:
     with closing(sqlite3.connect(older)) as connection:
-        connection.executescript(change)
-    before = schema(older)
+        connection.executescript(f"PRAGMA journal_mode = {mode}; {change}")
+    older.chmod(0o644)
+    before = older.read_bytes()
     message = refusal(config)
     assert message.startswith(f"DATABASE_URL: {older}: the table ")
     assert "newer version or another program" in message
     assert "\n" not in message
-    assert schema(older) == before
+    assert older.read_bytes() == before
+    assert older.stat().st_mode & 0o777 == 0o644
+    assert list(older.parent.iterdir()) == [older]
 
 
 # Users

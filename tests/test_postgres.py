@@ -4,6 +4,7 @@ import contextlib
 import os
 import re
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
@@ -21,6 +22,7 @@ from load import Load, accepted
 from postgresql import Cluster, connected
 from rawsocket import CLOSE, Answer, RawSocket
 from serving import REPOSITORY, Server, StartError, clean_environment, eventually, free_port
+from storage import copy
 
 TIME, STATS = "/api/v1/ws/time", "/api/v1/usage/stats"
 TEST, STATUS = "/api/v1/protected/test", "/api/v1/status"
@@ -523,6 +525,30 @@ class TestCopy:
         assert done.returncode != 0
         assert done.stderr == "Error: there is data in PostgreSQL already, in the table user\n"
         assert query(used, "SELECT count(*) FROM api_key") == [(3,)]
+
+    def test_given_more_rows_than_a_batch_then_all_are_copied(
+        self, used: Server, database: str
+    ) -> None:
+        rows = [(hour, "k" * 8, hour) for hour in range(copy.BATCH * 2 + 1)]
+        with contextlib.closing(sqlite3.connect(used.database)) as file, file:
+            file.execute("DELETE FROM hourly_usage")
+            file.executemany("INSERT INTO hourly_usage VALUES (?, ?, ?)", rows)
+        done = copy_of(str(used.database), database)
+
+        assert done.stdout.splitlines()[-1] == f"hourly_usage: {len(rows)} rows"
+        used.env["DATABASE_URL"] = database
+        assert query(used, "SELECT * FROM hourly_usage ORDER BY hour") == rows
+
+    def test_given_a_file_without_a_table_then_one_line_and_nothing_is_copied(
+        self, used: Server, database: str
+    ) -> None:
+        with contextlib.closing(sqlite3.connect(used.database)) as file:
+            file.execute("DROP TABLE hourly_usage")
+        done = copy_of(str(used.database), database)
+
+        assert done.stderr == f"Error: {used.database}: no such table: hourly_usage\n"
+        used.env["DATABASE_URL"] = database
+        assert query(used, 'SELECT count(*) FROM "user"') == [(0,)]
 
     @pytest.mark.parametrize("content", [b"", b"no database" * 1000])
     def test_given_another_file_then_one_line_and_nothing_is_copied(

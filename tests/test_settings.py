@@ -41,7 +41,7 @@ def test_nothing_set_gives_the_defaults(
         max_sockets_per_caller=100,
         signups=True,
         proxy_hops=0,
-        platform=None,
+        platform="",
         web_concurrency=1,
     )
 
@@ -198,7 +198,7 @@ def test_a_refused_database_url_is_not_repeated(url: str) -> None:
 def test_only_postgresql_has_more_than_one_worker(url: str, workers: int) -> None:
     loaded = load({"DATABASE_URL": url, "WEB_CONCURRENCY": "4"})
     assert loaded.workers == workers
-    assert bool(settings.warnings(loaded)) == (workers == 1)
+    assert len(list(settings.warnings(loaded))) == (workers == 1)
 
 
 @pytest.mark.parametrize(
@@ -239,7 +239,7 @@ def test_railway_without_proxy_hops_is_warned_about() -> None:
     railway = {"RAILWAY_ENVIRONMENT": "production", "DATABASE_URL": "postgresql://localhost/demo"}
     (warning,) = settings.warnings(load(railway))
     assert warning.startswith("PROXY_HOPS is not set")
-    assert settings.warnings(load(railway | {"PROXY_HOPS": "1"})) == []
+    assert not list(settings.warnings(load(railway | {"PROXY_HOPS": "1"})))
 
 
 @pytest.mark.parametrize("hard", [settings.MIN_FILES, settings.MIN_FILES - 1])
@@ -265,9 +265,30 @@ def test_sockets_leave_files_for_everything_else(limit_files: LimitFiles) -> Non
     assert load({}).max_sockets == 1000 - settings.SPARE_FILES
 
 
-def test_too_few_files_leave_no_socket(limit_files: LimitFiles) -> None:
-    limit_files(settings.SPARE_FILES - 10)
-    assert load({}).max_sockets == 0
+@pytest.mark.parametrize("files", [settings.MIN_FILES, settings.SPARE_FILES])
+def test_few_files_leave_a_quarter_for_sockets(limit_files: LimitFiles, files: int) -> None:
+    limit_files(files)
+    assert load({}).max_sockets == files // 4
+    assert load({"MAX_SOCKETS": "7"}).max_sockets == 7
+
+
+@pytest.mark.parametrize(("soft", "raised"), [(256, 10_240), (65_536, 65_536)])
+def test_macos_limit_is_raised_and_never_lowered(
+    monkeypatch: pytest.MonkeyPatch, soft: int, raised: int
+) -> None:
+    """The hard limit is said to be infinite there, and cannot be set."""
+    infinite = 2**63 - 1
+    limits = [soft, infinite]
+
+    def set_limits(_: int, wanted: tuple[int, int]) -> None:
+        if wanted[0] == infinite:
+            raise ValueError
+        limits[:] = wanted
+
+    monkeypatch.setattr(resource, "getrlimit", lambda _: tuple(limits))
+    monkeypatch.setattr(resource, "setrlimit", set_limits)
+    settings.raise_file_limit()
+    assert limits == [raised, infinite]
 
 
 def test_the_environment_is_read_by_load_and_not_on_import(
