@@ -23,7 +23,6 @@ KNOWN = {
     500: ("internal_error", "Something went wrong on our side."),
     503: ("unavailable", "The database cannot be reached; try again shortly."),
 }
-TITLES = {413: "Content Too Large", 422: "Unprocessable Content"}  # RFC 9110; Python's may be older
 BAD_HANDSHAKE = (
     "bad_handshake",
     "A WebSocket is opened with GET and HTTP/1.1, no body, an ASCII Host, Connection: Upgrade, "
@@ -45,15 +44,13 @@ class Problem(HTTPException):
 
     def __init__(self, status: int, *words: str, headers: Any = None, **members: object) -> None:
         code, detail = words or KNOWN[status]
-        body = {"type": "about:blank", "title": title(status), "status": status}
+        # Before 3.13, Python has the title of an older RFC for 413.
+        title = "Content Too Large" if status == 413 else HTTPStatus(status).phrase
+        body = {"type": "about:blank", "title": title, "status": status}
         body |= {"detail": detail, "code": code, **members}
         response = Response(json_text(body) + "\n", status, headers)
         response.content_type = "application/problem+json"
         super().__init__(detail, response)
-
-
-def title(status: int) -> str:
-    return TITLES.get(status) or HTTPStatus(status).phrase
 
 
 def register(app: Flask) -> None:
@@ -71,8 +68,7 @@ def _http_error(error: HTTPException) -> HTTPException:
         if request.headers.get("Upgrade", "").lower() != "websocket":
             return Problem(426, headers=UPGRADE)
         return Problem(400, *BAD_HANDSHAKE)
-    kept = {name: text for name, text in error.get_headers() if name in ("Allow", "Retry-After")}
-    return Problem(error.code if error.code in KNOWN else 400, headers=kept)
+    return Problem(error.code if error.code in KNOWN else 400, headers=error.get_headers())
 
 
 def _database_error(error: Exception) -> HTTPException:
@@ -88,5 +84,5 @@ def _client_left(error: ConnectionError) -> tuple[str, int]:
 
 
 def _bug(error: Exception) -> HTTPException:
-    log.exception("bug in %s %s", request.method, request.path, exc_info=error)
+    log.exception("bug in %s %s", request.method, request.path)
     return _http_error(InternalServerError())
