@@ -176,3 +176,6 @@ def run(handler: Callable[[WebSocket], None], ws: WebSocket) -> int:
 sock = Sock()
 sock.route("/echo", bp=routes, endpoint="echo")(serve(echo))
 sock.route("/time", bp=routes, endpoint="time")(serve(stream_time))
+# Requests that are no handshake come to the same views, so `admit` refuses them, too.
+routes.add_url_rule("/echo", "echo")
+routes.add_url_rule("/time", "time")

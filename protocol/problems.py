@@ -23,12 +23,6 @@ KNOWN = {
     500: ("internal_error", "Something went wrong on our side."),
     503: ("unavailable", "The database cannot be reached; try again shortly."),
 }
-BAD_HANDSHAKE = (
-    "bad_handshake",
-    "A WebSocket is opened with GET and HTTP/1.1, no body, an ASCII Host, Connection: Upgrade, "
-    "Sec-WebSocket-Version: 13, and 16 bytes in base64 as Sec-WebSocket-Key.",
-)
-UPGRADE = {"Connection": "upgrade", "Upgrade": "websocket", "Sec-WebSocket-Version": "13"}
 
 
 # JSON without spaces, for all responses and frames. To make an encoder each time takes 5 µs.
@@ -65,9 +59,7 @@ def _http_error(error: HTTPException) -> HTTPException:
     if isinstance(error, Problem) or not request.path.startswith("/api/"):
         return error
     if isinstance(error, WebsocketMismatch):
-        if request.headers.get("Upgrade", "").lower() != "websocket":
-            return Problem(426, headers=UPGRADE)
-        return Problem(400, *BAD_HANDSHAKE)
+        return Problem(400, "bad_request", "There is no WebSocket at this path.")
     return Problem(error.code if error.code in KNOWN else 400, headers=error.get_headers())
 
 

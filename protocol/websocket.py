@@ -21,16 +21,24 @@ from wsproto import events
 from wsproto.frame_protocol import FrameProtocol
 from wsproto.utilities import LocalProtocolError
 
-from protocol.problems import BAD_HANDSHAKE, UPGRADE, Problem, json_text
+from protocol.problems import Problem, json_text
 from protocol.tcp import READ_BYTES, TURN_SECONDS, drain
 
-HANDSHAKE = {
-    "HTTP_HOST": "localhost",
-    "HTTP_CONNECTION": "Upgrade",
-    "HTTP_UPGRADE": "websocket",
+UPGRADE = {"Connection": "upgrade", "Upgrade": "websocket", "Sec-WebSocket-Version": "13"}
+HANDSHAKE = {  # what else RFC 6455 part 4.2.1 asks for, as patterns
+    "REQUEST_METHOD": "GET",
+    "SERVER_PROTOCOL": "HTTP/1.1",
+    "CONTENT_LENGTH": "0?",
+    "HTTP_HOST": "[!-~]+",
     "HTTP_SEC_WEBSOCKET_VERSION": "13",
+    "HTTP_SEC_WEBSOCKET_KEY": "[A-Za-z0-9+/]{22}==",  # 16 bytes in base64
 }
-NONCE = re.compile("[A-Za-z0-9+/]{22}==")  # 16 bytes in base64
+BAD_HANDSHAKE = (
+    "A WebSocket is opened with GET and HTTP/1.1, no body, an ASCII Host, Connection: Upgrade, "
+    "Sec-WebSocket-Version: 13, and 16 bytes in base64 as Sec-WebSocket-Key."
+)
+TOKEN = "[!#$%&'*+.^_`|~0-9A-Za-z-]+"  # RFC 9110 part 5.6.2
+SUBPROTOCOLS = re.compile(rf"{TOKEN}(\s*,\s*{TOKEN})*")
 MAX_MESSAGE_BYTES = 65_536
 PING_SECONDS = 25  # between pings
 STALLED_SECONDS = 10  # for which a client may leave a ping unanswered, or a frame unread
@@ -43,16 +51,17 @@ class Close(IntEnum):
     GOING_AWAY, NOT_TEXT, ABNORMAL, REVOKED, TOO_BIG, BUG = 1001, 1003, 1006, 1008, 1009, 1011
 
 
-class AnySubprotocol(list[str]):
-    """Makes simple-websocket accept the first subprotocol that is offered, as browsers want it."""
+class AnySubprotocol:
+    """Makes simple-websocket accept the first subprotocol that is offered: Chrome insists on it."""
 
-    def __contains__(self, name: object) -> bool:
+    def __contains__(self, name: str) -> bool:
         return True
 
 
 SERVER_OPTIONS = {  # of simple-websocket
-    "subprotocols": AnySubprotocol(["any"]),
-    "thread_class": lambda target: SimpleNamespace(name="", start=lambda: None),  # no reader
+    "subprotocols": AnySubprotocol(),
+    # In place of its reader thread, which would queue messages without limit: nothing is started.
+    "thread_class": lambda target: SimpleNamespace(name="", start=lambda: None),
     "event_class": object,
 }
 
@@ -65,25 +74,28 @@ class Closed(gevent.GreenletExit):
 
 
 def negotiate(environ: dict[str, Any]) -> None:
-    """Check the handshake (RFC 6455 part 4.2.1); raises Problem 400 or 426.
+    """Check the handshake; raises Problem 400 or 426.
 
     wsproto then gets only the headers that it needs. Without Sec-WebSocket-Extensions it agrees to
     no compression, which would take 100 KiB a connection.
     """
-    names = ("VERSION", "KEY", "PROTOCOL")
-    version, key, offered = (environ.get(f"HTTP_SEC_WEBSOCKET_{name}", "") for name in names)
-    host = environ.get("HTTP_HOST", "")
-    if version not in ("", "13"):
+    version = environ.get("HTTP_SEC_WEBSOCKET_VERSION", "13")
+    if "websocket" not in listed(environ, "HTTP_UPGRADE") or version != "13":
         raise Problem(426, headers=UPGRADE)
-    start = (environ["REQUEST_METHOD"], environ["SERVER_PROTOCOL"], environ.get("CONTENT_LENGTH"))
-    valid = start[:2] == ("GET", "HTTP/1.1") and start[2] in (None, "0") and host
-    if not (valid and host.isascii() and version and NONCE.fullmatch(key)):
-        raise Problem(400, *BAD_HANDSHAKE)
-    for name in [name for name in environ if name.startswith("HTTP_")]:
+    valid = [re.fullmatch(HANDSHAKE[name], environ.get(name, "")) for name in HANDSHAKE]
+    if not all(valid) or "upgrade" not in listed(environ, "HTTP_CONNECTION"):
+        raise Problem(400, "bad_handshake", BAD_HANDSHAKE)
+    offered = environ.get("HTTP_SEC_WEBSOCKET_PROTOCOL", "")
+    for name in [name for name in environ if name.startswith("HTTP_") and name not in HANDSHAKE]:
         del environ[name]
-    environ |= HANDSHAKE | {"HTTP_SEC_WEBSOCKET_KEY": key}
-    if offered and offered.isascii():
+    environ |= {"HTTP_HOST": "localhost", "HTTP_UPGRADE": "websocket", "HTTP_CONNECTION": "Upgrade"}
+    if SUBPROTOCOLS.fullmatch(offered):
         environ["HTTP_SEC_WEBSOCKET_PROTOCOL"] = offered
+
+
+def listed(environ: dict[str, Any], name: str) -> list[str]:
+    """The elements of a header that is a list, in lower case."""
+    return [element.strip().lower() for element in environ.get(name, "").split(",")]
 
 
 def frame(**message: str) -> bytes:

@@ -85,6 +85,12 @@ def test_http_1_1_request_without_host_is_refused(
     assert client.get(STATUS, environ_overrides=environ).status_code == status
 
 
+def test_asking_for_a_websocket_does_not_replace_host(client: FlaskClient) -> None:
+    environ = {"HTTP_HOST": "", "SERVER_PROTOCOL": "HTTP/1.1", "HTTP_UPGRADE": "websocket"}
+    answer = client.get(STATUS, environ_overrides=environ)
+    assert (answer.status_code, answer.get_json(force=True)["code"]) == (400, "bad_request")
+
+
 def test_limit_headers_show_the_allowance() -> None:
     allowance = Allowance(Quota("pro", 10, 60), True, 7, NOON + 60, 42, total=1234)
     assert limit_headers(allowance) == [

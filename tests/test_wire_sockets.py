@@ -381,7 +381,8 @@ class TestHandshake:
         with RawSocket(server.port) as client:
             answer = client.handshake("/api/v1/status")
 
-        assert (answer.status, answer.json()["code"]) == (400, "bad_handshake")
+        assert (answer.status, answer.json()["code"]) == (400, "bad_request")
+        assert answer.json()["detail"] == "There is no WebSocket at this path."
 
     @pytest.mark.parametrize(
         "changes",
@@ -390,6 +391,10 @@ class TestHandshake:
             {"Sec-WebSocket-Extensions": "permessage-deflate; server_max_window_bits=99"},
             {"Sec-WebSocket-Extensions": ";;==,\xff"},
             {"Sec-WebSocket-Protocol": "chat, \xff"},
+            {"Sec-WebSocket-Protocol": ", chat"},
+            {"Sec-WebSocket-Protocol": "no token"},
+            {"Sec-WebSocket-Protocol": "a(b"},
+            {"Connection": "Upgrade, \xff"},
             {"Origin": "https://elsewhere.example"},
             {"Connection": "keep-alive, UPGRADE", "Upgrade": "WebSocket"},
             {"X-Odd": "\xff"},
