@@ -19,11 +19,11 @@ API_HEADERS = [
     ("Access-Control-Allow-Origin", "*"),
     ("Access-Control-Expose-Headers", EXPOSED),
 ]
-PREFLIGHT_HEADERS = [
-    ("Access-Control-Allow-Methods", "GET, HEAD, OPTIONS"),
-    ("Access-Control-Allow-Headers", "X-API-Key, Content-Type, Authorization, *"),
-    ("Access-Control-Max-Age", "86400"),
-]
+PREFLIGHT = Response(status=204)
+del PREFLIGHT.headers["Content-Type"]  # there is no content
+PREFLIGHT.headers["Access-Control-Allow-Methods"] = "GET, HEAD, OPTIONS"
+PREFLIGHT.headers["Access-Control-Allow-Headers"] = "X-API-Key, Content-Type, Authorization, *"
+PREFLIGHT.headers["Access-Control-Max-Age"] = "86400"
 
 
 def with_api_headers(wsgi_app: Any) -> Any:
@@ -54,7 +54,7 @@ def _answer_early(environ: dict[str, Any]) -> Any:
     if _lacks_host(environ) and "/ws/" not in environ["PATH_INFO"]:  # `negotiate` checks it there
         return Problem(400)
     if environ["REQUEST_METHOD"] == "OPTIONS" and "HTTP_ACCESS_CONTROL_REQUEST_METHOD" in environ:
-        return Response(status=204, headers=PREFLIGHT_HEADERS)
+        return PREFLIGHT
     return None
 
 

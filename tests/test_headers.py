@@ -30,6 +30,7 @@ def test_preflight_of_any_path_needs_no_key(client: FlaskClient, path: str, meth
     answer = client.options(path, headers={"Access-Control-Request-Method": method})
     assert (answer.status_code, answer.data) == (204, b"")
     assert answer.headers["Access-Control-Allow-Origin"] == "*"
+    assert "Content-Type" not in answer.headers
 
 
 def test_preflight_allows_the_headers_of_a_page(client: FlaskClient) -> None:
