@@ -8,7 +8,6 @@ import gevent
 from flask import Blueprint, Flask, current_app, g, request
 from flask_sock import Sock
 from simple_websocket import Server
-from wsproto.utilities import LocalProtocolError
 
 from auth import guard
 from protocol.problems import Problem
@@ -164,7 +163,7 @@ def run(handler: Callable[[WebSocket], None], ws: WebSocket) -> int:
         handler(ws)
     except Closed as closed:
         code = closed.code
-    except (OSError, LocalProtocolError):  # the client has left
+    except OSError:  # the client has left
         code = Close.ABNORMAL
     except Exception:
         log.exception("bug in %s", request.path)

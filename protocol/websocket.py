@@ -19,7 +19,6 @@ import gevent
 from simple_websocket import Server
 from wsproto import events
 from wsproto.frame_protocol import FrameProtocol
-from wsproto.utilities import LocalProtocolError
 
 from protocol.problems import Problem, json_text
 from protocol.tcp import READ_BYTES, TURN_SECONDS, drain
@@ -32,13 +31,9 @@ HANDSHAKE = {  # what else RFC 6455 part 4.2.1 asks for, as patterns
     "HTTP_HOST": "[!-~]+",
     "HTTP_SEC_WEBSOCKET_VERSION": "13",
     "HTTP_SEC_WEBSOCKET_KEY": "[A-Za-z0-9+/]{22}==",  # 16 bytes in base64
+    "HTTP_SEC_WEBSOCKET_PROTOCOL": "[ -~]*",
 }
-BAD_HANDSHAKE = (
-    "A WebSocket is opened with GET and HTTP/1.1, no body, an ASCII Host, Connection: Upgrade, "
-    "Sec-WebSocket-Version: 13, and 16 bytes in base64 as Sec-WebSocket-Key."
-)
-TOKEN = "[!#$%&'*+.^_`|~0-9A-Za-z-]+"  # RFC 9110 part 5.6.2
-SUBPROTOCOLS = re.compile(rf"{TOKEN}(\s*,\s*{TOKEN})*")
+TOKEN = re.compile("[!#$%&'*+.^_`|~0-9A-Za-z-]+")  # RFC 9110 part 5.6.2
 MAX_MESSAGE_BYTES = 65_536
 PING_SECONDS = 25  # between pings
 STALLED_SECONDS = 10  # for which a client may leave a ping unanswered, or a frame unread
@@ -51,19 +46,19 @@ class Close(IntEnum):
     GOING_AWAY, NOT_TEXT, ABNORMAL, REVOKED, TOO_BIG, BUG = 1001, 1003, 1006, 1008, 1009, 1011
 
 
-class AnySubprotocol:
+class AnyToken:
     """Makes simple-websocket accept the first subprotocol that is offered: Chrome insists on it."""
 
     def __contains__(self, name: str) -> bool:
-        return True
+        return bool(TOKEN.fullmatch(name))
 
 
-SERVER_OPTIONS = {  # of simple-websocket
-    "subprotocols": AnySubprotocol(),
-    # In place of its reader thread, which would queue messages without limit: nothing is started.
-    "thread_class": lambda target: SimpleNamespace(name="", start=lambda: None),
-    "event_class": object,
-}
+def no_thread(target: object) -> SimpleNamespace:
+    """In place of simple-websocket's reader, which would queue messages without limit."""
+    return SimpleNamespace(name="", start=lambda: None)
+
+
+SERVER_OPTIONS = {"subprotocols": AnyToken(), "thread_class": no_thread, "event_class": object}
 
 
 class Closed(gevent.GreenletExit):
@@ -84,13 +79,10 @@ def negotiate(environ: dict[str, Any]) -> None:
         raise Problem(426, headers=UPGRADE)
     valid = [re.fullmatch(HANDSHAKE[name], environ.get(name, "")) for name in HANDSHAKE]
     if not all(valid) or "upgrade" not in listed(environ, "HTTP_CONNECTION"):
-        raise Problem(400, "bad_handshake", BAD_HANDSHAKE)
-    offered = environ.get("HTTP_SEC_WEBSOCKET_PROTOCOL", "")
+        raise Problem(400, "bad_handshake", "The handshake breaks RFC 6455, part 4.2.1.")
     for name in [name for name in environ if name.startswith("HTTP_") and name not in HANDSHAKE]:
         del environ[name]
     environ |= {"HTTP_HOST": "localhost", "HTTP_UPGRADE": "websocket", "HTTP_CONNECTION": "Upgrade"}
-    if SUBPROTOCOLS.fullmatch(offered):
-        environ["HTTP_SEC_WEBSOCKET_PROTOCOL"] = offered
 
 
 def listed(environ: dict[str, Any], name: str) -> list[str]:
@@ -108,6 +100,7 @@ class WebSocket:
 
     def __init__(self, server: Server) -> None:
         self._sock, self._wire = server.sock, server.ws
+        self._fileno = server.sock.fileno  # found once, because gunicorn's socket is wrapped
         self._greenlet = gevent.getcurrent()
         self._unsent = memoryview(b"")
         self._ping_at = time.monotonic() + PING_SECONDS
@@ -132,14 +125,19 @@ class WebSocket:
                     raise Closed(event.code)
 
     def send(self, data: bytes) -> None:
-        """Send a whole frame; a client that does not read for STALLED_SECONDS is lost."""
-        self._unsent = memoryview(data)
-        self._flush()
+        """Send a whole frame, after the rest of one that `end` has interrupted.
+
+        A client that does not read for STALLED_SECONDS is lost.
+        """
+        self._unsent = memoryview(bytes(self._unsent) + data)
+        self._sock.settimeout(STALLED_SECONDS)
+        while self._unsent:
+            self._unsent = self._unsent[self._sock.send(self._unsent) :]
 
     def push(self, data: bytes) -> None:
         """Send a frame from another greenlet without waiting; if it does not fit, end."""
         try:
-            sent = 0 if self._unsent else os.write(self._sock.fileno(), data)
+            sent = 0 if self._unsent else os.write(self._fileno(), data)
         except OSError:
             sent = 0
         if sent < len(data):
@@ -155,10 +153,9 @@ class WebSocket:
             return code
         try:
             with gevent.Timeout(CLOSE_SECONDS, TimeoutError()):
-                self._flush()  # a frame that `end` has interrupted
                 self.send(self._wire.send(events.CloseConnection(code)))
             drain(self._sock)
-        except (OSError, LocalProtocolError, Closed):
+        except (OSError, Closed):
             return Close.ABNORMAL if self._unsent else code
         return code
 
@@ -184,8 +181,3 @@ class WebSocket:
         self.send(self._wire.send(events.Ping()))
         self._sock.settimeout(STALLED_SECONDS)
         return bytes(self._sock.recv(READ_BYTES))
-
-    def _flush(self) -> None:
-        self._sock.settimeout(STALLED_SECONDS)
-        while self._unsent:
-            self._unsent = self._unsent[self._sock.send(self._unsent) :]

@@ -10,7 +10,6 @@ import pytest
 from flask import Flask, g
 from simple_websocket import Server
 from wsproto.connection import Connection, ConnectionType
-from wsproto.utilities import LocalProtocolError
 
 from protocol.problems import Problem
 from protocol.websocket import Close, Closed, WebSocket
@@ -137,9 +136,7 @@ def test_bug_closes_1011_and_is_logged_without_the_query(
     assert "private" not in caplog.text
 
 
-@pytest.mark.parametrize(
-    "ending", [ConnectionResetError(), TimeoutError(), LocalProtocolError("closed"), Closed(1006)]
-)
+@pytest.mark.parametrize("ending", [ConnectionResetError(), TimeoutError(), Closed(1006)])
 def test_client_that_is_lost_is_sent_nothing_and_is_no_bug(
     ended_by: EndedBy, caplog: pytest.LogCaptureFixture, ending: BaseException
 ) -> None:
