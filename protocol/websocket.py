@@ -17,6 +17,7 @@ from typing import Any
 
 import gevent
 from simple_websocket import Server
+from werkzeug.http import parse_set_header
 from wsproto import events
 from wsproto.frame_protocol import FrameProtocol
 
@@ -75,19 +76,14 @@ def negotiate(environ: dict[str, Any]) -> None:
     no compression, which would take 100 KiB a connection.
     """
     version = environ.get("HTTP_SEC_WEBSOCKET_VERSION", "13")
-    if "websocket" not in listed(environ, "HTTP_UPGRADE") or version != "13":
+    if "websocket" not in parse_set_header(environ.get("HTTP_UPGRADE")) or version != "13":
         raise Problem(426, headers=UPGRADE)
     valid = [re.fullmatch(HANDSHAKE[name], environ.get(name, "")) for name in HANDSHAKE]
-    if not all(valid) or "upgrade" not in listed(environ, "HTTP_CONNECTION"):
+    if not all(valid) or "upgrade" not in parse_set_header(environ.get("HTTP_CONNECTION")):
         raise Problem(400, "bad_handshake", "The handshake breaks RFC 6455, part 4.2.1.")
     for name in [name for name in environ if name.startswith("HTTP_") and name not in HANDSHAKE]:
         del environ[name]
     environ |= {"HTTP_HOST": "localhost", "HTTP_UPGRADE": "websocket", "HTTP_CONNECTION": "Upgrade"}
-
-
-def listed(environ: dict[str, Any], name: str) -> list[str]:
-    """The elements of a header that is a list, in lower case."""
-    return [element.strip().lower() for element in environ.get(name, "").split(",")]
 
 
 def frame(**message: str) -> bytes:
@@ -136,10 +132,9 @@ class WebSocket:
 
     def push(self, data: bytes) -> None:
         """Send a frame from another greenlet without waiting; if it does not fit, end."""
-        try:
+        sent = 0
+        with suppress(OSError):
             sent = 0 if self._unsent else os.write(self._fileno(), data)
-        except OSError:
-            sent = 0
         if sent < len(data):
             self.end(Close.ABNORMAL)
 
@@ -149,15 +144,12 @@ class WebSocket:
 
     def close(self, code: int) -> int:
         """Send a close frame and await the client's; returns the code, 1006 if it was not sent."""
-        if code == Close.ABNORMAL:
-            return code
-        try:
-            with gevent.Timeout(CLOSE_SECONDS, TimeoutError()):
-                self.send(self._wire.send(events.CloseConnection(code)))
-            drain(self._sock)
-        except (OSError, Closed):
-            return Close.ABNORMAL if self._unsent else code
-        return code
+        with suppress(OSError, Closed):
+            if code != Close.ABNORMAL:
+                with gevent.Timeout(CLOSE_SECONDS, TimeoutError()):
+                    self.send(self._wire.send(events.CloseConnection(code)))
+                drain(self._sock)
+        return Close.ABNORMAL if self._unsent else code
 
     def _events(self) -> Iterator[events.Event]:
         while True:
