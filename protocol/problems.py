@@ -42,8 +42,7 @@ class Problem(HTTPException):
         title = "Content Too Large" if status == 413 else HTTPStatus(status).phrase
         body = {"type": "about:blank", "title": title, "status": status}
         body |= {"detail": detail, "code": code, **members}
-        response = Response(json_text(body) + "\n", status, headers)
-        response.content_type = "application/problem+json"
+        response = Response(json_text(body) + "\n", status, headers, "application/problem+json")
         super().__init__(detail, response)
 
 
@@ -51,8 +50,9 @@ def register(app: Flask) -> None:
     """Turn every error under /api/ into a problem; errors elsewhere stay as they are."""
     app.register_error_handler(HTTPException, _http_error)
     app.register_error_handler(PeeweeException, _database_error)
-    app.register_error_handler(ConnectionError, _client_left)
     app.register_error_handler(Exception, _bug)
+    # The client left in the middle of its request: this is no bug, and nobody reads the response.
+    app.register_error_handler(ConnectionError, lambda error: ("", 400))
 
 
 def _http_error(error: HTTPException) -> HTTPException:
@@ -68,11 +68,6 @@ def _database_error(error: Exception) -> HTTPException:
         return _http_error(BadRequest())
     models.outage.note(error)
     return _http_error(ServiceUnavailable(retry_after=1))
-
-
-def _client_left(error: ConnectionError) -> tuple[str, int]:
-    """The client left in the middle of its request: this is no bug, and nobody reads this."""
-    return "", 400
 
 
 def _bug(error: Exception) -> HTTPException:
