@@ -145,29 +145,22 @@ def release(error: BaseException | None) -> None:
 
 
 def serve(handler: Callable[[WebSocket], None], server: Server) -> None:
-    """Serve an open socket; it always ends with a close code and a log line."""
-    started, ws = time.monotonic(), WebSocket(server)
-    log.info("open %s", request.path)
+    """Let the handler serve an open socket; it ends with an exception, which says how to close."""
+    started, ws, code = time.monotonic(), WebSocket(server), int(Close.BUG)
     key_ids = current_app.extensions["sockets"].key_ids
     key_ids[ws] = g.key and g.key.id
-    code = run(handler, ws)
-    del key_ids[ws]
-    code = ws.close(code)
-    server.connected = False  # or flask-sock would close it again
-    log.info("closed %s after %.1f s: %d", request.path, time.monotonic() - started, code)
-
-
-def run(handler: Callable[[WebSocket], None], ws: WebSocket) -> int:
-    """Call the handler, which ends with an exception; returns the close code."""
+    log.info("open %s", request.path)
     try:
         handler(ws)
     except Closed as closed:
-        return closed.code
+        code = closed.code
     except OSError:  # the client has left
-        return Close.ABNORMAL
+        code = Close.ABNORMAL
     except Exception:
         log.exception("bug in %s", request.path)
-    return Close.BUG
+    del key_ids[ws]
+    code = ws.close(code)
+    log.info("closed %s after %.1f s: %d", request.path, time.monotonic() - started, code)
 
 
 sock = Sock()

@@ -96,6 +96,7 @@ class WebSocket:
 
     def __init__(self, server: Server) -> None:
         self._sock, self._wire = server.sock, server.ws
+        server.connected = False  # or flask-sock would send a close frame, too
         self._fileno = server.sock.fileno  # found once, because gunicorn's socket is wrapped
         self._greenlet = gevent.getcurrent()
         self._unsent = memoryview(b"")
