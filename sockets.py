@@ -58,7 +58,7 @@ class Ticker:
     """
 
     def __init__(self) -> None:
-        self._listeners: list[set[WebSocket]] = [set() for _ in range(10)]  # of each tenth
+        self._listeners: dict[int, set[WebSocket]] = {tenth: set() for tenth in range(1, 10)}
         self._running = False
 
     def join(self, ws: WebSocket) -> set[WebSocket]:
@@ -67,8 +67,8 @@ class Ticker:
             self._running = True
             gevent.spawn(self._run)
         now = int(time.time() * 10)
-        next_two = [(now + 1) % 10, (now + 2) % 10]
-        listeners = min((self._listeners[tenth] for tenth in next_two if tenth != 0), key=len)
+        tenths = {(now + 1) % 10, (now + 2) % 10} & self._listeners.keys()
+        listeners = min((self._listeners[tenth] for tenth in tenths), key=len)
         listeners.add(ws)
         return listeners
 
@@ -81,7 +81,7 @@ class Ticker:
                 gevent.sleep(delay)
             if abs(delay) >= 1:  # the clock was set, or the process was stopped: go on from now
                 tick = int(time.time() * 10)
-            if listeners := self._listeners[tick % 10]:
+            if listeners := self._listeners.get(tick % 10):
                 now = time.time()
                 data = frame(type="time_update", formatted=display(now), timestamp=timestamp(now))
                 for ws in listeners:  # push never yields, so the set cannot change meanwhile

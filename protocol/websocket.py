@@ -101,8 +101,7 @@ class WebSocket:
         self._greenlet = gevent.getcurrent()
         self._unsent = memoryview(b"")
         self._ping_at = time.monotonic() + PING_SECONDS
-        if early := server.sock.take_early_input():
-            self._wire.receive_data(early)
+        self._wire.receive_data(server.sock.take_early_input())
 
     def messages(self) -> Iterator[str]:
         """The client's text messages. TCP holds back the next while the caller handles one."""
