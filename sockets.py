@@ -3,12 +3,12 @@
 import logging
 import time
 from collections.abc import Callable
+from functools import partial
 
 import gevent
 from flask import Blueprint, Flask, current_app, g, request
 from flask_sock import Sock
 from simple_websocket import Server
-from wsproto.utilities import LocalProtocolError
 
 from auth import guard
 from protocol.problems import Problem
@@ -17,7 +17,6 @@ from protocol.websocket import SERVER_OPTIONS, Close, Closed, WebSocket, frame, 
 
 log = logging.getLogger(__name__)
 
-TOO_MANY = "too_many_sockets"
 RETRY = {"Retry-After": "10"}  # seconds
 
 routes = Blueprint("sockets", __name__, url_prefix="/api/v1/ws")
@@ -36,9 +35,8 @@ def echo(ws: WebSocket) -> None:
     """Send every message back, in order."""
     for text in ws.messages():
         now = time.time()
-        ws.send(
-            frame(type="echo", message=text, timestamp=timestamp(now), server_time=display(now))
-        )
+        times = {"timestamp": timestamp(now), "server_time": display(now)}
+        ws.send(frame(type="echo", message=text, **times))
 
 
 def stream_time(ws: WebSocket) -> None:
@@ -60,7 +58,7 @@ class Ticker:
     """
 
     def __init__(self) -> None:
-        self._listeners: list[set[WebSocket]] = [set() for _ in range(10)]  # of each tenth
+        self._listeners: dict[int, set[WebSocket]] = {tenth: set() for tenth in range(1, 10)}
         self._running = False
 
     def join(self, ws: WebSocket) -> set[WebSocket]:
@@ -69,8 +67,8 @@ class Ticker:
             self._running = True
             gevent.spawn(self._run)
         now = int(time.time() * 10)
-        next_two = [(now + 1) % 10, (now + 2) % 10]
-        listeners = min((self._listeners[tenth] for tenth in next_two if tenth != 0), key=len)
+        tenths = {(now + 1) % 10, (now + 2) % 10} & self._listeners.keys()
+        listeners = min((self._listeners[tenth] for tenth in tenths), key=len)
         listeners.add(ws)
         return listeners
 
@@ -83,44 +81,43 @@ class Ticker:
                 gevent.sleep(delay)
             if abs(delay) >= 1:  # the clock was set, or the process was stopped: go on from now
                 tick = int(time.time() * 10)
-            if listeners := self._listeners[tick % 10]:
+            if listeners := self._listeners.get(tick % 10):
                 now = time.time()
                 data = frame(type="time_update", formatted=display(now), timestamp=timestamp(now))
                 for ws in listeners:  # push never yields, so the set cannot change meanwhile
                     ws.push(data)
 
 
-Caller = tuple[str, str]  # "key" and its id, or "address" and the client's address
-
-
 class OpenSockets:
-    """The open sockets, each with its caller."""
+    """The sockets that were admitted, by caller; and those of them that are open, by key."""
 
     def __init__(self, limit: int, limit_per_caller: int) -> None:
         self.limit, self.limit_per_caller = limit, limit_per_caller
-        self.callers: dict[WebSocket, Caller] = {}
+        self.callers: list[str | None] = []  # a key's id or a client's address for each socket
+        self.key_ids: dict[WebSocket, str | None] = {}  # None for an echo socket
 
-    def check(self, caller: Caller) -> None:
-        """Raises Problem if there is no room for one more."""
+    def reserve(self, caller: str | None) -> None:
+        """Count a socket of this caller; raises Problem if there is no room for it."""
         if len(self.callers) >= self.limit:
-            raise Problem(503, TOO_MANY, "The server has no socket left.", headers=RETRY)
-        if list(self.callers.values()).count(caller) >= self.limit_per_caller:
-            raise Problem(429, TOO_MANY, "You have too many sockets open.", headers=RETRY)
+            raise Problem(503, "too_many_sockets", "The server has no socket left.", headers=RETRY)
+        if self.callers.count(caller) >= self.limit_per_caller:
+            raise Problem(429, "too_many_sockets", "You have too many sockets open.", headers=RETRY)
+        self.callers.append(caller)
 
     def shut_down(self) -> None:
         """Admit no more sockets and close all with 1001."""
         self.limit = 0
-        for ws in self.callers:
+        for ws in self.key_ids:
             ws.end(Close.GOING_AWAY)
 
     def keys(self) -> set[str]:
         """The ids of the keys that have sockets open."""
-        return {name for kind, name in self.callers.values() if kind == "key"}
+        return {key_id for key_id in self.key_ids.values() if key_id}
 
     def revoke(self, key_ids: set[str]) -> None:
         """Close the sockets of these keys with 1008."""
-        for ws, (kind, name) in self.callers.items():
-            if kind == "key" and name in key_ids:
+        for ws, key_id in self.key_ids.items():
+            if key_id in key_ids:
                 ws.end(Close.REVOKED)
 
 
@@ -129,50 +126,44 @@ def admit() -> None:
     """Refuse with an HTTP response, before the upgrade."""
     presented = request.args.get("api_key") or request.headers.get("X-API-Key")
     negotiate(request.environ)  # removes all headers that are not needed any more
-    sockets = current_app.extensions["sockets"]
-    if request.endpoint == "sockets.echo":
-        g.caller = ("address", request.remote_addr)
-        sockets.check(g.caller)
-        return
-    g.key = guard().check(presented)
-    g.caller = ("key", g.key.id)
-    guard().spend(g.key, cost=0)  # only asks, so that a refusal carries the limit headers, too
-    sockets.check(g.caller)
-    guard().spend(g.key)
+    g.key = None
+    if request.endpoint == "sockets.time":
+        g.key = guard().check(presented)
+        guard().spend(g.key, cost=0)  # only asks, so that a refusal carries the limit headers, too
+    caller = g.key.id if g.key else request.remote_addr
+    current_app.extensions["sockets"].reserve(caller)
+    g.caller = caller
+    if g.key:
+        guard().spend(g.key)
 
 
-def serve(handler: Callable[[WebSocket], None]) -> Callable[[Server], None]:
-    """Make a flask-sock view of a handler: it always ends with a close code and a log line."""
-
-    def view(server: Server) -> None:
-        started = time.monotonic()
-        log.info("open %s", request.path)
-        ws = WebSocket(server)
-        code = ws.close(run(handler, ws))
-        server.connected = False  # or flask-sock would close it again
-        log.info("closed %s after %.1f s: %d", request.path, time.monotonic() - started, code)
-
-    return view
+@routes.teardown_request
+def release(error: BaseException | None) -> None:
+    """Make room for others, whatever has happened since `admit`."""
+    if "caller" in g:
+        current_app.extensions["sockets"].callers.remove(g.caller)
 
 
-def run(handler: Callable[[WebSocket], None], ws: WebSocket) -> int:
-    """Call the handler, which ends with an exception; returns the close code."""
-    callers = current_app.extensions["sockets"].callers
-    callers[ws] = g.caller
-    code: int = Close.BUG
+def serve(handler: Callable[[WebSocket], None], server: Server) -> None:
+    """Let the handler serve an open socket; it ends with an exception, which says how to close."""
+    started, ws, code = time.monotonic(), WebSocket(server), int(Close.BUG)
+    key_ids = current_app.extensions["sockets"].key_ids
+    key_ids[ws] = g.key and g.key.id
+    log.info("open %s", request.path)
     try:
         handler(ws)
     except Closed as closed:
         code = closed.code
-    except (OSError, LocalProtocolError):  # the client has left
+    except OSError:  # the client has left
         code = Close.ABNORMAL
     except Exception:
         log.exception("bug in %s", request.path)
-    finally:
-        del callers[ws]
-    return code
+    del key_ids[ws]
+    code = ws.close(code)
+    log.info("closed %s after %.1f s: %d", request.path, time.monotonic() - started, code)
 
 
 sock = Sock()
-sock.route("/echo", bp=routes, endpoint="echo")(serve(echo))
-sock.route("/time", bp=routes, endpoint="time")(serve(stream_time))
+for name, handler in (("echo", echo), ("time", stream_time)):
+    sock.route(f"/{name}", bp=routes, endpoint=name)(partial(serve, handler))
+    routes.add_url_rule(f"/{name}", name)  # a request that is no handshake comes to `admit`, too

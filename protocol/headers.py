@@ -19,11 +19,11 @@ API_HEADERS = [
     ("Access-Control-Allow-Origin", "*"),
     ("Access-Control-Expose-Headers", EXPOSED),
 ]
-PREFLIGHT_HEADERS = [
-    ("Access-Control-Allow-Methods", "GET, HEAD, OPTIONS"),
-    ("Access-Control-Allow-Headers", "X-API-Key, Content-Type, Authorization, *"),
-    ("Access-Control-Max-Age", "86400"),
-]
+PREFLIGHT = Response(status=204)
+del PREFLIGHT.headers["Content-Type"]  # there is no content
+PREFLIGHT.headers["Access-Control-Allow-Methods"] = "GET, HEAD, OPTIONS"
+PREFLIGHT.headers["Access-Control-Allow-Headers"] = "X-API-Key, Content-Type, Authorization, *"
+PREFLIGHT.headers["Access-Control-Max-Age"] = "86400"
 
 
 def with_api_headers(wsgi_app: Any) -> Any:
@@ -41,10 +41,6 @@ def with_api_headers(wsgi_app: Any) -> Any:
 
         if not environ["PATH_INFO"].lstrip("/").startswith("api/"):  # as Flask reads the path
             return (BadRequest() if _lacks_host(environ) else wsgi_app)(environ, start_response)
-        if "HTTP_UPGRADE" in environ:
-            tokens = environ["HTTP_UPGRADE"].lower().replace(" ", "").split(",")
-            # werkzeug knows a WebSocket only by this one word.
-            environ["HTTP_UPGRADE"] = "websocket" if "websocket" in tokens else tokens[0]
         return (_answer_early(environ) or wsgi_app)(environ, start)
 
     return application
@@ -55,10 +51,10 @@ def _answer_early(environ: dict[str, Any]) -> Any:
     length = int(environ.get("CONTENT_LENGTH") or 0)
     if length > MAX_BODY_BYTES or "HTTP_TRANSFER_ENCODING" in environ:
         return Problem(413)
-    if _lacks_host(environ) and environ.get("HTTP_UPGRADE") != "websocket":
-        return Problem(400)  # a WebSocket handshake has its own check
+    if _lacks_host(environ) and "/ws/" not in environ["PATH_INFO"]:  # `negotiate` checks it there
+        return Problem(400)
     if environ["REQUEST_METHOD"] == "OPTIONS" and "HTTP_ACCESS_CONTROL_REQUEST_METHOD" in environ:
-        return Response(status=204, headers=PREFLIGHT_HEADERS)
+        return PREFLIGHT
     return None
 
 

@@ -17,20 +17,24 @@ from typing import Any
 
 import gevent
 from simple_websocket import Server
+from werkzeug.http import parse_set_header
 from wsproto import events
 from wsproto.frame_protocol import FrameProtocol
-from wsproto.utilities import LocalProtocolError
 
-from protocol.problems import BAD_HANDSHAKE, UPGRADE, Problem, json_text
+from protocol.problems import Problem, json_text
 from protocol.tcp import READ_BYTES, TURN_SECONDS, drain
 
-HANDSHAKE = {
-    "HTTP_HOST": "localhost",
-    "HTTP_CONNECTION": "Upgrade",
-    "HTTP_UPGRADE": "websocket",
+UPGRADE = {"Connection": "upgrade", "Upgrade": "websocket", "Sec-WebSocket-Version": "13"}
+HANDSHAKE = {  # what else RFC 6455 part 4.2.1 asks for, as patterns
+    "REQUEST_METHOD": "GET",
+    "SERVER_PROTOCOL": "HTTP/1.1",
+    "CONTENT_LENGTH": "0?",
+    "HTTP_HOST": "[!-~]+",
     "HTTP_SEC_WEBSOCKET_VERSION": "13",
+    "HTTP_SEC_WEBSOCKET_KEY": "[A-Za-z0-9+/]{22}==",  # 16 bytes in base64
+    "HTTP_SEC_WEBSOCKET_PROTOCOL": "[ -~]*",
 }
-NONCE = re.compile("[A-Za-z0-9+/]{22}==")  # 16 bytes in base64
+TOKEN = re.compile("[!#$%&'*+.^_`|~0-9A-Za-z-]+")  # RFC 9110 part 5.6.2
 MAX_MESSAGE_BYTES = 65_536
 PING_SECONDS = 25  # between pings
 STALLED_SECONDS = 10  # for which a client may leave a ping unanswered, or a frame unread
@@ -43,18 +47,19 @@ class Close(IntEnum):
     GOING_AWAY, NOT_TEXT, ABNORMAL, REVOKED, TOO_BIG, BUG = 1001, 1003, 1006, 1008, 1009, 1011
 
 
-class AnySubprotocol(list[str]):
-    """Makes simple-websocket accept the first subprotocol that is offered, as browsers want it."""
+class AnyToken:
+    """Makes simple-websocket accept the first subprotocol that is offered: Chrome insists on it."""
 
-    def __contains__(self, name: object) -> bool:
-        return True
+    def __contains__(self, name: str) -> bool:
+        return bool(TOKEN.fullmatch(name))
 
 
-SERVER_OPTIONS = {  # of simple-websocket
-    "subprotocols": AnySubprotocol(["any"]),
-    "thread_class": lambda target: SimpleNamespace(name="", start=lambda: None),  # no reader
-    "event_class": object,
-}
+def no_thread(target: object) -> SimpleNamespace:
+    """In place of simple-websocket's reader, which would queue messages without limit."""
+    return SimpleNamespace(name="", start=lambda: None)
+
+
+SERVER_OPTIONS = {"subprotocols": AnyToken(), "thread_class": no_thread, "event_class": object}
 
 
 class Closed(gevent.GreenletExit):
@@ -65,25 +70,20 @@ class Closed(gevent.GreenletExit):
 
 
 def negotiate(environ: dict[str, Any]) -> None:
-    """Check the handshake (RFC 6455 part 4.2.1); raises Problem 400 or 426.
+    """Check the handshake; raises Problem 400 or 426.
 
     wsproto then gets only the headers that it needs. Without Sec-WebSocket-Extensions it agrees to
     no compression, which would take 100 KiB a connection.
     """
-    names = ("VERSION", "KEY", "PROTOCOL")
-    version, key, offered = (environ.get(f"HTTP_SEC_WEBSOCKET_{name}", "") for name in names)
-    host = environ.get("HTTP_HOST", "")
-    if version not in ("", "13"):
+    version = environ.get("HTTP_SEC_WEBSOCKET_VERSION", "13")
+    if "websocket" not in parse_set_header(environ.get("HTTP_UPGRADE")) or version != "13":
         raise Problem(426, headers=UPGRADE)
-    start = (environ["REQUEST_METHOD"], environ["SERVER_PROTOCOL"], environ.get("CONTENT_LENGTH"))
-    valid = start[:2] == ("GET", "HTTP/1.1") and start[2] in (None, "0") and host
-    if not (valid and host.isascii() and version and NONCE.fullmatch(key)):
-        raise Problem(400, *BAD_HANDSHAKE)
-    for name in [name for name in environ if name.startswith("HTTP_")]:
+    valid = [re.fullmatch(HANDSHAKE[name], environ.get(name, "")) for name in HANDSHAKE]
+    if not all(valid) or "upgrade" not in parse_set_header(environ.get("HTTP_CONNECTION")):
+        raise Problem(400, "bad_handshake", "The handshake breaks RFC 6455, part 4.2.1.")
+    for name in [name for name in environ if name.startswith("HTTP_") and name not in HANDSHAKE]:
         del environ[name]
-    environ |= HANDSHAKE | {"HTTP_SEC_WEBSOCKET_KEY": key}
-    if offered and offered.isascii():
-        environ["HTTP_SEC_WEBSOCKET_PROTOCOL"] = offered
+    environ |= {"HTTP_HOST": "localhost", "HTTP_UPGRADE": "websocket", "HTTP_CONNECTION": "Upgrade"}
 
 
 def frame(**message: str) -> bytes:
@@ -96,11 +96,12 @@ class WebSocket:
 
     def __init__(self, server: Server) -> None:
         self._sock, self._wire = server.sock, server.ws
+        server.connected = False  # or flask-sock would send a close frame, too
+        self._fileno = server.sock.fileno  # found once, because gunicorn's socket is wrapped
         self._greenlet = gevent.getcurrent()
         self._unsent = memoryview(b"")
         self._ping_at = time.monotonic() + PING_SECONDS
-        if early := server.sock.take_early_input():
-            self._wire.receive_data(early)
+        self._wire.receive_data(server.sock.take_early_input())
 
     def messages(self) -> Iterator[str]:
         """The client's text messages. TCP holds back the next while the caller handles one."""
@@ -120,16 +121,20 @@ class WebSocket:
                     raise Closed(event.code)
 
     def send(self, data: bytes) -> None:
-        """Send a whole frame; a client that does not read for STALLED_SECONDS is lost."""
-        self._unsent = memoryview(data)
-        self._flush()
+        """Send a whole frame, after the rest of one that `end` has interrupted.
+
+        A client that does not read for STALLED_SECONDS is lost.
+        """
+        self._unsent = memoryview(bytes(self._unsent) + data)
+        self._sock.settimeout(STALLED_SECONDS)
+        while self._unsent:
+            self._unsent = self._unsent[self._sock.send(self._unsent) :]
 
     def push(self, data: bytes) -> None:
         """Send a frame from another greenlet without waiting; if it does not fit, end."""
-        try:
-            sent = 0 if self._unsent else os.write(self._sock.fileno(), data)
-        except OSError:
-            sent = 0
+        sent = 0
+        with suppress(OSError):
+            sent = 0 if self._unsent else os.write(self._fileno(), data)
         if sent < len(data):
             self.end(Close.ABNORMAL)
 
@@ -139,16 +144,12 @@ class WebSocket:
 
     def close(self, code: int) -> int:
         """Send a close frame and await the client's; returns the code, 1006 if it was not sent."""
-        if code == Close.ABNORMAL:
-            return code
-        try:
-            with gevent.Timeout(CLOSE_SECONDS, TimeoutError()):
-                self._flush()  # a frame that `end` has interrupted
-                self.send(self._wire.send(events.CloseConnection(code)))
-            drain(self._sock)
-        except (OSError, LocalProtocolError, Closed):
-            return Close.ABNORMAL if self._unsent else code
-        return code
+        with suppress(OSError, Closed):
+            if code != Close.ABNORMAL:
+                with gevent.Timeout(CLOSE_SECONDS, TimeoutError()):
+                    self.send(self._wire.send(events.CloseConnection(code)))
+                drain(self._sock)
+        return Close.ABNORMAL if self._unsent else code
 
     def _events(self) -> Iterator[events.Event]:
         while True:
@@ -172,8 +173,3 @@ class WebSocket:
         self.send(self._wire.send(events.Ping()))
         self._sock.settimeout(STALLED_SECONDS)
         return bytes(self._sock.recv(READ_BYTES))
-
-    def _flush(self) -> None:
-        self._sock.settimeout(STALLED_SECONDS)
-        while self._unsent:
-            self._unsent = self._unsent[self._sock.send(self._unsent) :]

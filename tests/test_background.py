@@ -422,7 +422,7 @@ class OpenSocket:
 def open_socket(app: Flask, key: str) -> OpenSocket:
     """A time socket of this key."""
     ws = OpenSocket()
-    app.extensions["sockets"].callers[ws] = ("key", key[8:16])
+    app.extensions["sockets"].key_ids[ws] = key[8:16]
     return ws
 
 

@@ -30,6 +30,7 @@ def test_preflight_of_any_path_needs_no_key(client: FlaskClient, path: str, meth
     answer = client.options(path, headers={"Access-Control-Request-Method": method})
     assert (answer.status_code, answer.data) == (204, b"")
     assert answer.headers["Access-Control-Allow-Origin"] == "*"
+    assert "Content-Type" not in answer.headers
 
 
 def test_preflight_allows_the_headers_of_a_page(client: FlaskClient) -> None:
@@ -83,6 +84,12 @@ def test_http_1_1_request_without_host_is_refused(
 ) -> None:
     environ = {"HTTP_HOST": "", "SERVER_PROTOCOL": protocol}
     assert client.get(STATUS, environ_overrides=environ).status_code == status
+
+
+def test_asking_for_a_websocket_does_not_replace_host(client: FlaskClient) -> None:
+    environ = {"HTTP_HOST": "", "SERVER_PROTOCOL": "HTTP/1.1", "HTTP_UPGRADE": "websocket"}
+    answer = client.get(STATUS, environ_overrides=environ)
+    assert (answer.status_code, answer.get_json(force=True)["code"]) == (400, "bad_request")
 
 
 def test_limit_headers_show_the_allowance() -> None:

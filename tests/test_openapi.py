@@ -111,7 +111,7 @@ def live(described: Server, key: str, spent_key: str) -> dict[str, Body]:
     answers["invalid_api_key"] = ask(PROTECTED, X_API_Key="nonsense")
     answers["rate_limited"] = ask(PROTECTED, X_API_Key=spent_key)
     answers["bad_request"] = say({})
-    answers["bad_handshake"] = say(UPGRADE)
+    answers["no_websocket"] = say(UPGRADE)
     answers["content_too_large"] = say({"Host": "localhost", "Content-Length": "1000000"})
     return answers
 

@@ -331,6 +331,7 @@ class TestHandshake:
             ({"Host": "\xe9"}, 400, "bad_handshake"),
             ({"Connection": "keep-alive"}, 400, "bad_handshake"),
             ({"Content-Length": "1"}, 400, "bad_handshake"),
+            ({"Sec-WebSocket-Protocol": "chat, \xff"}, 400, "bad_handshake"),
             ({"Upgrade": "h2c"}, 426, "upgrade_required"),
         ],
     )
@@ -381,7 +382,8 @@ class TestHandshake:
         with RawSocket(server.port) as client:
             answer = client.handshake("/api/v1/status")
 
-        assert (answer.status, answer.json()["code"]) == (400, "bad_handshake")
+        assert (answer.status, answer.json()["code"]) == (400, "bad_request")
+        assert answer.json()["detail"] == "There is no WebSocket at this path."
 
     @pytest.mark.parametrize(
         "changes",
@@ -389,7 +391,9 @@ class TestHandshake:
             {"Sec-WebSocket-Extensions": "permessage-deflate; client_max_window_bits"},
             {"Sec-WebSocket-Extensions": "permessage-deflate; server_max_window_bits=99"},
             {"Sec-WebSocket-Extensions": ";;==,\xff"},
-            {"Sec-WebSocket-Protocol": "chat, \xff"},
+            {"Sec-WebSocket-Protocol": "no token"},
+            {"Sec-WebSocket-Protocol": "a(b"},
+            {"Connection": "Upgrade, \xff"},
             {"Origin": "https://elsewhere.example"},
             {"Connection": "keep-alive, UPGRADE", "Upgrade": "WebSocket"},
             {"X-Odd": "\xff"},

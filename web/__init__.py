@@ -34,7 +34,7 @@ pages.register_blueprint(profile.pages)
 
 
 class PageSessions(SecureCookieSessionInterface):
-    """Opens the session for pages only: the API has no use for it, and it costs a tenth."""
+    """Opens the session for pages only: the API needs none, and it takes a tenth of a request."""
 
     def open_session(self, app: Flask, request: Request) -> SecureCookieSession | None:
         return None if request.path.startswith("/api/") else super().open_session(app, request)
@@ -64,7 +64,7 @@ def console() -> str:
 
 @pages.before_request
 def receive_form() -> None:
-    """Take in a form, if it comes from our own pages, whole, and is neither large nor slow."""
+    """Read a form; refuse one that another site sent, or that is large, slow or incomplete."""
     if request.method != "POST":
         return
     if not sent_from_here():
@@ -83,9 +83,9 @@ def receive_form() -> None:
 def sent_from_here() -> bool:
     """False when a page of another site made a browser send this request.
 
-    With neither header it was no browser of this decade: they all send Origin with a POST. So curl
-    gets in. An attacker gains nothing: what counts is the cookie of somebody's browser, and one
-    too old to send Origin keeps that back from other sites' forms, because it is SameSite.
+    All browsers of the last years send Origin with a POST. So a request with neither header comes
+    from a program such as curl, or from an older browser. An older browser does not send our
+    cookie with another site's form, because the cookie is SameSite.
     """
     site, origin = request.headers.get("Sec-Fetch-Site"), request.headers.get("Origin")
     if site:

@@ -57,7 +57,7 @@ def revoke(key_id: str) -> ResponseReturnValue:
 
 
 def change(words: str, act: Callable[[], bool]) -> ResponseReturnValue:
-    """Change a key, and say so, or that there was no live key to change."""
+    """Change a key, and show these words, or that the key has already ended."""
     with database.connection_context():
         changed = act()
     auth.guard().forget()
@@ -88,9 +88,9 @@ def show_once(make: Callable[[str], tuple[ApiKey, str]]) -> ResponseReturnValue:
 
 
 def random_part() -> str:
-    """Nobody can guess it without SECRET_KEY and the form, which has a random token.
+    """Derived from SECRET_KEY and the form, so that nobody can guess it: the form has a token.
 
-    A request that was written by hand may have no such token, so chance takes its place.
+    A request that was written by hand may have no such token; it gets random bytes instead.
     """
     token = request.form.get("form", "").partition(".")[2]
     salt = request.get_data() if len(token) >= MIN_TOKEN else secrets.token_bytes()

@@ -31,7 +31,7 @@ def entrance(page: str) -> str:
 def sign_up() -> ResponseReturnValue:
     username, email, password = typed("username"), typed("email"), request.form.get("password", "")
     throttle(ATTEMPTS, request.remote_addr)
-    accounts.check(username=username, email=email, password=password)  # mistakes are free
+    accounts.check(username=username, email=email, password=password)  # a mistake is no sign-up
     throttle(SIGN_UPS, request.remote_addr)
     throttle(CLAIMS, username)
     return enter(accounts.create(username, email, password))
@@ -54,7 +54,7 @@ def log_out() -> ResponseReturnValue:
 
 @pages.before_request
 def lead_past() -> ResponseReturnValue | None:
-    """No sign-up when it is closed, and neither form for somebody who is logged in."""
+    """Hide the sign-up page when sign-up is closed; redirect users who are logged in."""
     if request.path == "/sign-up" and not current_app.extensions["settings"].signups:
         abort(404)
     return redirect(destination(), 303) if g.user and request.method == "GET" else None
@@ -63,7 +63,8 @@ def lead_past() -> ResponseReturnValue | None:
 def prove(username: str, password: str) -> User | None:
     """The user of this name if this is the password; raises TooManyRequests.
 
-    Failures count after the check, too: of many guesses at once, ten get an answer.
+    The limit is checked before the password and again after it, so of many guesses at once, too,
+    only ten get an answer.
     """
     user = accounts.find(username)
     username = user.username if user else username  # it may be typed as an email address
@@ -74,7 +75,7 @@ def prove(username: str, password: str) -> User | None:
 
 
 def throttle(quota: Quota, who: str | None, cost: int = 1) -> None:
-    """Count a try; raises TooManyRequests when the quota is used up."""
+    """Count an attempt; raises TooManyRequests when the quota is used up."""
     name = f"{quota.tier} {(who or '').lower()[:64]}"
     allowance = current_app.extensions["throttles"].hit(name, quota, cost=cost)
     if not allowance.accepted:
@@ -82,7 +83,7 @@ def throttle(quota: Quota, who: str | None, cost: int = 1) -> None:
 
 
 def enter(user: User) -> ResponseReturnValue:
-    """Begin a session of this user, with nothing left of the one before."""
+    """Begin a session of this user; nothing of an earlier session is kept."""
     session.clear()
     session.update(user=user.id, mark=mark(user))
     return redirect(destination(), 303)
