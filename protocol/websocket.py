@@ -25,7 +25,11 @@ from protocol.problems import Problem, json_text
 from protocol.tcp import READ_BYTES, TURN_SECONDS, drain
 
 UPGRADE = {"Connection": "upgrade", "Upgrade": "websocket", "Sec-WebSocket-Version": "13"}
-HANDSHAKE = {  # what else RFC 6455 part 4.2.1 asks for, as patterns
+BAD_HANDSHAKE = (
+    "A handshake has GET, HTTP/1.1, no body, an ASCII Host, Connection: Upgrade, "
+    "Sec-WebSocket-Version: 13, and 16 bytes in base64 as Sec-WebSocket-Key."
+)
+HANDSHAKE = {  # the same as patterns (RFC 6455 part 4.2.1)
     "REQUEST_METHOD": "GET",
     "SERVER_PROTOCOL": "HTTP/1.1",
     "CONTENT_LENGTH": "0?",
@@ -80,7 +84,7 @@ def negotiate(environ: dict[str, Any]) -> None:
         raise Problem(426, headers=UPGRADE)
     valid = [re.fullmatch(HANDSHAKE[name], environ.get(name, "")) for name in HANDSHAKE]
     if not all(valid) or "upgrade" not in parse_set_header(environ.get("HTTP_CONNECTION")):
-        raise Problem(400, "bad_handshake", "The handshake breaks RFC 6455, part 4.2.1.")
+        raise Problem(400, "bad_handshake", BAD_HANDSHAKE)
     for name in [name for name in environ if name.startswith("HTTP_") and name not in HANDSHAKE]:
         del environ[name]
     environ |= {"HTTP_HOST": "localhost", "HTTP_UPGRADE": "websocket", "HTTP_CONNECTION": "Upgrade"}
