@@ -289,11 +289,11 @@ class TestHangUp:
                     c.request("GET", TEST, headers={"X-API-Key": key})
                     assert c.getresponse().read().startswith(b'{"success":true')
                 os.close(terminal)
-                eventually(lambda: [file.name for file in tmp_path.glob("demo.db*")] == ["demo.db"])
+                eventually(lambda: is_free(port))
 
+            assert [file.name for file in tmp_path.glob("demo.db*")] == ["demo.db"]
             with contextlib.closing(sqlite3.connect(database)) as rows:
                 assert rows.execute("SELECT total FROM api_key").fetchall() == [(7,)]
-            eventually(lambda: is_free(port))
 
     def test_service_started_with_nohup_stays(
         self, start_server: StartServer, monkeypatch: pytest.MonkeyPatch
