@@ -291,9 +291,12 @@ class TestHangUp:
                 os.close(terminal)
                 eventually(lambda: is_free(port))
 
-            assert [file.name for file in tmp_path.glob("demo.db*")] == ["demo.db"]
-            with contextlib.closing(sqlite3.connect(database)) as rows:
-                assert rows.execute("SELECT total FROM api_key").fetchall() == [(7,)]
+            def is_saved_in_one_file() -> bool:
+                with contextlib.closing(sqlite3.connect(database)) as rows:
+                    total = rows.execute("SELECT total FROM api_key").fetchall()
+                return (total, [*tmp_path.glob("demo.db*")]) == ([(7,)], [database])
+
+            eventually(is_saved_in_one_file)
 
     def test_service_started_with_nohup_stays(
         self, start_server: StartServer, monkeypatch: pytest.MonkeyPatch
