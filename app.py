@@ -55,20 +55,19 @@ class Service(Flask):
 
 
 api = Blueprint("api", __name__, url_prefix="/api/v1")
-descriptions = Blueprint("descriptions", __name__)
 
 
 def create_app(config: settings.Settings | None = None) -> Flask:
     """Build the application; raises SettingsError."""
     config = config or settings.load()
-    launch.replace_flask_run(config.port)  # under `flask run` it does not return
+    launch.replace_flask_run()  # under `flask run` it does not return
     models.init(config, must_answer=False)
 
     app = Service(__name__)
     app.secret_key = config.secret_key
     app.extensions |= {"settings": config, "guard": make_guard(config)}
-    for blueprint in (api, descriptions):
-        app.register_blueprint(blueprint)
+    app.register_blueprint(api)
+    app.add_url_rule("/<any('openapi.json', 'asyncapi.json'):name>", view_func=description)
     for part in (sockets, web, cli, problems):
         part.register(app)
     app.extensions["background"] = Background(app)
@@ -92,7 +91,6 @@ def __getattr__(name: str) -> Any:
     raise AttributeError(name)
 
 
-@descriptions.get("/<any('openapi.json', 'asyncapi.json'):name>")
 def description(name: str) -> ResponseReturnValue:
     return send_file(settings.HERE / name), {"Access-Control-Allow-Origin": "*"}
 

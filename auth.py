@@ -30,7 +30,7 @@ KEY_FORMAT = re.compile(
 KEY_ID = slice(8, 8 + ID_LENGTH)  # in a key; both prefixes have 8 characters
 MAX_LIVE_KEYS = 25  # of one user
 GRACE_SECONDS = 86400  # for which a rotated key stays good
-TRUST_SECONDS = 1  # for which keys are trusted if the background cannot ask for changes
+TRUST_SECONDS = 1  # for which keys are remembered after the last `refresh`
 MAX_KNOWN = 100_000  # keys that are remembered, with their usage: about 100 MiB
 CHALLENGE = {"WWW-Authenticate": 'ApiKey realm="api", header="X-API-Key"'}
 QUOTA_EXCEEDED = "https://iana.org/assignments/http-problem-types#quota-exceeded"
@@ -48,7 +48,7 @@ def create_key(
 ) -> tuple[ApiKey, str]:
     """Store a new key; the second value is the key itself, which is stored nowhere.
 
-    Raises accounts.Invalid.
+    It is made of 40 `random` base62 characters. Raises accounts.Invalid.
     """
     accounts.check(name=name, type=type)
     random = random or base62(secrets.randbelow(62**RANDOM_LENGTH), RANDOM_LENGTH)
@@ -71,14 +71,13 @@ def rotate_key(
     The successor has the same name, type, tier and lifetime. Raises accounts.Invalid.
     """
     now = models.now()
-    lifetime = key.expires_at and key.expires_at - key.created_at
     with models.database.connection_context(), models.database.atomic():
         end = now + grace_seconds
         end = min(key.expires_at or end, end)
-        # `revoked_at` marks the key as rotated: its own end is no longer known.
+        # With `revoked_at` it was rotated before, and `expires_at` no longer tells its lifetime.
         if key.revoked_at or not models.change_key(key.id, expires_at=end, revoked_at=end):
             raise accounts.Invalid(name="This key has ended or was rotated; create a new one.")
-        expires_at = lifetime and now + lifetime
+        expires_at = key.expires_at and now + key.expires_at - key.created_at
         return create_key(key.user, key.name, key.type, key.tier, expires_at, random)
 
 
@@ -95,12 +94,11 @@ def checksum(text: str) -> str:
 
 def is_well_formed(key: str) -> bool:
     """Whether this can be a key at all."""
-    text, end = key[:-CHECKSUM_LENGTH], key[-CHECKSUM_LENGTH:]
-    return bool(KEY_FORMAT.fullmatch(key)) and checksum(text) == end
+    return bool(KEY_FORMAT.fullmatch(key)) and key.endswith(checksum(key[:-CHECKSUM_LENGTH]))
 
 
 def base62(number: int, length: int) -> str:
-    """The last digits of the number."""
+    """The last `length` base62 digits of the number."""
     characters = ""
     for _ in range(length):
         number, index = divmod(number, len(BASE62))
@@ -142,22 +140,22 @@ class Guard:
         """The key, or None if it is malformed, unknown, wrong, revoked or expired."""
         if time.monotonic() >= self._trusted_until:
             self.forget()
-        fingerprint = digest(presented)
-        key = self._known.get(fingerprint)
+        fingerprint, known = digest(presented), self._known
+        key = known.get(fingerprint)
         if key is None and is_well_formed(presented):
             key = self._find_key(presented[KEY_ID])
             if key is None or not compare_digest(key.digest, fingerprint):
                 return None
-            self._known[fingerprint] = key
+            known[fingerprint] = key  # of no use if `forget` was called meanwhile
         return None if key is None or key.has_ended() else key
 
     def forget(self) -> None:
         """Forget all keys, so that the database is asked again."""
-        self._known.clear()
+        self._known = {}
         self._trusted_until = time.monotonic() + TRUST_SECONDS
 
     def refresh(self, changed: bool) -> None:
-        """Twice a second, after the counts were saved: go on, or ask again if there are changes."""
+        """After each sync: forget all keys, if others wrote or if they are too many."""
         if changed or len(self._known) > MAX_KNOWN:
             self.forget()
             self.limiter.forget()
@@ -191,8 +189,8 @@ def require_api_key(view: View) -> Callable[[], dict[str, object]]:
 
     @wraps(view)
     def guarded() -> dict[str, object]:
-        keys = guard()
-        key = keys.check(request.environ.get("HTTP_X_API_KEY"))
-        return view(key, keys.spend(key))
+        checker = guard()
+        key = checker.check(request.environ.get("HTTP_X_API_KEY"))
+        return view(key, checker.spend(key))
 
     return guarded

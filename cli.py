@@ -1,4 +1,4 @@
-"""Administration from a shell: `flask user ...` and `flask key ...`."""
+"""Administration from a shell: `flask user ...`, `flask key ...` and `flask db ...`."""
 
 import json
 import os
@@ -28,7 +28,7 @@ class Commands(AppGroup):
     """Commands with a connection to the database, which fail with one line."""
 
     def invoke(self, ctx: click.Context) -> Any:
-        database.obj.timeout = models.PATIENCE_SECONDS
+        database.obj.timeout = models.COMMAND_SECONDS
         try:
             with database.connection_context():
                 return super().invoke(ctx)

@@ -1,7 +1,6 @@
 """gunicorn's settings; `gunicorn` in this folder finds this file by itself."""
 
 import os
-import signal
 import subprocess
 import sys
 
@@ -9,7 +8,7 @@ from gunicorn.arbiter import Arbiter
 
 import settings
 from server.log import Log
-from server.worker import Worker, respect_nohup
+from server.worker import Worker, on_reload, post_fork, respect_nohup, restart_worker  # noqa: F401
 from settings import SettingsError
 
 respect_nohup()
@@ -33,7 +32,7 @@ keepalive = 100 if service.proxy_hops else 5  # seconds; routers keep connection
 graceful_timeout = 5  # seconds; the worker needs less
 control_socket_disable = True  # two services of one user would take each other's
 http_parser = "python"  # "auto" takes a less strict one where that is installed
-sendfile = False  # it would pass the worker's way to send a response in one piece
+sendfile = False  # it would bypass the worker's way to send a response in one piece
 # Only PROXY_HOPS says whom to trust; gunicorn itself takes nothing from forwarding headers.
 forwarded_allow_ips, forwarder_headers = "*", ""
 secure_scheme_headers: dict[str, str] = {}
@@ -52,24 +51,6 @@ def on_starting(server: Arbiter) -> None:
             sys.exit(status)
     else:
         server.handle_hup = lambda: restart_worker(server)
-
-
-def post_fork(server: Arbiter, worker: Worker) -> None:
-    """Let a stop end a worker that is still starting; the master's handlers would ignore it."""
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT):
-        signal.signal(number, signal.SIG_DFL)
-
-
-def on_reload(server: Arbiter) -> None:
-    """Stop instead, if this SIGHUP came because the terminal was closed."""
-    if server.in_terminal and not os.isatty(0):
-        raise StopIteration
-
-
-def restart_worker(server: Arbiter) -> None:
-    """At SIGHUP with SQLite: gunicorn would start a worker beside the old one, and both count."""
-    on_reload(server)
-    server.kill_workers(signal.SIGTERM)
 
 
 def when_ready(server: Arbiter) -> None:

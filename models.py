@@ -17,15 +17,19 @@ from storage import postgres, upgrade
 log = logging.getLogger(__name__)
 
 HOUR, DAY = 3600, 86400
-HOURS = 24  # of usage that are kept and shown in the chart
+CHART_HOURS = 24  # of usage that are kept and shown
 PREFIXES = {"production": "sk_live_", "development": "sk_test_"}  # of keys, by their type
 NO_ROLLBACK = ("no transaction is active", "no such savepoint")
 IDS_PER_QUERY = 1000
 BUSY_SECONDS = 0.1  # to wait for a lock of SQLite, because the whole process waits
-PATIENCE_SECONDS = 10  # the same, where only one command waits
+COMMAND_SECONDS = 10  # the same, where only one command waits
 
-# 1 is NORMAL. With the default of 1000 pages, busy saves would checkpoint each time.
-PRAGMAS = {"journal_mode": "wal", "synchronous": 1, "wal_autocheckpoint": 4000, "foreign_keys": 1}
+PRAGMAS = {
+    "journal_mode": "wal",
+    "synchronous": "normal",
+    "wal_autocheckpoint": 4000,  # pages; with the default, busy saves would checkpoint each time
+    "foreign_keys": 1,
+}
 # A query without a connection_context is a mistake, so it fails. A transaction that reads and then
 # writes locks from its start, so it never has to be retried.
 SQLITE_OPTIONS = {"autoconnect": False, "lock_type": "IMMEDIATE", "uri": True, "pragmas": PRAGMAS}
@@ -57,8 +61,8 @@ for name in ("username", "email"):  # unique, ignoring case
 class ApiKey(Table):
     """A key and its usage, in total and in the window that ends at `reset`.
 
-    Only a digest of the secret is stored. A key is good until `expires_at`; revoking sets that to
-    the present, too, and rotating to the end of the grace. `revoked_at` tells why the key ends.
+    Only a digest of the secret is stored. A key is good until `expires_at`. Revoking sets that and
+    `revoked_at` to now, rotating sets both to the end of the grace.
     """
 
     id = CharField(max_length=8, primary_key=True)
@@ -129,19 +133,19 @@ def init(settings: Settings, must_answer: bool = True) -> None:
     try:
         database.initialize(postgres.Postgres(url) if url else _open_sqlite(settings.sqlite))
         if url:
-            database.obj.timeout = PATIENCE_SECONDS
+            database.obj.timeout = COMMAND_SECONDS
             upgrade.create_or_upgrade(database.obj, TABLES)
     except (OSError, peewee.PeeweeException, ValueError) as error:
         if must_answer or not (url and isinstance(error, peewee.OperationalError)):
             raise SettingsError(f"DATABASE_URL: {name}: {reason(error)}") from None
-    database.obj.timeout = postgres.PATIENCE_SECONDS if url else BUSY_SECONDS
+    database.obj.timeout = postgres.ANSWER_SECONDS if url else BUSY_SECONDS
 
 
 def _open_sqlite(file: Path) -> PooledSqliteDatabase:
     """Upgrade the file, then open it. A file that is refused stays as it was."""
     file.touch(mode=0o600)
     uri = f"{file.as_uri()}?mode=rw"  # rw: a file that was deleted is not silently replaced
-    first = peewee.SqliteDatabase(uri, uri=True, timeout=PATIENCE_SECONDS, lock_type="IMMEDIATE")
+    first = peewee.SqliteDatabase(uri, uri=True, timeout=COMMAND_SECONDS, lock_type="IMMEDIATE")
     upgrade.create_or_upgrade(first, TABLES)
     with suppress(PermissionError):  # it has another owner, who chose its mode
         file.chmod(0o600)
@@ -166,7 +170,8 @@ def find_key(key_id: str) -> Key | None:
 def find_keys(ids: list[str]) -> list[Key | None]:
     """The keys with these ids, ended or not, None where there is none; raises PeeweeException.
 
-    In SQL, because peewee takes 150 µs to build this query, and SQLite 5 µs to answer it.
+    In SQL, because peewee takes 150 µs to build this query, and SQLite 5 µs to answer it. The user
+    may have been deleted by hand, without foreign keys.
     """
     places = ", ".join([database.param] * len(ids))
     query = f"""SELECT {", ".join(Key._fields)} FROM api_key
@@ -176,12 +181,12 @@ def find_keys(ids: list[str]) -> list[Key | None]:
     return [found.get(key_id) for key_id in ids]
 
 
-def ended_keys(ids: set[str], database: peewee.Database) -> set[str]:
-    """Those of the ids that belong to no live key; raises PeeweeException."""
+def ended_keys(ids: set[str], source: peewee.Database) -> set[str]:
+    """Those of the ids that belong to no live key of a user; raises PeeweeException."""
     ended = set(ids)
     for part in peewee.chunked(ids, IDS_PER_QUERY):
         query = ApiKey.select(ApiKey.id).join(User).where(ApiKey.id.in_(part), ApiKey.live())
-        ended.difference_update(key_id for (key_id,) in query.tuples().bind(database))
+        ended.difference_update(key_id for (key_id,) in query.tuples().bind(source))
     return ended
 
 

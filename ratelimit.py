@@ -68,8 +68,8 @@ def parse_quotas(text: str) -> dict[str, Quota]:
 class Limiter:
     """Counts requests per key in windows on UTC boundaries; safe for threads and greenlets.
 
-    A limiter that `saves` keeps its counts until they are `saved` and it is told to `forget`: the
-    next `hit` brings what is `stored`. Any other keeps a count until its window ends.
+    With `saves`, counts stay in memory until `saved` and then `forget` are called; the next `hit`
+    starts from `stored`. Without it, a count is dropped some time after its window.
     """
 
     def __init__(self, saves: bool = False, clock: Callable[[], float] = time.time) -> None:

@@ -65,7 +65,7 @@ def load(environ: Mapping[str, str] = os.environ) -> Settings:
     platform = next(filter(environ.get, PLATFORM_HOPS), "")
     database: tuple[Path, str | None] = read("DATABASE_URL", "sqlite:///demo.db", _database)
     return Settings(
-        *database,
+        *database,  # sqlite and postgres
         port=read("PORT", "8000", partial(_whole, low=1, high=65535)),
         secret_key=read("SECRET_KEY", "", _secret),
         quotas=read("RATE_LIMITS", "free=1000/hour,pro=10000/hour", parse_quotas),

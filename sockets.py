@@ -59,29 +59,26 @@ class Ticker:
 
     def __init__(self) -> None:
         self._listeners: dict[int, set[WebSocket]] = {tenth: set() for tenth in range(1, 10)}
-        self._running = False
 
     def join(self, ws: WebSocket) -> set[WebSocket]:
         """Start ticks within 0.2 s; they end when `ws` is removed from the returned set."""
-        if not self._running:
-            self._running = True
-            gevent.spawn(self._run)
         now = int(time.time() * 10)
         tenths = {(now + 1) % 10, (now + 2) % 10} & self._listeners.keys()
         listeners = min((self._listeners[tenth] for tenth in tenths), key=len)
         listeners.add(ws)
         return listeners
 
-    def _run(self) -> None:
-        tick = int(time.time() * 10)
+    def run(self) -> None:
+        """Send the time for ever."""
+        tenths = int(time.time() * 10)  # since 1970
         while True:
-            tick += 1
+            tenths += 1
             # In a loop, because a timer may end a little early.
-            while 0 < (delay := tick / 10 - time.time()) < 1:
+            while 0 < (delay := tenths / 10 - time.time()) < 1:
                 gevent.sleep(delay)
             if abs(delay) >= 1:  # the clock was set, or the process was stopped: go on from now
-                tick = int(time.time() * 10)
-            if listeners := self._listeners.get(tick % 10):
+                tenths = int(time.time() * 10)
+            if listeners := self._listeners.get(tenths % 10):
                 now = time.time()
                 data = frame(type="time_update", formatted=display(now), timestamp=timestamp(now))
                 for ws in listeners:  # push never yields, so the set cannot change meanwhile
@@ -89,7 +86,7 @@ class Ticker:
 
 
 class OpenSockets:
-    """The sockets that were admitted, by caller; and those of them that are open, by key."""
+    """`callers` has an entry for each socket that was admitted; `key_ids` has the open ones."""
 
     def __init__(self, limit: int, limit_per_caller: int) -> None:
         self.limit, self.limit_per_caller = limit, limit_per_caller
@@ -129,7 +126,7 @@ def admit() -> None:
     g.key = None
     if request.endpoint == "sockets.time":
         g.key = guard().check(presented)
-        guard().spend(g.key, cost=0)  # only asks, so that a refusal carries the limit headers, too
+        guard().spend(g.key, cost=0)  # only asks, for the limit headers of the refusal below
     caller = g.key.id if g.key else request.remote_addr
     current_app.extensions["sockets"].reserve(caller)
     g.caller = caller
@@ -147,8 +144,8 @@ def release(error: BaseException | None) -> None:
 def serve(handler: Callable[[WebSocket], None], server: Server) -> None:
     """Let the handler serve an open socket; it ends with an exception, which says how to close."""
     started, ws, code = time.monotonic(), WebSocket(server), int(Close.BUG)
-    key_ids = current_app.extensions["sockets"].key_ids
-    key_ids[ws] = g.key and g.key.id
+    sockets = current_app.extensions["sockets"]
+    sockets.key_ids[ws] = g.key and g.key.id
     log.info("open %s", request.path)
     try:
         handler(ws)
@@ -158,7 +155,7 @@ def serve(handler: Callable[[WebSocket], None], server: Server) -> None:
         code = Close.ABNORMAL
     except Exception:
         log.exception("bug in %s", request.path)
-    del key_ids[ws]
+    del sockets.key_ids[ws]
     code = ws.close(code)
     log.info("closed %s after %.1f s: %d", request.path, time.monotonic() - started, code)
 
@@ -166,4 +163,4 @@ def serve(handler: Callable[[WebSocket], None], server: Server) -> None:
 sock = Sock()
 for name, handler in (("echo", echo), ("time", stream_time)):
     sock.route(f"/{name}", bp=routes, endpoint=name)(partial(serve, handler))
-    routes.add_url_rule(f"/{name}", name)  # a request that is no handshake comes to `admit`, too
+    routes.add_url_rule(f"/{name}", name)  # without an upgrade `admit` answers 426

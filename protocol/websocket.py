@@ -136,11 +136,10 @@ class WebSocket:
 
     def push(self, data: bytes) -> None:
         """Send a frame from another greenlet without waiting; if it does not fit, end."""
-        sent = 0
         with suppress(OSError):
-            sent = 0 if self._unsent else os.write(self._fileno(), data)
-        if sent < len(data):
-            self.end(Close.ABNORMAL)
+            if not self._unsent and os.write(self._fileno(), data) == len(data):
+                return
+        self.end(Close.ABNORMAL)
 
     def end(self, code: int) -> None:
         """Make the greenlet that serves this connection close it."""

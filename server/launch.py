@@ -2,7 +2,7 @@
 
 Serves the demo on http://127.0.0.1:8000; the first start makes a user and an API key, and prints
 them. Settings are environment variables, for example: PORT=8001 python app.py
-`flask run` and this command become the production server.
+Both this and `flask run` become gunicorn, with the same promises.
 """
 
 import os
@@ -44,7 +44,7 @@ def main() -> None:
     replace_by_gunicorn("127.0.0.1", config, is_demo=True)
 
 
-def replace_flask_run(port: int) -> None:
+def replace_flask_run() -> None:
     """Serve in place of `flask run`, which would save no counts, and log the keys in URLs."""
     context = click.get_current_context(silent=True)
     if not context or context.command is not flask.cli.run_command:
@@ -82,7 +82,7 @@ def listen(host: str, port: int) -> socket.socket:
 def welcome(config: Settings) -> None:
     """On an empty database make a user with a key, and print them; if that fails, neither."""
     models.init(config)
-    database.obj.timeout = models.PATIENCE_SECONDS
+    database.obj.timeout = models.COMMAND_SECONDS
     url, password = f"http://127.0.0.1:{config.port}", secrets.token_urlsafe(12)
     try:  # of two processes that start at once, one makes the user
         with suppress(accounts.Invalid), database.connection_context(), database.atomic():
@@ -91,4 +91,4 @@ def welcome(config: Settings) -> None:
                 _, key = auth.create_key(user, "demo", "production")
                 print_secret(WELCOME.read_text().format(url=url, password=password, key=key))
     finally:
-        database.close_all()  # or SQLite's second file would stay
+        database.close_all()  # or SQLite's -wal file would stay

@@ -5,13 +5,13 @@ Everything that leans on inner parts of gunicorn 27.0 and gevent 26.9 is here, a
 
 - `handle`, `handle_request`, `timeout_ctx`, `load_wsgi`, `init_signals` and `alive` of the worker:
   gunicorn calls or reads them as AsyncWorker does.
-- `req.body.reader`, `req.unreader` and `req.force_close()`: what is known of a request's body.
+- `req.body.reader`, `req.unreader` and `req.force_close()`: a request's body, and what comes after.
 - `cfg.__dict__`: gunicorn reads 22 settings per request through a slow `__getattr__`; as plain
   attributes they save 12 % of a request.
 - `util.http_date`: gunicorn formats the date for every response; once a second saves 3 %.
 - `sock.sendall`: all that gunicorn uses to send a response.
 - `StreamServer.do_read()`, `do_handle()`, `full()` and `closed`: how gevent accepts a connection.
-- `Arbiter.SIGNALS`: the signals that gunicorn's master handles.
+- `Arbiter.SIGNALS`, `handle_hup`, `kill_workers` and a StopIteration: how the master takes signals.
 - `client._sock`: the socket below gevent's, whose `shutdown` does not raise in the reader.
 """
 
@@ -21,6 +21,7 @@ import os
 import signal
 import socket
 import time
+from collections import OrderedDict
 from contextlib import suppress
 from functools import lru_cache, partial
 from typing import Any
@@ -68,12 +69,16 @@ class Worker(GeventWorker):
             raise AppImportError(str(error)) from None
 
     def run(self) -> None:
-        """Serve until a signal sets `alive` to False, then stop within 5 s, as Fly wants."""
+        """Serve until a signal sets `alive` to False, then stop within 5 s.
+
+        Fly kills after that.
+        """
         speed_up(self.cfg)
         self.pool = Pool(self.worker_connections)
-        self.idle: dict[Any, None] = {}  # clients that wait for their next request, in order
+        self.idle = OrderedDict[Any, None]()  # clients without a complete request, oldest first
         background = self.wsgi.extensions["background"]
         saving = gevent.spawn(background.run)
+        gevent.spawn(self.wsgi.extensions["ticker"].run)
         try:
             self.serve()
         finally:
@@ -82,19 +87,25 @@ class Worker(GeventWorker):
                 self.log.error("the last counts could not be saved")
 
     def serve(self) -> None:
-        """Accept connections; after the signal close the WebSockets and finish the requests."""
-        handle = partial(self.handle, None)  # in place of the listener, which is not needed
+        """Accept connections until the signal."""
+        handle = partial(self.handle, None)
         listeners = [Listener(sock, handle, spawn=self.pool) for sock in self.sockets]
-        for sock, listener in zip(self.sockets, listeners, strict=True):
-            limit_kernel_buffers(sock)
+        for listener in listeners:
+            limit_kernel_buffers(listener.socket)
             listener.start()
         while self.alive:
             self.notify()
             gevent.sleep(0.1)
-        self.wsgi.extensions["sockets"].shut_down()
+        self.stop(listeners)
+
+    def stop(self, listeners: list["Listener"]) -> None:
+        """Close the WebSockets, and finish the requests."""
+        sockets = self.wsgi.extensions["sockets"]
+        sockets.shut_down()
         for listener in listeners:
             listener.close()
         self.pool.join(timeout=IDLE_SECONDS)
+        sockets.shut_down()  # those that were being admitted
         for client in list(self.idle):
             hang_up(client)
         self.pool.join(timeout=FINISH_SECONDS)
@@ -110,11 +121,10 @@ class Worker(GeventWorker):
         """
         self.idle[client] = None
         if self.pool.free_count() < SPARE_CONNECTIONS:
-            oldest = next(iter(self.idle))
-            del self.idle[oldest]
-            hang_up(oldest)
+            hang_up(self.idle.popitem(last=False)[0])
         try:
-            # The client in place of the listener, which has no address once it is closed.
+            # gunicorn only asks the listener for its address. The client's socket has the same one,
+            # and is still open at a stop.
             AsyncWorker.handle(self, client, client, addr)
         finally:
             self.idle.pop(client, None)
@@ -135,7 +145,8 @@ class Worker(GeventWorker):
 
         gunicorn would discard a body of any length, and nobody would have a turn meanwhile.
         """
-        too_long = body_length(req) > MAX_BODY_BYTES
+        # A chunked body has no length.
+        too_long = getattr(req.body.reader, "length", math.inf) > MAX_BODY_BYTES
         if too_long:
             req.force_close()
         response = OnePiece(sock, req.unreader)
@@ -159,11 +170,6 @@ class Worker(GeventWorker):
         if not (received := sock.recv(READ_BYTES)):
             raise StopIteration
         req.unreader.unread(received)
-
-
-def body_length(req: Any) -> float:
-    """In bytes; infinite for a chunked body."""
-    return getattr(req.body.reader, "length", math.inf)
 
 
 def speed_up(cfg: Any) -> None:
@@ -208,6 +214,24 @@ def limit_kernel_buffers(listener: Any) -> None:
     """For the connections that it accepts; else each may take 6 MiB of the kernel's memory."""
     for option in (socket.SO_RCVBUF, socket.SO_SNDBUF):
         listener.setsockopt(socket.SOL_SOCKET, option, KERNEL_BYTES)
+
+
+def post_fork(arbiter: Arbiter, worker: Worker) -> None:
+    """Let a stop end a worker that is still starting; the master's handlers would ignore it."""
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT):
+        signal.signal(number, signal.SIG_DFL)
+
+
+def on_reload(arbiter: Arbiter) -> None:
+    """Stop instead, if this SIGHUP came because the terminal was closed."""
+    if arbiter.in_terminal and not os.isatty(0):
+        raise StopIteration
+
+
+def restart_worker(arbiter: Arbiter) -> None:
+    """At SIGHUP with SQLite: gunicorn would start a worker beside the old one, and both count."""
+    on_reload(arbiter)
+    arbiter.kill_workers(signal.SIGTERM)
 
 
 def respect_nohup() -> None:

@@ -1,4 +1,4 @@
-"""Twice a second: saves counts, forgets changed keys, closes the sockets of ended keys."""
+"""Twice a second: saves counts, forgets keys after changes, closes the sockets of ended keys."""
 
 import gevent
 from flask import Flask

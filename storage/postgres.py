@@ -1,8 +1,8 @@
 """PostgreSQL in place of the SQLite file: the connections, and a limiter that counts in its rows.
 
-Each process asks the database one question at a time, for all keys at once. The requests that
-arrive meanwhile are asked about together in the next question. So the busier a process is, the
-less a request costs, and no request is admitted before it is counted.
+Each process has one query under way at a time, for all keys at once. The requests that arrive
+meanwhile make up the next query. So the busier a process is, the less a request costs, and no
+request is admitted before it is counted.
 """
 
 import json
@@ -22,9 +22,7 @@ from playhouse.pool import MaxConnectionsExceeded, PooledPostgresqlDatabase
 from ratelimit import NOTHING, Allowance, Limiter, Quota, Usage
 
 CONNECTIONS = 4  # of a process for requests; one more counts, and one is for the background
-PATIENCE_SECONDS = 0.6  # for a connection, and again for an answer; a busy machine needs 0.4
-
-Hit = tuple[str, Quota, int]  # a key, its quota, the cost
+ANSWER_SECONDS = 0.6  # for a connection, and again for an answer; a busy machine needs 0.4
 
 COUNT = Path(__file__).with_name("count.sql").read_text()
 # Hours that ended a day ago. All processes do this at once; each skips rows that another deletes.
@@ -36,7 +34,7 @@ DELETE_HOURS = """DELETE FROM hourly_usage WHERE (hour, key_id) IN (
 class Postgres(PooledPostgresqlDatabase):
     """A pool of connections on which every wait is short; raises PeeweeException."""
 
-    timeout = PATIENCE_SECONDS
+    timeout = ANSWER_SECONDS
 
     def __init__(self, url: str, connections: int = CONNECTIONS) -> None:
         if peewee.psycopg is None:  # psycopg2 would do for peewee, but it blocks all greenlets
@@ -70,7 +68,7 @@ class Postgres(PooledPostgresqlDatabase):
 
 
 class Batches:
-    """Asks one question at a time, for many: what comes meanwhile makes up the next question."""
+    """Makes one query at a time, for many: the items that come meanwhile make up the next."""
 
     def __init__(self, ask: Callable[[list[Any]], list[Any]]) -> None:
         self._ask = ask
@@ -127,7 +125,7 @@ class SharedLimiter(Limiter):
         """Ask again for keys that are used up, as the rows may be changed."""
         self._used_up.clear()
 
-    def _count_batch(self, hits: list[Hit]) -> list[Allowance]:
+    def _count_batch(self, hits: list[tuple[str, Quota, int]]) -> list[Allowance]:
         """The allowance of each hit; raises PeeweeException."""
         asked: dict[str, dict[str, Any]] = {}
         for key, (_, limit, seconds), cost in hits:
@@ -144,11 +142,13 @@ class SharedLimiter(Limiter):
 
 
 def _allowance(quota: Quota, row: Any, before: int, cost: int) -> Allowance:
-    """What one hit was granted, after those `before` it in the same question.
+    """What one hit was granted, after those `before` it in the same batch.
 
     Without a row the key was deleted: nothing is left, and within a second it is a bad key.
     """
-    _, total, reset, used, granted, left = row or (0, 0, math.ceil(time.time()), quota.limit, 0, 1)
+    if row is None:
+        return Allowance(quota, False, 0, math.ceil(time.time()), 1, 0)
+    _, total, reset, used, granted, left = row
     counted = min(granted, before + cost)
     remaining = max(0, quota.limit - used - counted)
     accepted = before + cost <= granted if cost else remaining > 0

@@ -3,13 +3,13 @@
 import fcntl
 import logging
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from gevent.threadpool import ThreadPool
 from peewee import SqliteDatabase
 
 import models
-from models import HOUR, HOURS
+from models import CHART_HOURS, HOUR
 from ratelimit import Spent
 
 log = logging.getLogger(__name__)
@@ -28,17 +28,16 @@ class SqliteStore:
     """One connection in a thread of its own, which saves counts and notices changes."""
 
     def __init__(self, file: Path) -> None:
-        options = {"timeout": models.BUSY_SECONDS, **models.SQLITE_OPTIONS}
-        self._database = SqliteDatabase(models.database.database, **options)
+        options, uri = models.SQLITE_OPTIONS, models.database.database
+        self._database = SqliteDatabase(uri, timeout=models.BUSY_SECONDS, **options)
         self._file, self._thread = file, ThreadPool(1)
-        self._locked: IO[bytes] | None = None
         self._seen = (0, 0)  # the file's number and time
         self._version: int | None = None  # of the data, as this connection saw it
 
     def open(self) -> None:
         """Lock the file, and warn if another process has done so.
 
-        The lock that stays is a shared one. With any other, BSD and macOS would keep SQLite out.
+        Exclusive only for this test, then shared: else BSD and macOS would keep SQLite out.
         """
         self._locked = self._file.open("rb")
         try:
@@ -50,8 +49,7 @@ class SqliteStore:
     def close(self) -> None:
         """Close the last connection: SQLite then writes everything into the one file."""
         self._thread.apply(self._close)
-        if self._locked:
-            self._locked.close()
+        self._locked.close()
 
     def exchange(self, spent: list[Spent], keys: set[str]) -> tuple[set[str], bool]:
         """Save counts, all or none; raises RuntimeError, OSError, PeeweeException.
@@ -101,9 +99,9 @@ class SqliteStore:
         """A request counts for the hour in which it is saved, up to half a second late."""
         hour = now - now % HOUR
         spent = sorted(spent)  # in the order of the table, so that fewer pages are written
-        usage = [(requests, used.reset, used.used, now, key) for key, requests, used in spent]
+        usage = [(requests, u.reset, u.used, now, key) for key, requests, u in spent]
         with self._database.atomic():
             cursor = self._database.cursor()
             cursor.executemany(SAVE_USAGE, usage)
             cursor.executemany(SAVE_HOUR, [(hour, key, requests) for key, requests, _ in spent])
-            cursor.execute("DELETE FROM hourly_usage WHERE hour < ?", (hour - HOURS * HOUR,))
+            cursor.execute("DELETE FROM hourly_usage WHERE hour < ?", (hour - CHART_HOURS * HOUR,))

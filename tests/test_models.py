@@ -161,7 +161,7 @@ def test_new_database_is_closed_to_others_from_the_first_moment(
 def test_database_locked_for_long_stops_the_start(
     config: Settings, app: Flask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(models, "PATIENCE_SECONDS", 0.1)
+    monkeypatch.setattr(models, "COMMAND_SECONDS", 0.1)
     with closing(sqlite3.connect(tmp_path / "test.db", isolation_level=None)) as other:
         other.execute("BEGIN IMMEDIATE")
         assert refusal(config) == f"DATABASE_URL: {tmp_path}/test.db: database is locked"

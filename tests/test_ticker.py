@@ -22,11 +22,8 @@ class Clock:
 
     def __init__(self) -> None:
         self.now, self.end = float(NOON), float(NOON)
-        self.spawned: list[Callable[[], None]] = []
+        self.ticking: Callable[[], None]
         self.late: Callable[[float], float] = lambda now: now
-
-    def spawn(self, function: Callable[[], None]) -> None:
-        self.spawned.append(function)
 
     def sleep(self, seconds: float) -> None:
         self.now = self.late(self.now + seconds)
@@ -37,7 +34,7 @@ class Clock:
         """Run the ticker until so much time has passed."""
         self.end = self.now + seconds
         with pytest.raises(Ending):
-            self.spawned[0]()
+            self.ticking()
 
 
 class Listener:
@@ -65,7 +62,9 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 @pytest.fixture
 def ticker(clock: Clock) -> Ticker:
-    return Ticker()
+    ticker = Ticker()
+    clock.ticking = ticker.run
+    return ticker
 
 
 def join(ticker: Ticker, clock: Clock) -> Listener:
@@ -81,13 +80,6 @@ def phase(listener: Listener) -> float:
 
 
 # Joining
-
-
-def test_first_to_join_starts_the_ticker_once(ticker: Ticker, clock: Clock) -> None:
-    assert not clock.spawned
-    for _ in range(3):
-        join(ticker, clock)
-    assert len(clock.spawned) == 1
 
 
 @pytest.mark.parametrize("tenth", range(10))
@@ -213,4 +205,4 @@ def sleep_for(clock: Clock, seconds: float) -> None:
         sleep(duration)
 
     clock.sleep = counted  # type: ignore[assignment, method-assign]
-    clock.spawned[0]()
+    clock.ticking()

@@ -8,7 +8,7 @@ import accounts
 import auth
 import models
 from accounts import Invalid
-from models import DAY, HOUR, HOURS, ApiKey, HourlyUsage, User, database
+from models import CHART_HOURS, DAY, HOUR, ApiKey, HourlyUsage, User, database
 from web import keys
 from web.people import lead_to, mark, prove, typed
 
@@ -60,7 +60,7 @@ def security(key_id: str = "") -> str:
 def hourly_requests(user: User) -> dict[int, int]:
     """Of all the user's keys, revoked ones too, by the start of the hour; the current one last."""
     this_hour = models.now() // HOUR * HOUR
-    hours = range(this_hour - (HOURS - 1) * HOUR, this_hour + 1, HOUR)
+    hours = range(this_hour - (CHART_HOURS - 1) * HOUR, this_hour + 1, HOUR)
     counts = HourlyUsage.select(HourlyUsage.hour, fn.SUM(HourlyUsage.requests))
     counts = counts.join(ApiKey, on=ApiKey.id == HourlyUsage.key_id).group_by(HourlyUsage.hour)
     counts = counts.where(ApiKey.user == user, HourlyUsage.hour >= hours[0])
