@@ -42,7 +42,7 @@ def on_starting(server: Arbiter) -> None:
     """Refuse what would break the promises of SQLite mode, and a database that does not work."""
     fits = server.cfg.workers > 0 if service.postgres else server.cfg.workers == 1
     if server.cfg.worker_class != Worker or not fits:
-        raise SettingsError("--workers and --worker-class cannot be set: our worker keeps counts")
+        raise SettingsError("--worker-class cannot be set, --workers only with PostgreSQL")
     # Several workers that cannot start would end gunicorn with a traceback, so the database is
     # tried here; in a new process, because gevent's patches must come before peewee's import.
     if service.postgres:

@@ -6,7 +6,7 @@ from http import HTTPStatus
 from typing import Any
 
 from flask import Flask, Response, request
-from peewee import DataError, PeeweeException
+from peewee import DataError, IntegrityError, PeeweeException
 from werkzeug.exceptions import BadRequest, HTTPException, InternalServerError, ServiceUnavailable
 from werkzeug.routing.exceptions import WebsocketMismatch
 
@@ -62,7 +62,8 @@ def _http_error(error: HTTPException) -> HTTPException:
 
 
 def _database_error(error: Exception) -> HTTPException:
-    if isinstance(error, DataError):  # a value that PostgreSQL cannot store, such as a NUL
+    # PostgreSQL cannot store a NUL; a user may be deleted while a key is made.
+    if isinstance(error, (DataError, IntegrityError)):
         return _http_error(BadRequest())
     models.outage.note(error)
     return _http_error(ServiceUnavailable(retry_after=1))

@@ -3,6 +3,7 @@
 import logging
 import secrets
 
+import peewee
 import pytest
 from flask import Flask, Response, abort
 from flask.testing import FlaskClient
@@ -180,3 +181,15 @@ def test_without_a_database_public_endpoints_go_on(client: FlaskClient) -> None:
     lose_keys()
     assert client.get("/api/v1/status").status_code == 200
     assert client.get("/api/v1/demo/year").status_code == 200
+
+
+@pytest.mark.parametrize("error", [peewee.DataError, peewee.IntegrityError])
+def test_value_that_the_database_refuses_is_no_outage(
+    app: Flask, client: FlaskClient, caplog: pytest.LogCaptureFixture, error: type[Exception]
+) -> None:
+    def fail() -> str:
+        raise error("refused")
+
+    app.add_url_rule("/api/refused", "refused", fail)
+    assert client.get("/api/refused").status_code == 400
+    assert not caplog.records
