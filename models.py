@@ -221,17 +221,22 @@ def delete_user(user: User) -> None:
 class Outage:
     """Logs once that the database is unavailable, and once that it is available again."""
 
-    ongoing = False
+    ongoing = failed = False
 
     def note(self, error: Exception | None) -> None:
-        """Note how the last use of the database ended: with an error, or well (None)."""
+        """Note an error, or (None) that the background could use the database.
+
+        The outage is over when nobody has failed from one time to the next.
+        """
         if error:
             database.close_idle()  # a connection that failed may go on failing
-        if error and not self.ongoing:
-            log.error("database unavailable: %s", reason(error))
-        elif self.ongoing and not error:
+            if not self.ongoing:
+                log.error("database unavailable: %s", reason(error))
+            self.ongoing = True
+        elif self.ongoing and not self.failed:
             log.warning("database available again")
-        self.ongoing = bool(error)
+            self.ongoing = False
+        self.failed = bool(error)
 
 
 outage = Outage()

@@ -7,7 +7,6 @@ limiter.hit("some key", Quota("free", limit=1000, seconds=3600)).remaining
 import math
 import re
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable
 from threading import Lock
 from typing import NamedTuple
@@ -44,9 +43,16 @@ class Usage(NamedTuple):
     reset: int = 0
     used: int = 0
 
+    def plus(self, later: "Usage") -> "Usage":
+        """With later requests, if there are any; their window may be a new one."""
+        if not later.total:
+            return self
+        used = self.used if self.reset == later.reset else 0
+        return Usage(self.total + later.total, later.reset, used + later.used)
+
 
 NOTHING = Usage()
-Spent = tuple[str, int, Usage]  # a key, its requests that are not saved yet, its usage with them
+Spent = tuple[str, Usage]  # a key, and its requests that are not saved yet
 
 
 def parse_quotas(text: str) -> dict[str, Quota]:
@@ -68,15 +74,16 @@ def parse_quotas(text: str) -> dict[str, Quota]:
 class Limiter:
     """Counts requests per key in windows on UTC boundaries; safe for threads and greenlets.
 
-    With `saves`, counts stay in memory until `saved` and then `forget` are called; the next `hit`
-    starts from `stored`. Without it, a count is dropped some time after its window.
+    With `saves`, requests are `unsaved` until `saved` is called, and remembered until `forget` is;
+    the next `hit` then starts from what is `stored`. Without it, a count is dropped some time after
+    its window.
     """
 
     def __init__(self, saves: bool = False, clock: Callable[[], float] = time.time) -> None:
         self._saves, self._clock, self._lock = saves, clock, Lock()
         self._latest = 0.0
         self._usage: dict[str, Usage] = {}
-        self._unsaved: Counter[str] = Counter()
+        self._unsaved: dict[str, Usage] = {}
         self._sweep_at = SWEEP_SIZE
 
     def hit(self, key: str, quota: Quota, stored: Usage = NOTHING, cost: int = 1) -> Allowance:
@@ -84,35 +91,40 @@ class Limiter:
         with self._lock:
             self._latest = max(self._latest, now := self._clock())  # a window never opens again
             reset = (int(self._latest) // quota.seconds + 1) * quota.seconds
-            total, window, used = self._usage.get(key, stored)
+            usage = self._usage.get(key) or stored.plus(self._unsaved.get(key, NOTHING))
+            total, window, used = usage
             used = used if window == reset else 0
             accepted = used < quota.limit
             if accepted and cost:
                 total, used = total + cost, used + cost
                 self._usage[key] = Usage(total, reset, used)
-                if self._saves:
-                    self._unsaved[key] += cost
-                elif len(self._usage) >= self._sweep_at:
-                    self._sweep()
+                self._keep(key, Usage(cost, reset, cost))
         left = max(0, quota.limit - used)
         return Allowance(quota, accepted, left, reset, math.ceil(reset - now), total)
 
     def unsaved(self) -> list[Spent]:
         """All counts that are to be saved."""
         with self._lock:
-            return [(key, requests, self._usage[key]) for key, requests in self._unsaved.items()]
+            return list(self._unsaved.items())
 
     def saved(self, spent: Iterable[Spent]) -> None:
         """Note that counts that were `unsaved` are stored now."""
         with self._lock:
-            self._unsaved -= Counter({key: requests for key, requests, _ in spent})
+            for key, done in spent:
+                total, reset, used = self._unsaved.pop(key)
+                if total > done.total:
+                    used -= done.used if reset == done.reset else 0
+                    self._unsaved[key] = Usage(total - done.total, reset, used)
 
     def forget(self) -> None:
-        """Forget what is saved, so that what is stored counts."""
+        """Forget all but what is unsaved, so that what is stored counts."""
         with self._lock:
-            self._usage = {key: self._usage[key] for key in self._unsaved}
+            self._usage.clear()
 
-    def _sweep(self) -> None:
-        """Drop past windows; at doubling sizes, so that a request costs constant time."""
-        self._usage = {key: use for key, use in self._usage.items() if use.reset > self._latest}
-        self._sweep_at = max(SWEEP_SIZE, 2 * len(self._usage))
+    def _keep(self, key: str, requests: Usage) -> None:
+        if self._saves:
+            self._unsaved[key] = self._unsaved.get(key, NOTHING).plus(requests)
+        elif len(self._usage) >= self._sweep_at:
+            # Past windows go; at doubling sizes, so that a request costs constant time.
+            self._usage = {key: use for key, use in self._usage.items() if use.reset > self._latest}
+            self._sweep_at = max(SWEEP_SIZE, 2 * len(self._usage))

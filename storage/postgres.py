@@ -23,6 +23,7 @@ from ratelimit import NOTHING, Allowance, Limiter, Quota, Usage
 
 CONNECTIONS = 4  # of a process for requests; one more counts, and one is for the background
 ANSWER_SECONDS = 0.6  # for a connection, and again for an answer; a busy machine needs 0.4
+BATCH_SECONDS = 0.9  # for both, and for the query before
 
 COUNT = Path(__file__).with_name("count.sql").read_text()
 # Hours that ended a day ago. All processes do this at once; each skips rows that another deletes.
@@ -82,7 +83,8 @@ class Batches:
         if not self._asking:
             self._asking = True
             gevent.spawn(self._ask_all)  # a request may be killed while others need its answer
-        return answer.get()
+        with gevent.Timeout(BATCH_SECONDS, OperationalError("the database is busy")):
+            return answer.get()
 
     def _ask_all(self) -> None:
         while batch := self._waiting:

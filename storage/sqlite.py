@@ -2,11 +2,12 @@
 
 import fcntl
 import logging
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from gevent.threadpool import ThreadPool
-from peewee import SqliteDatabase
+from peewee import PeeweeException, SqliteDatabase
 
 import models
 from models import CHART_HOURS, HOUR
@@ -14,8 +15,8 @@ from ratelimit import Spent
 
 log = logging.getLogger(__name__)
 
-SAVE_USAGE = """UPDATE api_key SET total = total + ?, reset = ?, used = ?, last_used_at = ?
-    WHERE id = ?"""
+SAVE_USAGE = """UPDATE api_key SET total = total + :total, reset = :reset, last_used_at = :now,
+    used = :used + CASE WHEN reset = :reset THEN used ELSE 0 END WHERE id = :key"""
 SAVE_HOUR = """INSERT INTO hourly_usage (hour, key_id, requests) VALUES (?, ?, ?)
     ON CONFLICT (hour, key_id) DO UPDATE SET requests = hourly_usage.requests + excluded.requests"""
 
@@ -57,9 +58,10 @@ class SqliteStore:
         Returns which of the keys have ended, and whether anybody else has written.
         """
         self._thread.size = 1  # raises RuntimeError if it cannot start, before anything is queued
-        if self._stamp() != self._seen:  # another file was put in its place: read it anew
+        if self._seen != (stamp := self._stamp()):  # another file was put in its place
             models.database.close_idle()
             self._thread.apply(self._close)
+            self._seen = stamp
         outcome: Any = self._thread.apply(self._try_exchange, (spent, keys))
         if isinstance(outcome, Exception):
             raise outcome
@@ -72,9 +74,11 @@ class SqliteStore:
             ended = models.ended_keys(keys, self._database)
             if spent:
                 self._save(spent, models.now())
-            if len(spent) < FEW:
-                self._database.execute_sql("PRAGMA wal_checkpoint(TRUNCATE)")
-            self._seen = self._stamp()
+            with suppress(PeeweeException, OSError):  # the counts are saved already
+                if len(spent) < FEW:
+                    self._database.execute_sql("PRAGMA wal_checkpoint(TRUNCATE)")
+                # Only the time: the path may lead to another file by now.
+                self._seen = self._seen[0], self._stamp()[1]
             return ended, changed
         except Exception as error:
             self._close()
@@ -99,9 +103,9 @@ class SqliteStore:
         """A request counts for the hour in which it is saved, up to half a second late."""
         hour = now - now % HOUR
         spent = sorted(spent)  # in the order of the table, so that fewer pages are written
-        usage = [(requests, u.reset, u.used, now, key) for key, requests, u in spent]
+        usage = [{"key": key, "now": now, **requests._asdict()} for key, requests in spent]
         with self._database.atomic():
             cursor = self._database.cursor()
             cursor.executemany(SAVE_USAGE, usage)
-            cursor.executemany(SAVE_HOUR, [(hour, key, requests) for key, requests, _ in spent])
+            cursor.executemany(SAVE_HOUR, [(hour, key, requests.total) for key, requests in spent])
             cursor.execute("DELETE FROM hourly_usage WHERE hour < ?", (hour - CHART_HOURS * HOUR,))

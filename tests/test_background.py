@@ -11,6 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import gevent
+import peewee
 import pytest
 from flask import Flask
 from flask.testing import FlaskClient
@@ -397,6 +398,78 @@ def test_usage_changed_by_hand_counts(
     another.execute("UPDATE api_key SET used = 3")
     background.sync()
     assert [ask(key) for _ in range(3)] == [200, 200, 429]
+
+
+def test_usage_changed_by_hand_counts_while_the_key_is_used_without_a_pause(
+    background: Background,
+    client: FlaskClient,
+    ask: Ask,
+    key: str,
+    another: sqlite3.Connection,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each sync finds a request that came while the one before was saving."""
+    store = background._store
+    exchange = store.exchange
+
+    def and_ask(*args: Any) -> Any:
+        ask(key)
+        return exchange(*args)
+
+    monkeypatch.setattr(store, "exchange", and_ask)
+    ask(key)
+    background.sync()
+    another.execute("UPDATE api_key SET total = 500, used = 600")
+    background.sync()
+    background.sync()
+    stats = client.get(STATS, headers={"X-API-Key": key}).get_json()
+    assert (stats["total_requests"], stats["requests_remaining"]) == (504, 1000 - 604)
+
+
+def test_checkpoint_that_fails_counts_nothing_twice(
+    background: Background, ask: Ask, key: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = background._store
+    assert isinstance(store, SqliteStore)
+    execute = store._database.execute_sql
+
+    def fail(sql: str, *args: Any) -> Any:
+        if "checkpoint" in sql:
+            raise peewee.OperationalError("database or disk is full")
+        return execute(sql, *args)
+
+    ask(key)
+    with monkeypatch.context() as patch:
+        patch.setattr(store._database, "execute_sql", fail)
+        assert background.sync()
+    background.sync()
+    assert saved_total(key) == 1
+
+
+def test_file_that_was_replaced_during_a_sync_is_noticed_by_the_next(
+    background: Background, ask: Ask, key: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copy = tmp_path / "copy.db"
+    with (
+        closing(sqlite3.connect(tmp_path / "test.db")) as source,
+        closing(sqlite3.connect(copy)) as target,
+    ):
+        source.backup(target)
+        target.execute("UPDATE api_key SET revoked_at = 1, expires_at = 1")
+        target.commit()
+    ask(key)
+    background.sync()
+    ended_keys = models.ended_keys
+
+    def and_replace(*args: Any) -> set[str]:
+        monkeypatch.undo()
+        copy.rename(tmp_path / "test.db")
+        return ended_keys(*args)
+
+    monkeypatch.setattr(models, "ended_keys", and_replace)
+    background.sync()
+    background.sync()
+    assert ask(key) == 401
 
 
 def test_too_many_keys_are_not_remembered(

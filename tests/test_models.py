@@ -482,8 +482,20 @@ def test_second_outage_is_logged_again(caplog: pytest.LogCaptureFixture) -> None
     outage = Outage()
     outage.note(OSError("locked"))
     outage.note(None)
+    outage.note(None)
     outage.note(OSError("gone"))
     assert "database unavailable: gone" in caplog.text
+
+
+@pytest.mark.usefixtures("app")
+def test_outage_goes_on_while_somebody_fails_between_two_syncs(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    outage = Outage()
+    for _ in range(3):
+        outage.note(OSError("locked"))
+        outage.note(None)
+    assert len(caplog.records) == 1
 
 
 def test_connections_are_closed_after_an_outage(app: Flask) -> None:

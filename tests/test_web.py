@@ -600,6 +600,21 @@ def test_rotated_key_ends_after_the_grace(
     assert 0 <= old.expires_at - old.created_at - seconds <= 1
 
 
+def test_rotated_key_says_so_and_cannot_be_rotated_again(ada: FlaskClient) -> None:
+    create_key(ada, "ci")
+    rotated = path_of(0)
+    ada.post(f"{rotated}/successor")
+    page = ada.get("/settings/security").text
+    assert page.count(">rotated<") == 1
+    assert f'href="{rotated}/rotate"' not in page
+    assert f'href="{rotated}/revoke"' in page
+    assert "The key ci is already rotated" in ada.get(f"{rotated}/rotate").text
+    again = ada.post(f"{rotated}/successor")
+    assert again.status_code == 422
+    assert 'role="alert">This key has ended or was rotated; create a new one.' in again.text
+    assert "aria-invalid" not in again.text
+
+
 def test_key_that_was_rotated_now_is_refused_now(ada: FlaskClient) -> None:
     header = {"X-API-Key": secret_in(create_key(ada, "ci"))}
     assert ada.get("/api/v1/protected/test", headers=header).status_code == 200
@@ -662,7 +677,10 @@ def test_form_of_another_account_changes_nothing(
         data = form | {"form": f"{account}.0123456789abcdef"}
         answer = ada.post(path.format(key=stored_keys()[0].id), data=data)
         assert answer.status_code == 409
-        assert "made for another account. You are now logged in as ada." in answer.text
+        assert (
+            "for another account, or before you logged in. You are now logged in as ada."
+            in answer.text
+        )
     assert snapshot() == before
     assert is_logged_in(ada)
 

@@ -45,7 +45,7 @@ def save_profile() -> ResponseReturnValue:
 @pages.get("/security/keys")
 @pages.get("/security/keys/<key_id>")
 @pages.get("/security/keys/<key_id>/successor")
-def security(key_id: str = "") -> str:
+def security(**_: str) -> str:
     """The live keys and those that expired in the last week, their usage, and the password."""
     expired = ApiKey.revoked_at.is_null() & (ApiKey.expires_at > models.now() - 7 * DAY)
     order = ApiKey.created_at.desc(), fn.LOWER(ApiKey.name), ApiKey.id
@@ -53,7 +53,7 @@ def security(key_id: str = "") -> str:
         listed = list(g.user.keys.where(ApiKey.live() | expired).order_by(*order))
         windows = {key.id: auth.guard().allowance(key) for key in listed}
         hours = hourly_requests(g.user)
-    page = {"keys": listed, "windows": windows, "hours": hours, "renamed": key_id}
+    page = {"keys": listed, "windows": windows, "hours": hours}
     return render_template("security.html", lifetimes=keys.LIFETIMES, **page)
 
 

@@ -54,7 +54,7 @@ function typedKey() {
 async function call(card, path) {
   const key = "public" in card.dataset ? "" : typedKey();
   const started = performance.now();
-  if (/[^\x20-\x7e]/.test(key)) return { reason: "This key has a character that no key has." };
+  if (/[^\x20-\x7e]/.test(key)) return { reason: "This is not an API key." };
   const headers = key ? { "X-API-Key": key } : {};
   try {
     const response = await fetch(path, { headers, credentials: "omit", cache: "no-store" });
@@ -71,7 +71,8 @@ function reasonOf(response, text) {
   const { code, detail = "This answer is not from the API." } = parse(text) ?? {};
   const wait = response.headers.get("Retry-After");
   if (code === "missing_api_key") return "Enter an API key first.";
-  return wait ? `${detail} Try again in ${wait} s.` : detail;
+  const time = wait < 120 ? `${wait} s` : `${Math.ceil(wait / 60)} minutes`;
+  return wait ? `${detail} Try again in ${time}.` : detail;
 }
 
 function parse(text) {
