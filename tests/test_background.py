@@ -459,6 +459,7 @@ def test_file_that_was_replaced_during_a_sync_is_noticed_by_the_next(
         target.commit()
     ask(key)
     background.sync()
+    assert ask(key) == 200
     ended_keys = models.ended_keys
 
     def and_replace(*args: Any) -> set[str]:
