@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from flask import Blueprint, Flask, Request, Response, request, send_file
@@ -23,7 +24,7 @@ from protocol.timestamps import date_time, timestamp, utc
 from ratelimit import Allowance, Limiter
 from server import launch
 from storage.background import Background
-from storage.postgres import Batches, SharedLimiter
+from storage.postgres import Batches, Postgres, SharedLimiter
 
 API_VERSION = "1.0.0"
 
@@ -80,7 +81,8 @@ def create_app(config: settings.Settings | None = None) -> Flask:
 def make_guard(config: settings.Settings) -> auth.Guard:
     """With PostgreSQL, keys are found and counted in its rows, for many requests at once."""
     if url := config.postgres:
-        return auth.Guard(config.quotas, SharedLimiter(url), Batches(models.find_keys))
+        find_keys = partial(models.find_keys, source=Postgres(url, connections=1))
+        return auth.Guard(config.quotas, SharedLimiter(url), Batches(find_keys))
     return auth.Guard(config.quotas, Limiter(saves=True), models.find_key)
 
 

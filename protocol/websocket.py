@@ -136,10 +136,12 @@ class WebSocket:
 
     def push(self, data: bytes) -> None:
         """Send a frame from another greenlet without waiting; if it does not fit, end."""
-        with suppress(OSError):
-            if not self._unsent and os.write(self._fileno(), data) == len(data):
-                return
-        self.end(Close.ABNORMAL)
+        try:
+            sent = 0 if self._unsent else os.write(self._fileno(), data)
+        except OSError:
+            sent = 0
+        if sent < len(data):
+            self.end(Close.ABNORMAL)
 
     def end(self, code: int) -> None:
         """Make the greenlet that serves this connection close it."""

@@ -54,7 +54,6 @@ class PostgresStore:
     """What the background asks of PostgreSQL, which makes only its own greenlet wait."""
 
     def __init__(self, url: str) -> None:
-        # A connection of its own: requests would wait while it connects to a frozen server.
         self._database = Postgres(url, connections=1)
 
     def open(self) -> None:
