@@ -21,6 +21,7 @@ from contextlib import contextmanager
 from multiprocessing import Process
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).parent.parent))
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 
 from attacks import ATTACKS, attack_with

@@ -18,7 +18,7 @@ import time
 from pathlib import Path
 
 BENCHMARKS = Path(__file__).parent
-sys.path.append(str(BENCHMARKS.parent / "tests"))
+sys.path += [str(BENCHMARKS.parent / "tests"), str(BENCHMARKS.parent)]
 
 from postgresql import Cluster  # noqa: E402
 from serving import Server  # noqa: E402

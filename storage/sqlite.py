@@ -1,6 +1,7 @@
 """What the background asks of SQLite, which makes a whole thread wait for locks and the disk."""
 
 import fcntl
+import json
 import logging
 from contextlib import suppress
 from pathlib import Path
@@ -15,9 +16,14 @@ from ratelimit import Spent
 
 log = logging.getLogger(__name__)
 
-SAVE_USAGE = """UPDATE api_key SET total = total + :total, reset = :reset, last_used_at = :now,
-    used = :used + CASE WHEN reset = :reset THEN used ELSE 0 END WHERE id = :key"""
-SAVE_HOUR = """INSERT INTO hourly_usage (hour, key_id, requests) VALUES (?, ?, ?)
+# One statement for all keys, because for each the thread would have to wait for Python's lock.
+SPENT = """(SELECT json_extract(value, '$[0]') AS key, json_extract(value, '$[1]') AS total,
+    json_extract(value, '$[2]') AS reset, json_extract(value, '$[3]') AS used FROM json_each(?))"""
+SAVE_USAGE = f"""UPDATE api_key SET total = api_key.total + spent.total, reset = spent.reset,
+    used = spent.used + CASE WHEN api_key.reset = spent.reset THEN api_key.used ELSE 0 END,
+    last_used_at = ? FROM {SPENT} AS spent WHERE api_key.id = spent.key"""
+SAVE_HOUR = f"""INSERT INTO hourly_usage (hour, key_id, requests)
+    SELECT ?, key, total FROM {SPENT} WHERE true
     ON CONFLICT (hour, key_id) DO UPDATE SET requests = hourly_usage.requests + excluded.requests"""
 
 # With so few keys to save, all is then written into the one file: it is complete twice a second, to
@@ -102,10 +108,10 @@ class SqliteStore:
     def _save(self, spent: list[Spent], now: int) -> None:
         """A request counts for the hour in which it is saved, up to half a second late."""
         hour = now - now % HOUR
-        spent = sorted(spent)  # in the order of the table, so that fewer pages are written
-        usage = [{"key": key, "now": now, **requests._asdict()} for key, requests in spent]
+        # In the order of the table, so that fewer pages are written.
+        usage = json.dumps([(key, *requests) for key, requests in sorted(spent)])
         with self._database.atomic():
             cursor = self._database.cursor()
-            cursor.executemany(SAVE_USAGE, usage)
-            cursor.executemany(SAVE_HOUR, [(hour, key, requests.total) for key, requests in spent])
+            cursor.execute(SAVE_USAGE, (now, usage))
+            cursor.execute(SAVE_HOUR, (hour, usage))
             cursor.execute("DELETE FROM hourly_usage WHERE hour < ?", (hour - CHART_HOURS * HOUR,))
