@@ -189,6 +189,8 @@ class Server:
         number, is_old = divmod(self._keys, KEYS_PER_USER)
         owner, user = f"user{number}", USER_ID + number
         if not is_old:
+            if not (self.postgres or self._database.exists()):
+                self.flask("user", "list")  # makes the tables
             values = (user, owner, f"{owner}@example.com", NOBODY, 0)
             self._insert('"user" (id, username, email, password_hash, created_at)', values)
         self._keys += 1

@@ -90,7 +90,6 @@ COMMANDS: dict[str, list[str]] = {  # PORT stands for the server's port
 def prepared(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     """A database with a user, and the key of this user."""
     server = Server(tmp_path_factory.mktemp("prepared"))
-    server.flask("user", "list")  # makes the tables
     return server.database, server.new_key()
 
 
