@@ -230,8 +230,8 @@ class TestLimits:
             body: dict[str, object] = ask(server, "/api/v1/usage/stats", X_API_Key=key).json()
             return body
 
-        eventually(lambda: stats().get("rate_limit_tier") == "pro", 2)
-        assert stats()["total_requests"] == 7
+        # 5 of those 9, and two of these; another process may refuse for a moment longer.
+        eventually(lambda: stats().get("total_requests") == 7, 3)
 
     def test_public_endpoints_count_nothing(self, server: Server) -> None:
         key = server.new_key()
