@@ -257,6 +257,22 @@ class TestChanges:
             assert {close_code(client) for client in clients} == {1008}
             assert time.monotonic() - revoked < 2
 
+    def test_given_a_rotated_key_then_both_workers_end_it_when_the_grace_is_over(
+        self, shared: Server
+    ) -> None:
+        key = shared.new_key()
+        with contextlib.ExitStack() as stack:
+            clients = [stack.enter_context(RawSocket(shared.port)) for _ in range(12)]
+            for client in clients:
+                client.open(f"{TIME}?api_key={key}")
+            started = time.monotonic()
+            successor = shared.flask("key", "rotate", key[8:16], "--grace", "5s").strip()
+            assert {ask(shared, TEST, one).status for one in [key, successor] * 4} == {200}
+            assert {close_code(client) for client in clients} == {1008}
+            assert 4 <= time.monotonic() - started <= 5 + 2 + 1  # the command takes its time, too
+        assert {ask(shared, TEST, key).status for _ in range(8)} == {401}
+        assert {ask(shared, TEST, successor).status for _ in range(8)} == {200}
+
     def test_given_another_tier_then_both_workers_know_it_within_two_seconds(
         self, shared: Server
     ) -> None:
