@@ -21,7 +21,7 @@ from protocol.timestamps import date_time
 from server.log import redact
 from storage import copy
 
-SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+SECONDS = {"s": 1, "m": 60, "h": models.HOUR, "d": models.DAY}
 
 
 class Commands(AppGroup):

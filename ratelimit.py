@@ -92,15 +92,15 @@ class Limiter:
             self._latest = max(self._latest, now := self._clock())  # a window never opens again
             reset = (int(self._latest) // quota.seconds + 1) * quota.seconds
             usage = self._usage.get(key) or stored.plus(self._unsaved.get(key, NOTHING))
-            total, window, used = usage
-            used = used if window == reset else 0
+            used = usage.used if usage.reset == reset else 0
             accepted = used < quota.limit
             if accepted and cost:
-                total, used = total + cost, used + cost
-                self._usage[key] = Usage(total, reset, used)
-                self._keep(key, Usage(cost, reset, cost))
+                requests = Usage(cost, reset, cost)
+                self._usage[key] = usage = usage.plus(requests)
+                self._keep(key, requests)
+                used = usage.used
         left = max(0, quota.limit - used)
-        return Allowance(quota, accepted, left, reset, math.ceil(reset - now), total)
+        return Allowance(quota, accepted, left, reset, math.ceil(reset - now), usage.total)
 
     def unsaved(self) -> list[Spent]:
         """All counts that are to be saved."""
