@@ -89,6 +89,19 @@ def renamed(connection: sqlite3.Connection, table: str, column: str) -> Iterator
     connection.execute(f"ALTER TABLE {table} RENAME COLUMN away TO {column}")
 
 
+def copy_with_revoked_keys(directory: Path) -> Path:
+    """A copy of the database in which all keys are revoked."""
+    copy = directory / "copy.db"
+    with (
+        closing(sqlite3.connect(directory / "test.db")) as source,
+        closing(sqlite3.connect(copy)) as target,
+    ):
+        source.backup(target)
+        target.execute("UPDATE api_key SET revoked_at = 1, expires_at = 1")
+        target.commit()
+    return copy
+
+
 def saved(key: str) -> ApiKey:
     with models.database.connection_context():
         row: ApiKey = ApiKey.get_by_id(key[8:16])
@@ -275,14 +288,7 @@ def test_file_put_in_the_place_of_another_is_noticed(
     tmp_path: Path,
     put_back: Callable[[Path, Path], object],
 ) -> None:
-    copy = tmp_path / "copy.db"
-    with (
-        closing(sqlite3.connect(tmp_path / "test.db")) as source,
-        closing(sqlite3.connect(copy)) as c,
-    ):
-        source.backup(c)
-        c.execute("UPDATE api_key SET revoked_at = 1, expires_at = 1")
-        c.commit()
+    copy = copy_with_revoked_keys(tmp_path)
     assert ask(key) == 200
     background.sync()
     put_back(copy, tmp_path / "test.db")
@@ -449,14 +455,7 @@ def test_checkpoint_that_fails_counts_nothing_twice(
 def test_file_that_was_replaced_during_a_sync_is_noticed_by_the_next(
     background: Background, ask: Ask, key: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    copy = tmp_path / "copy.db"
-    with (
-        closing(sqlite3.connect(tmp_path / "test.db")) as source,
-        closing(sqlite3.connect(copy)) as target,
-    ):
-        source.backup(target)
-        target.execute("UPDATE api_key SET revoked_at = 1, expires_at = 1")
-        target.commit()
+    copy = copy_with_revoked_keys(tmp_path)
     ask(key)
     background.sync()
     assert ask(key) == 200

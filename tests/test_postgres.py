@@ -248,10 +248,7 @@ class TestChanges:
         self, shared: Server
     ) -> None:
         key = shared.new_key()
-        with contextlib.ExitStack() as stack:
-            clients = [stack.enter_context(RawSocket(shared.port)) for _ in range(12)]
-            for client in clients:
-                client.open(f"{TIME}?api_key={key}")
+        with time_sockets(shared, key) as clients:
             shared.flask("key", "revoke", key[8:16])
             revoked = time.monotonic()
             assert {close_code(client) for client in clients} == {1008}
@@ -261,10 +258,7 @@ class TestChanges:
         self, shared: Server
     ) -> None:
         key = shared.new_key()
-        with contextlib.ExitStack() as stack:
-            clients = [stack.enter_context(RawSocket(shared.port)) for _ in range(12)]
-            for client in clients:
-                client.open(f"{TIME}?api_key={key}")
+        with time_sockets(shared, key) as clients:
             started = time.monotonic()
             successor = shared.flask("key", "rotate", key[8:16], "--grace", "5s").strip()
             assert {ask(shared, TEST, one).status for one in [key, successor] * 4} == {200}
@@ -351,6 +345,16 @@ class TestChanges:
         hours = "SELECT hour FROM hourly_usage WHERE requests = 40"
         eventually(lambda: query(shared, hours) == [(hour - 22 * 3600,)])
         assert "<strong>43</strong> requests" in user.get("/settings/security")[1]
+
+
+@contextlib.contextmanager
+def time_sockets(server: Server, key: str) -> Iterator[list[RawSocket]]:
+    """So many of this key that each worker has some."""
+    with contextlib.ExitStack() as stack:
+        clients = [stack.enter_context(RawSocket(server.port)) for _ in range(12)]
+        for client in clients:
+            client.open(f"{TIME}?api_key={key}")
+        yield clients
 
 
 def close_code(client: RawSocket) -> int:
