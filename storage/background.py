@@ -43,8 +43,6 @@ class Background:
             return False
         models.outage.note(None)
         self._guard.limiter.saved(spent)
-        if changed:
-            models.database.close_idle()  # they may be of a file that was replaced
         self._guard.refresh(changed)
         self._sockets.revoke(ended)
         return True

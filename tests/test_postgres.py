@@ -254,6 +254,24 @@ class TestChanges:
             assert {close_code(client) for client in clients} == {1008}
             assert time.monotonic() - revoked < 2
 
+    def test_given_syncs_then_the_connections_of_views_stay_open(
+        self, start_server: StartServer, database: str
+    ) -> None:
+        server = start_server(DATABASE_URL=database)
+        key = server.new_key()
+        others = "SELECT pid FROM pg_stat_activity WHERE datname = current_database()"
+        others += " AND pid <> pg_backend_pid() ORDER BY pid"
+
+        def connections() -> list[Any]:
+            assert ask(server, "/api/v1/user/me", key).status == 200
+            return query(server, others)
+
+        connections()
+        time.sleep(0.6)  # the background connects at its first sync
+        before = connections()
+        time.sleep(1.2)  # two syncs; they leave no trace to wait for
+        assert connections() == before
+
     def test_given_a_rotated_key_then_both_workers_end_it_when_the_grace_is_over(
         self, shared: Server
     ) -> None:
