@@ -10,6 +10,7 @@ import logging
 import os
 import signal
 import socket
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -30,6 +31,7 @@ from protocol.websocket import SERVER_OPTIONS, Closed
 from rawsocket import TEXT, RawSocket, frame
 from server.log import Log
 from server.worker import (
+    HEADER_SECONDS,
     SPARE_CONNECTIONS,
     Listener,
     Worker,
@@ -98,7 +100,7 @@ def parsed(ends: tuple[Any, Any], sent: bytes) -> Any:
 
 @pytest.mark.parametrize(
     "name",
-    ["init_signals", "load_wsgi", "run", "timeout_ctx", "handle", "handle_request", "handle_exit"],
+    ["init_signals", "load_wsgi", "run", "handle", "handle_request", "handle_exit"],
 )
 def test_method_that_is_replaced_takes_what_gunicorn_gives(name: str) -> None:
     def parameters(owner: type) -> list[str]:
@@ -117,13 +119,33 @@ def test_connection_without_a_listener_is_served(answers: Answers) -> None:
     assert HELLO in answers(GET)
 
 
-def test_header_has_the_time_of_timeout_ctx(
-    worker: Worker, ends: tuple[Any, Any], monkeypatch: pytest.MonkeyPatch
+def test_header_may_take_longer_than_keepalive(worker: Worker, ends: tuple[Any, Any]) -> None:
+    """gunicorn would end a connection whose header takes longer; see `timeout_ctx`."""
+    worker.cfg.__dict__["keepalive"] = 0.01
+    serving = worker.pool.spawn(worker.handle, None, ends[1], ("127.0.0.1", 1))
+    for part in (GET[:10], GET[10:]):
+        ends[0].sendall(part)
+        gevent.sleep(0.02)
+    assert HELLO in ends[0].recv(100)
+    serving.kill()
+
+
+@pytest.mark.parametrize(
+    ("sent", "answer", "seconds"), [(GET[:10], b"", HEADER_SECONDS), (GET, b"Hello", 77)]
+)
+def test_connection_ends_when_its_next_request_is_late(
+    worker: Worker, ends: tuple[Any, Any], sent: bytes, answer: bytes, seconds: float
 ) -> None:
-    monkeypatch.setattr("server.worker.HEADER_SECONDS", 0.05)
-    ends[0].sendall(GET[:10])
-    worker.handle(None, ends[1], ("127.0.0.1", 1))
-    assert ends[0].recv(100) == b""
+    worker.cfg.set("keepalive", 77)
+    serving = worker.pool.spawn(worker.handle, None, ends[1], ("127.0.0.1", 1))
+    ends[0].sendall(sent)
+    gevent.sleep(0.01)
+    worker.end_idle(time.monotonic() + seconds - 5)
+    gevent.sleep(0.01)
+    assert not serving.dead
+    worker.end_idle(time.monotonic() + seconds)
+    serving.get(timeout=5)
+    assert ends[0].recv(1000).endswith(answer)
 
 
 def test_stop_iteration_ends_the_connection(worker: Worker, answers: Answers) -> None:
