@@ -30,7 +30,7 @@ KEY_FORMAT = re.compile(
 KEY_ID = slice(8, 8 + ID_LENGTH)  # in a key; both prefixes have 8 characters
 MAX_LIVE_KEYS = 25  # of one user
 GRACE_SECONDS = 86400  # for which a rotated key stays good
-TRUST_SECONDS = 1  # for which keys are remembered after the last `refresh`
+TRUST_SECONDS = 1  # for which keys are remembered after a `refresh`
 MAX_KNOWN = 100_000  # keys that are remembered, with their usage: about 100 MiB
 CHALLENGE = {"WWW-Authenticate": 'ApiKey realm="api", header="X-API-Key"'}
 QUOTA_EXCEEDED = "https://iana.org/assignments/http-problem-types#quota-exceeded"
@@ -139,25 +139,23 @@ class Guard:
     def find(self, presented: str) -> Key | None:
         """The key, or None if it is malformed, unknown, wrong, revoked or expired."""
         if time.monotonic() >= self._trusted_until:
-            self.forget()
+            self.refresh()
         fingerprint, known = digest(presented), self._known
         key = known.get(fingerprint)
         if key is None and is_well_formed(presented):
             key = self._find_key(presented[KEY_ID])
             if key is None or not compare_digest(key.digest, fingerprint):
                 return None
-            known[fingerprint] = key  # of no use if `forget` was called meanwhile
+            known[fingerprint] = key  # of no use if `refresh` was called meanwhile
         return None if key is None or key.has_ended() else key
 
-    def forget(self) -> None:
-        """Forget all keys, so that the database is asked again."""
-        self._known = {}
-        self._trusted_until = time.monotonic() + TRUST_SECONDS
+    def refresh(self, changed: bool = True) -> None:
+        """Forget keys and usage if the database has changed, or if they are too many.
 
-    def refresh(self, changed: bool) -> None:
-        """After each sync: forget all keys, if others wrote or if they are too many."""
+        What is remembered then is trusted for TRUST_SECONDS.
+        """
         if changed or len(self._known) > MAX_KNOWN:
-            self.forget()
+            self._known = {}
             self.limiter.forget()
         self._trusted_until = time.monotonic() + TRUST_SECONDS
 

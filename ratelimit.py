@@ -7,7 +7,7 @@ limiter.hit("some key", Quota("free", limit=1000, seconds=3600)).remaining
 import math
 import re
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from threading import Lock
 from typing import NamedTuple
 
@@ -52,7 +52,6 @@ class Usage(NamedTuple):
 
 
 NOTHING = Usage()
-Spent = tuple[str, Usage]  # a key, and its requests that are not saved yet
 
 
 def parse_quotas(text: str) -> dict[str, Quota]:
@@ -83,7 +82,8 @@ class Limiter:
         self._saves, self._clock, self._lock = saves, clock, Lock()
         self._latest = 0.0
         self._usage: dict[str, Usage] = {}
-        self._unsaved: dict[str, Usage] = {}
+        self._unsaved: dict[str, Usage] = {}  # requests since the last call of `unsaved`
+        self._saving: dict[str, Usage] = {}  # what it returned, until `saved` is called
         self._sweep_at = SWEEP_SIZE
 
     def hit(self, key: str, quota: Quota, stored: Usage = NOTHING, cost: int = 1) -> Allowance:
@@ -91,7 +91,7 @@ class Limiter:
         with self._lock:
             self._latest = max(self._latest, now := self._clock())  # a window never opens again
             reset = (int(self._latest) // quota.seconds + 1) * quota.seconds
-            usage = self._usage.get(key) or stored.plus(self._unsaved.get(key, NOTHING))
+            usage = self._usage.get(key) or self._with_unsaved(key, stored)
             used = usage.used if usage.reset == reset else 0
             accepted = used < quota.limit
             if accepted and cost:
@@ -102,24 +102,27 @@ class Limiter:
         left = max(0, quota.limit - used)
         return Allowance(quota, accepted, left, reset, math.ceil(reset - now), usage.total)
 
-    def unsaved(self) -> list[Spent]:
-        """All counts that are to be saved."""
+    def unsaved(self) -> dict[str, Usage]:
+        """The requests of each key that are to be saved, those of a save that failed, too."""
         with self._lock:
-            return list(self._unsaved.items())
+            for key, later in self._unsaved.items():
+                self._saving[key] = self._saving.get(key, NOTHING).plus(later)
+            self._unsaved = {}
+            return self._saving
 
-    def saved(self, spent: Iterable[Spent]) -> None:
-        """Note that counts that were `unsaved` are stored now."""
-        with self._lock:
-            for key, done in spent:
-                total, reset, used = self._unsaved.pop(key)
-                if total > done.total:
-                    used -= done.used if reset == done.reset else 0
-                    self._unsaved[key] = Usage(total - done.total, reset, used)
+    def saved(self) -> None:
+        """Note that what `unsaved` has returned is stored now."""
+        self._saving = {}
 
     def forget(self) -> None:
         """Forget all but what is unsaved, so that what is stored counts."""
         with self._lock:
             self._usage.clear()
+
+    def _with_unsaved(self, key: str, stored: Usage) -> Usage:
+        for requests in (self._saving, self._unsaved):
+            stored = stored.plus(requests.get(key, NOTHING))
+        return stored
 
     def _keep(self, key: str, requests: Usage) -> None:
         if self._saves:

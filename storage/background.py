@@ -5,7 +5,7 @@ from flask import Flask
 from gevent.event import Event
 
 import models
-from ratelimit import Spent
+from ratelimit import Usage
 from storage.postgres import DELETE_HOURS, Postgres
 from storage.sqlite import SqliteStore
 
@@ -42,7 +42,7 @@ class Background:
             models.outage.note(error)
             return False
         models.outage.note(None)
-        self._guard.limiter.saved(spent)
+        self._guard.limiter.saved()
         self._guard.refresh(changed)
         self._sockets.revoke(ended)
         return True
@@ -60,7 +60,7 @@ class PostgresStore:
     def close(self) -> None:
         self._database.close_all()
 
-    def exchange(self, spent: list[Spent], keys: set[str]) -> tuple[set[str], bool]:
+    def exchange(self, spent: dict[str, Usage], keys: set[str]) -> tuple[set[str], bool]:
         """As SqliteStore.exchange; there is never a count to save, and always a change."""
         with self._database.connection_context():
             self._database.execute_sql(DELETE_HOURS)

@@ -441,7 +441,7 @@ def test_seen_key_needs_no_database(guard: Guard, key: str) -> None:
 def test_forgotten_key_is_looked_up_again(guard: Guard, key: str) -> None:
     guard.check(key)
     revoke_elsewhere(key)
-    guard.forget()
+    guard.refresh()
     assert guard.find(key) is None
 
 
@@ -450,7 +450,7 @@ def test_key_is_trusted_for_a_second_at_most(
 ) -> None:
     now = 1000.0
     monkeypatch.setattr(auth, "time", SimpleNamespace(monotonic=lambda: now))
-    guard.forget()
+    guard.refresh()
     assert guard.find(key)
     revoke_elsewhere(key)
     now += 0.99
@@ -464,7 +464,7 @@ def test_use_does_not_make_a_key_trusted_for_longer(
 ) -> None:
     now = 1000.0
     monkeypatch.setattr(auth, "time", SimpleNamespace(monotonic=lambda: now))
-    guard.forget()
+    guard.refresh()
     for _ in range(4):
         assert guard.find(key)
         now += 0.25

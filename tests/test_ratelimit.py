@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from ratelimit import SWEEP_SIZE, Limiter, Quota, Spent, Usage, parse_quotas
+from ratelimit import SWEEP_SIZE, Limiter, Quota, Usage, parse_quotas
 
 NOON = 1_795_262_400  # a Saturday in November 2026, 12:00:00 UTC
 FIVE = Quota("five", 5, 60)
@@ -164,7 +164,7 @@ def test_asking_in_a_new_window_shows_the_whole_allowance(limiter: Limiter, cloc
 
 def test_asking_leaves_nothing_to_save(saving: Limiter) -> None:
     saving.hit("ada", FIVE, cost=0)
-    assert saving.unsaved() == []
+    assert saving.unsaved() == {}
 
 
 # Another tier
@@ -218,71 +218,74 @@ def test_unsaved_are_the_requests_alone(saving: Limiter) -> None:
     stored = Usage(total=40, reset=NOON + 60, used=1)
     saving.hit("ada", FIVE, stored)
     saving.hit("ada", FIVE, stored)
-    assert saving.unsaved() == [("ada", Usage(2, NOON + 60, 2))]
+    assert saving.unsaved() == {"ada": Usage(2, NOON + 60, 2)}
 
 
 def test_unsaved_requests_of_a_past_window_only_add_to_the_total(
     saving: Limiter, clock: Clock
 ) -> None:
     saving.hit("ada", FIVE)
-    spent = saving.unsaved()
+    assert saving.unsaved() == {"ada": Usage(1, NOON + 60, 1)}
     saving.hit("ada", FIVE)
     clock.now += 60
     saving.hit("ada", FIVE)
-    assert saving.unsaved() == [("ada", Usage(3, NOON + 120, 1))]
-    saving.saved(spent)
-    assert saving.unsaved() == [("ada", Usage(2, NOON + 120, 1))]
+    assert saving.unsaved() == {"ada": Usage(3, NOON + 120, 1)}
 
 
 def test_counts_are_unsaved_until_they_are_saved(saving: Limiter) -> None:
     saving.hit("ada", FIVE)
-    spent = saving.unsaved()
-    assert saving.unsaved() == spent
-    saving.saved(spent)
-    assert saving.unsaved() == []
+    for _ in range(2):
+        assert saving.unsaved() == {"ada": Usage(1, NOON + 60, 1)}
+    saving.saved()
+    assert saving.unsaved() == {}
 
 
 def test_requests_counted_during_a_save_are_unsaved(saving: Limiter) -> None:
     saving.hit("ada", FIVE)
-    spent = saving.unsaved()
+    saving.unsaved()
     saving.hit("ada", FIVE)
     saving.hit("bob", FIVE)
-    saving.saved(spent)
-    assert sorted(saving.unsaved()) == [
-        ("ada", Usage(1, NOON + 60, 1)),
-        ("bob", Usage(1, NOON + 60, 1)),
-    ]
+    saving.saved()
+    assert saving.unsaved() == dict.fromkeys(["ada", "bob"], Usage(1, NOON + 60, 1))
 
 
 def test_saved_counts_go_on(saving: Limiter) -> None:
     saving.hit("ada", FIVE)
-    saving.saved(saving.unsaved())
+    saving.unsaved()
+    saving.saved()
     assert saving.hit("ada", FIVE).remaining == 3
-    assert saving.unsaved() == [("ada", Usage(1, NOON + 60, 1))]
+    assert saving.unsaved() == {"ada": Usage(1, NOON + 60, 1)}
 
 
 def test_counts_that_are_forgotten_go_on_with_what_is_stored(saving: Limiter) -> None:
     saving.hit("ada", FIVE)
-    saving.saved(saving.unsaved())
+    saving.unsaved()
+    saving.saved()
     saving.forget()
     assert saving.hit("ada", FIVE, Usage(total=40, reset=NOON + 60, used=3)).remaining == 1
-    assert saving.unsaved() == [("ada", Usage(1, NOON + 60, 1))]
+    assert saving.unsaved() == {"ada": Usage(1, NOON + 60, 1)}
 
 
-def test_requests_counted_during_a_save_still_limit(saving: Limiter) -> None:
-    use_up(saving, FIVE)
-    saving.saved([("ada", Usage(4, NOON + 60, 4))])
-    assert not saving.hit("ada", FIVE).accepted
+@pytest.mark.parametrize("saved", [True, False])
+def test_requests_counted_during_a_save_still_limit(saving: Limiter, saved: bool) -> None:
+    saving.hit("ada", FIVE)
+    saving.unsaved()
+    saving.hit("ada", FIVE)
+    if saved:
+        saving.saved()
+    saving.forget()
+    stored = Usage(total=3, reset=NOON + 60, used=2 + saved)
+    assert saving.hit("ada", FIVE, stored).remaining == 0
 
 
 def test_refused_requests_leave_nothing_to_save(saving: Limiter) -> None:
     saving.hit("ada", FIVE, Usage(total=5, reset=NOON + 60, used=5))
-    assert saving.unsaved() == []
+    assert saving.unsaved() == {}
 
 
 def test_limiter_that_does_not_save_has_nothing_to_save(limiter: Limiter) -> None:
     limiter.hit("ada", FIVE)
-    assert limiter.unsaved() == []
+    assert limiter.unsaved() == {}
 
 
 # Memory
@@ -320,7 +323,8 @@ def test_unsaved_counts_are_never_dropped(saving: Limiter, clock: Clock) -> None
 
 def test_unsaved_counts_add_to_what_is_stored_when_the_rest_is_forgotten(saving: Limiter) -> None:
     saving.hit("ada", FIVE)
-    saving.saved(saving.unsaved())
+    saving.unsaved()
+    saving.saved()
     saving.hit("ada", FIVE)
     saving.forget()
     assert counters(saving) == 0
@@ -356,21 +360,22 @@ def test_threads_together_get_no_more_than_the_allowance(saving: Limiter) -> Non
     assert left == list(range(1000))
 
 
-def take(limiter: Limiter) -> list[Spent]:
-    spent = limiter.unsaved()
-    limiter.saved(spent)
-    return spent
+def take(limiter: Limiter) -> int:
+    """Saves, and returns how many requests there were."""
+    total = sum(requests.total for requests in limiter.unsaved().values())
+    limiter.saved()
+    return total
 
 
 @pytest.mark.usefixtures("switching_often")
 def test_threads_lose_no_count_during_saves(saving: Limiter) -> None:
-    taken: list[Spent] = []
+    taken = 0
     with ThreadPoolExecutor(8) as threads:
         for _ in range(800):
             threads.submit(saving.hit, Yielding("ada"), FREE)
             taken += take(saving)
     taken += take(saving)
-    assert sum(requests.total for _, requests in taken) == 800
+    assert taken == 800
 
 
 # Reading RATE_LIMITS

@@ -60,7 +60,7 @@ def change(words: str, act: Callable[[], bool]) -> ResponseReturnValue:
     """Change a key, and show these words, or that the key has already ended."""
     with database.connection_context():
         changed = act()
-    auth.guard().forget()
+    auth.guard().refresh()
     return lead_to("/settings/security", words if changed else "This key has already ended.")
 
 
@@ -80,7 +80,7 @@ def show_once(make: Callable[[str], tuple[ApiKey, str]]) -> ResponseReturnValue:
     with database.connection_context(), database.atomic():
         models.lock(g.user)
         key = ApiKey.get_or_none(ApiKey.id == random[: auth.ID_LENGTH]) or make(random)[0]
-    auth.guard().forget()  # a key that was rotated
+    auth.guard().refresh()  # a key was rotated
     if key.state == "live" and key.created_at >= models.now() - SHOWN_SECONDS:
         return render_template("key.html", key=key, secret=auth.full_key(key.type, random))
     words = f"This form has already made the key {key.name}. A key is shown only once."
