@@ -20,9 +20,10 @@ import pytest
 from gevent import socket as gsocket
 from gevent.pool import Pool
 from gevent.threadpool import ThreadPool
+from gunicorn import util
 from gunicorn.config import Config
 from gunicorn.errors import AppImportError
-from gunicorn.http import get_parser
+from gunicorn.http import get_parser, wsgi
 from gunicorn.workers.ggevent import GeventWorker
 from simple_websocket import ConnectionClosed
 from simple_websocket import Server as WebSocketServer
@@ -37,6 +38,7 @@ from server.worker import (
     Worker,
     hang_up,
     limit_kernel_buffers,
+    speed_up,
 )
 from settings import SettingsError
 
@@ -223,6 +225,18 @@ def test_settings_in_the_dictionary_win(worker: Worker) -> None:
     worker.cfg.__dict__["keepalive"] = 77
     assert worker.cfg.keepalive == 77
     assert {"keepalive", "is_ssl", "limit_request_fields"} - set(worker.cfg.settings) == {"is_ssl"}
+
+
+def test_date_and_error_stream_are_not_made_for_each_request(
+    worker: Worker, answers: Answers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(util, "http_date", lambda: "Thu, 01 Jan 1970")
+    monkeypatch.setattr(wsgi, "WSGIErrorsWrapper", lambda cfg: object())
+    monkeypatch.setattr("gc.freeze", lambda: None)
+    assert b"\r\nDate: Thu, 01 Jan 1970\r\n" in answers(GET)
+    speed_up(worker.cfg)
+    first, second = (wsgi.base_environ(worker.cfg)["wsgi.errors"] for _ in range(2))
+    assert first is second
 
 
 # gunicorn: the request
