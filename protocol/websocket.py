@@ -29,7 +29,7 @@ BAD_HANDSHAKE = (
     "A handshake has GET, HTTP/1.1, no body, an ASCII Host, Connection: Upgrade, "
     "Sec-WebSocket-Version: 13, and 16 bytes in base64 as Sec-WebSocket-Key."
 )
-HANDSHAKE = {  # the same as patterns (RFC 6455 part 4.2.1)
+HANDSHAKE = {  # the same as regular expressions (RFC 6455 part 4.2.1)
     "REQUEST_METHOD": "GET",
     "SERVER_PROTOCOL": "HTTP/1.1",
     "CONTENT_LENGTH": "0?",
@@ -46,7 +46,10 @@ CLOSE_SECONDS = 0.8  # for which a client may take to read a close frame
 
 
 class Close(IntEnum):
-    """The close codes of this service (RFC 6455 part 7.4.1); wsproto adds 1002 and 1007."""
+    """The close codes of this service (RFC 6455 part 7.4.1); wsproto adds 1002 and 1007.
+
+    ABNORMAL is never sent, only logged: the connection was lost.
+    """
 
     GOING_AWAY, NOT_TEXT, ABNORMAL, REVOKED, TOO_BIG, BUG = 1001, 1003, 1006, 1008, 1009, 1011
 
@@ -82,8 +85,8 @@ def negotiate(environ: dict[str, Any]) -> None:
     version = environ.get("HTTP_SEC_WEBSOCKET_VERSION", "13")
     if "websocket" not in parse_set_header(environ.get("HTTP_UPGRADE")) or version != "13":
         raise Problem(426, headers=UPGRADE)
-    valid = [re.fullmatch(HANDSHAKE[name], environ.get(name, "")) for name in HANDSHAKE]
-    if not all(valid) or "upgrade" not in parse_set_header(environ.get("HTTP_CONNECTION")):
+    fits = all(re.fullmatch(form, environ.get(name, "")) for name, form in HANDSHAKE.items())
+    if not fits or "upgrade" not in parse_set_header(environ.get("HTTP_CONNECTION")):
         raise Problem(400, "bad_handshake", BAD_HANDSHAKE)
     for name in [name for name in environ if name.startswith("HTTP_") and name not in HANDSHAKE]:
         del environ[name]
