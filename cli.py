@@ -93,7 +93,7 @@ def set_password(username: str, password_stdin: bool) -> None:
 @click.argument("username")
 def delete_user(username: str) -> None:
     """Delete a user with all keys; a running server notices within two seconds."""
-    models.delete_user(user_named(username))
+    accounts.delete(user_named(username))
 
 
 @keys.command("create")

@@ -21,6 +21,7 @@ CHART_HOURS = 24  # of usage that are kept and shown
 PREFIXES = {"production": "sk_live_", "development": "sk_test_"}  # of keys, by their type
 NO_ROLLBACK = ("no transaction is active", "no such savepoint")
 IDS_PER_QUERY = 1000
+QUIET_SYNCS = 4  # two seconds
 BUSY_SECONDS = 0.1  # to wait for a lock of SQLite, because the whole process waits
 COMMAND_SECONDS = 10  # the same, where only one command waits
 
@@ -38,6 +39,10 @@ database = peewee.DatabaseProxy()
 
 def now() -> int:
     return int(time.time())
+
+
+def has_come(moment: int | None) -> bool:
+    return moment is not None and moment <= now()
 
 
 class Table(peewee.Model):
@@ -61,8 +66,8 @@ for name in ("username", "email"):  # unique, ignoring case
 class ApiKey(Table):
     """A key and its usage, in total and in the window that ends at `reset`.
 
-    Only a digest of the secret is stored. A key is good until `expires_at`. Revoking sets that and
-    `revoked_at` to now, rotating sets both to the end of the grace.
+    Only a digest of the secret is stored. A key is good until `expires_at` or `revoked_at`.
+    Revoking sets both to now, rotating sets both to the end of the grace.
     """
 
     id = CharField(max_length=8, primary_key=True)
@@ -82,14 +87,15 @@ class ApiKey(Table):
     @classmethod
     def live(cls) -> peewee.Expression:
         """The condition that a key has not ended."""
-        return cls.expires_at.is_null() | (cls.expires_at > now())
+        not_revoked = cls.revoked_at.is_null() | (cls.revoked_at > now())
+        return not_revoked & (cls.expires_at.is_null() | (cls.expires_at > now()))
 
     @property
     def state(self) -> str:
         """`live`, `revoked` or `expired`."""
-        if self.expires_at is None or self.expires_at > now():
-            return "live"
-        return "revoked" if self.revoked_at else "expired"
+        if has_come(self.revoked_at):
+            return "revoked"
+        return "expired" if has_come(self.expires_at) else "live"
 
 
 class HourlyUsage(Table):
@@ -116,12 +122,13 @@ class Key(NamedTuple):
     tier: str
     digest: str
     expires_at: int | None
+    revoked_at: int | None
     total: int
     reset: int
     used: int
 
     def has_ended(self) -> bool:
-        return self.expires_at is not None and self.expires_at <= time.time()
+        return has_come(self.expires_at) or has_come(self.revoked_at)
 
 
 def init(settings: Settings, must_answer: bool = True) -> None:
@@ -184,7 +191,7 @@ def find_keys(ids: list[str], source: Any = database) -> list[Key | None]:
 def ended_keys(ids: set[str], source: peewee.Database) -> set[str]:
     """Those of the ids that belong to no live key of a user; raises PeeweeException."""
     ended = set(ids)
-    for part in peewee.chunked(ids, IDS_PER_QUERY):
+    for part in peewee.chunked(ids or [""], IDS_PER_QUERY):  # one query at least finds an outage
         query = ApiKey.select(ApiKey.id).join(User).where(ApiKey.id.in_(part), ApiKey.live())
         ended.difference_update(key_id for (key_id,) in query.tuples().bind(source))
     return ended
@@ -206,37 +213,26 @@ def lock(user: User) -> None:
     User.update(id=User.id).where(User.id == user.id).execute()
 
 
-def delete_user(user: User) -> None:
-    """Delete a user with all keys and their usage.
-
-    In the order in which count.sql locks, key by key, so that the two cannot deadlock.
-    """
-    with database.atomic():
-        for key in ApiKey.select(ApiKey.id).where(ApiKey.user == user).order_by(ApiKey.id):
-            key.delete_instance()
-            HourlyUsage.delete().where(HourlyUsage.key_id == key.id).execute()
-        user.delete_instance()
-
-
 class Outage:
     """Logs once that the database is unavailable, and once that it is available again."""
 
-    ongoing = failed = False
+    ongoing, quiet_syncs = False, 0
 
     def note(self, error: Exception | None) -> None:
         """Note an error, or (None) that the background could use the database.
 
-        The outage is over when nobody has failed from one time to the next.
+        The outage is over when nobody has failed during QUIET_SYNCS.
         """
         if error:
             database.close_idle()  # a connection that failed may go on failing
             if not self.ongoing:
                 log.error("database unavailable: %s", reason(error))
-            self.ongoing = True
-        elif self.ongoing and not self.failed:
+            self.ongoing, self.quiet_syncs = True, 0
+            return
+        self.quiet_syncs += 1
+        if self.ongoing and self.quiet_syncs > QUIET_SYNCS:
             log.warning("database available again")
             self.ongoing = False
-        self.failed = bool(error)
 
 
 outage = Outage()

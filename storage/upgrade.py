@@ -4,10 +4,6 @@ import peewee
 from playhouse.migrate import SchemaMigrator, migrate
 
 UNUSED = {"changed_at"}  # columns of older versions; they may stay
-# An older version revokes without `expires_at`, and may run for a while beside this one or come
-# back, so each start looks for such keys.
-END_REVOKED = """UPDATE api_key SET expires_at = revoked_at
-    WHERE revoked_at IS NOT NULL AND (expires_at IS NULL OR expires_at > revoked_at)"""
 # In PostgreSQL, processes that start at the same time make the tables one after another.
 ALONE = "SELECT set_config('lock_timeout', '9s', true), pg_advisory_xact_lock(20261121)"
 
@@ -23,7 +19,6 @@ def create_or_upgrade(database: peewee.Database, tables: list[type[peewee.Model]
         for table in tables:
             _add_missing_columns(database, table)
         database.create_tables(tables)
-        database.execute_sql(END_REVOKED)
 
 
 def _add_missing_columns(database: peewee.Database, table: type[peewee.Model]) -> None:

@@ -9,9 +9,10 @@ from flask import Flask
 from werkzeug.exceptions import ServiceUnavailable
 
 import accounts
+import auth
 import models
 from accounts import Invalid
-from models import User
+from models import ApiKey, HourlyUsage, User
 
 NAME_RULE = "Use 2 to 32 letters, digits, dots, dashes or underscores, the first a letter or digit."
 
@@ -218,3 +219,14 @@ def test_when_too_many_passwords_wait_the_next_is_refused(monkeypatch: pytest.Mo
     with pytest.raises(ServiceUnavailable) as refusal:
         accounts.verify_password(None, "a password")
     assert refusal.value.retry_after
+
+
+def test_deleted_user_takes_keys_and_usage_along(ada: User, key: str) -> None:
+    bob = accounts.save(User(username="bob", email="bob@example.com", password_hash=""))
+    with models.database.connection_context():
+        auth.create_key(bob, "ci", "production")
+        HourlyUsage.create(hour=0, key_id=key[8:16], requests=1)
+        HourlyUsage.create(hour=0, key_id="of bob's", requests=1)
+        accounts.delete(ada)
+        left = [User.get(), ApiKey.get().user, HourlyUsage.get().key_id]
+        assert (left, ApiKey.select().count()) == ([bob, bob, "of bob's"], 1)

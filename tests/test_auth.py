@@ -149,7 +149,7 @@ def test_a_revoked_key_makes_room(new_key: NewKey) -> None:
 def test_good_key_is_found(guard: Guard, key: str, ada: User) -> None:
     found = guard.check(key)
     row = (key[8:16], ada.id, "ci", "production", "free", auth.digest(key))
-    assert found == (*row, None, 0, 0, 0)
+    assert found == (*row, None, None, 0, 0, 0)
 
 
 MUTATIONS: dict[str, Callable[[str], str]] = {

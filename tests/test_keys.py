@@ -48,6 +48,7 @@ def close_code(client: RawSocket, by: float) -> int:
 BY_HAND = {
     "deleted key": "DELETE FROM api_key WHERE id = :id",
     "expired key": "UPDATE api_key SET expires_at = 1 WHERE id = :id",
+    "revoked key": "UPDATE api_key SET revoked_at = 1 WHERE id = :id",
     "deleted user": "DELETE FROM user WHERE id = (SELECT user_id FROM api_key WHERE id = :id)",
 }
 
