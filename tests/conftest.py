@@ -1,8 +1,10 @@
 """Fixtures: `app -> client -> ...` inside this process, `server` over the wire."""
 
 import contextlib
+import os
 import secrets
 import signal
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -36,8 +38,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure() -> None:
-    """Let the servers heed SIGHUP also when the tests are started with nohup."""
+    """Let the servers heed SIGHUP also when the tests are started with nohup, and start fast."""
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    # Hundreds of processes start; each would compile all modules again where this is set.
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    sys.dont_write_bytecode = False
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
