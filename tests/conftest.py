@@ -6,11 +6,13 @@ import secrets
 import signal
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 from flask import Flask
 from flask.testing import FlaskClient, FlaskCliRunner
+from werkzeug.security import generate_password_hash
 
 import accounts
 import app as service
@@ -61,7 +63,10 @@ def config(tmp_path: Path) -> settings.Settings:
 
 
 @pytest.fixture
-def app(config: settings.Settings) -> Iterator[Flask]:
+def app(config: settings.Settings, monkeypatch: pytest.MonkeyPatch) -> Iterator[Flask]:
+    # Real hashes of a low cost: one of the full cost takes 50 ms, and test_accounts.py has them.
+    cheap = partial(generate_password_hash, method="scrypt:128:8:1")
+    monkeypatch.setattr(accounts, "generate_password_hash", cheap)
     yield service.create_app(config)
     models.database.close_all()
 
