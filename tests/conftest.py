@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
+import jinja2
 import pytest
 from flask import Flask
 from flask.testing import FlaskClient, FlaskCliRunner
@@ -62,12 +63,22 @@ def config(tmp_path: Path) -> settings.Settings:
     )
 
 
+@pytest.fixture(scope="session")
+def templates(tmp_path_factory: pytest.TempPathFactory) -> jinja2.BytecodeCache:
+    """The compiled templates: each app would compile them again."""
+    return jinja2.FileSystemBytecodeCache(str(tmp_path_factory.mktemp("templates")))
+
+
 @pytest.fixture
-def app(config: settings.Settings, monkeypatch: pytest.MonkeyPatch) -> Iterator[Flask]:
+def app(
+    config: settings.Settings, templates: jinja2.BytecodeCache, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Flask]:
     # Real hashes of a low cost: one of the full cost takes 50 ms, and test_accounts.py has them.
     cheap = partial(generate_password_hash, method="scrypt:128:8:1")
     monkeypatch.setattr(accounts, "generate_password_hash", cheap)
-    yield service.create_app(config)
+    made = service.create_app(config)
+    made.jinja_env.bytecode_cache = templates
+    yield made
     models.database.close_all()
 
 
