@@ -3,6 +3,7 @@
 import contextlib
 import os
 import re
+import shutil
 import signal
 import sqlite3
 import subprocess
@@ -512,27 +513,37 @@ class TestOutage:
         assert count < 60
 
 
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A stopped service on SQLite, with two users, and keys in all states."""
+    server = Server(tmp_path_factory.mktemp("used"), RATE_LIMITS=LIMITS).start()
+    try:
+        for name in ("ada", "eve"):
+            server.new_user(name)
+        for name, tier in (("ada", "free"), ("ada", "five"), ("eve", "free")):
+            options = ["--type", "production", "--tier", tier]
+            key = server.flask("key", "create", name, "k", *options)
+            server.env[f"KEY_{name}_{tier}"] = key.strip()
+        for _ in range(4):
+            assert ask(server, TEST, server.env["KEY_ada_five"]).status == 200
+        server.flask("key", "revoke", server.env["KEY_eve_free"][8:16])
+        server.stop()
+        yield server
+    finally:
+        server.close()
+
+
 class TestCopy:
     """`flask db copy`: a SQLite file that a service has used, into PostgreSQL."""
 
     @pytest.fixture
-    def used(self, tmp_path: Path) -> Iterator[Server]:
-        """A stopped service on SQLite, with two users, and keys in all states."""
-        server = Server(tmp_path / "used", RATE_LIMITS=LIMITS).start()
-        try:
-            for name in ("ada", "eve"):
-                server.new_user(name)
-            for name, tier in (("ada", "free"), ("ada", "five"), ("eve", "free")):
-                options = ["--type", "production", "--tier", tier]
-                key = server.flask("key", "create", name, "k", *options)
-                server.env[f"KEY_{name}_{tier}"] = key.strip()
-            for _ in range(4):
-                assert ask(server, TEST, server.env["KEY_ada_five"]).status == 200
-            server.flask("key", "revoke", server.env["KEY_eve_free"][8:16])
-            server.stop()
+    def used(self, stopped: Server, tmp_path: Path) -> Iterator[Server]:
+        """Another service on a copy of its file."""
+        server = Server(tmp_path / "used", RATE_LIMITS=LIMITS)
+        server.env |= {name: key for name, key in stopped.env.items() if name.startswith("KEY_")}
+        shutil.copy(stopped.database, server.database)
+        with contextlib.closing(server):
             yield server
-        finally:
-            server.close()
 
     def test_given_a_used_file_then_users_keys_and_counts_go_on(
         self, used: Server, database: str
@@ -540,7 +551,7 @@ class TestCopy:
         file = str(used.database)
         used.env["DATABASE_URL"] = database
         printed = used.flask("db", "copy", file)
-        used.restart()
+        used.start()
 
         assert printed.splitlines() == ["user: 2 rows", "api_key: 3 rows", "hourly_usage: 1 rows"]
         key = used.env["KEY_ada_five"]
