@@ -280,9 +280,12 @@ class TestChanges:
         with time_sockets(shared, key) as clients:
             started = time.monotonic()
             successor = shared.flask("key", "rotate", key[8:16], "--grace", "5s").strip()
+            printed = time.monotonic()
             assert {ask(shared, TEST, one).status for one in [key, successor] * 4} == {200}
             assert {close_code(client) for client in clients} == {1008}
-            assert 4 <= time.monotonic() - started <= 5 + 2 + 1  # the command takes its time, too
+            ended = time.monotonic()
+            assert ended - started >= 4
+            assert ended - printed <= 5 + 2  # on a busy machine the command takes its time
         assert {ask(shared, TEST, key).status for _ in range(8)} == {401}
         assert {ask(shared, TEST, successor).status for _ in range(8)} == {200}
 
