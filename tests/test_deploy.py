@@ -159,6 +159,14 @@ class Proxy(Program):
         """All that it wrote to any log."""
         return "".join(path.read_text() for path in self.folder.rglob("*.log"))
 
+    def _listens(self) -> bool:
+        """Caddy listens before it has made its certificate."""
+        if not super()._listens():
+            return False
+        with contextlib.suppress(ssl.SSLError), self.connect():
+            return True
+        return False
+
     def _nginx(self, port: int, changes: dict[str, str]) -> list[str]:
         need("nginx", "openssl")
         certificate = ["-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1"]
