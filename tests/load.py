@@ -5,7 +5,6 @@ import contextlib
 import threading
 import time
 from collections.abc import Iterator
-from email.parser import Parser
 from typing import NamedTuple
 
 TEST = "/api/v1/protected/test"
@@ -23,12 +22,22 @@ class Reply(NamedTuple):
 
 
 class Load:
-    """Asks for TEST over many connections in a thread, with the keys in turn, up to a number."""
+    """Asks for TEST over many connections in a thread, with the keys in turn, up to a number.
 
-    def __init__(self, port: int, *keys: str, connections: int = 16, requests: int = 10**9) -> None:
+    A connection that is refused waits for some seconds, `rest`, before it asks again.
+    """
+
+    def __init__(
+        self,
+        port: int,
+        *keys: str,
+        connections: int = 16,
+        requests: int = 10**9,
+        rest: float = 0,
+    ) -> None:
         self.replies: list[Reply] = []
         self._port, self._keys, self._connections = port, keys, connections
-        self._left = requests
+        self._left, self._rest = requests, rest
         self._thread = threading.Thread(target=lambda: asyncio.run(self._run()))
         self._thread.start()
 
@@ -67,6 +76,8 @@ class Load:
                         self.replies.append(reply)
                         if not reply.status:
                             break
+                        if reply.status != 200 and self._rest:
+                            await asyncio.sleep(self._rest)
 
 
 async def ask(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, key: str) -> Reply:
@@ -76,11 +87,12 @@ async def ask(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, key: s
     with contextlib.suppress(OSError, asyncio.IncompleteReadError, asyncio.TimeoutError):
         writer.write(f"GET {TEST} HTTP/1.1\r\nHost: a\r\nX-API-Key: {key}\r\n\r\n".encode())
         head = (await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), ANSWER_SECONDS)).decode()
-        headers = Parser().parsestr(head.partition("\r\n")[2], headersonly=True)
-        await reader.readexactly(int(headers["Content-Length"]))
+        fields = [line.partition(": ") for line in head.split("\r\n")[1:]]
+        headers = {name.lower(): text for name, _, text in fields}
+        await reader.readexactly(int(headers["content-length"]))
         status = int(head.split(" ", 2)[1])
-        remaining = int(headers.get("X-RateLimit-Remaining", -1))
-        reset = int(headers.get("X-RateLimit-Reset", 0))
+        remaining = int(headers.get("x-ratelimit-remaining", -1))
+        reset = int(headers.get("x-ratelimit-reset", 0))
     return Reply(key, status, remaining, reset, started, time.monotonic() - started)
 
 

@@ -150,7 +150,7 @@ class TestExactness:
         self, shared: Server
     ) -> None:
         keys = [shared.new_key(tier="blink") for _ in range(8)]
-        with Load(shared.port, *keys, connections=32) as load:
+        with Load(shared.port, *keys, connections=32, rest=0.02) as load:
             time.sleep(4)
 
         windows = Counter((reply.key, reply.reset) for reply in accepted(load.replies))
@@ -304,7 +304,7 @@ class TestChanges:
         doomed = [two.new_key() for _ in range(3)]
         two.new_user("bystander")
         bystander = two.flask("key", "create", "bystander", "k", "--type", "production").strip()
-        with Load(two.port, bystander, *doomed) as load:
+        with Load(two.port, bystander, *doomed, rest=0.02) as load:
             eventually(lambda: len(load.replies) > 100)
             two.flask("user", "delete", "user0")
             eventually(lambda: 401 in load.statuses(), 2)
@@ -417,7 +417,7 @@ class TestOutage:
             DATABASE_URL=own_cluster.new_database(), WEB_CONCURRENCY="2", RATE_LIMITS=LIMITS
         )
         key = server.new_key()
-        with Load(server.port, key) as load:
+        with Load(server.port, key, rest=0.02) as load:
             eventually(lambda: len(load.replies) > 200)
             assert callable(outage)
             outage(own_cluster)
@@ -500,7 +500,7 @@ class TestOutage:
     ) -> None:
         key = two.new_key()
         processes = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()"
-        with connected(database) as other, Load(two.port, key) as load:
+        with connected(database) as other, Load(two.port, key, rest=0.02) as load:
             other.execute("BEGIN")
             other.execute("LOCK TABLE api_key IN ACCESS EXCLUSIVE MODE")
             locked = time.monotonic()
