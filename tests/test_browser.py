@@ -23,6 +23,8 @@ expect = playwright.expect
 BROWSERS = ["chromium", "chromium-browser", "google-chrome"]
 AXE = Path(os.environ.get("AXE", REPOSITORY / "node_modules/axe-core/axe.min.js"))
 PASSWORD = secrets.token_urlsafe()
+# Each context would start one more process, for the popup of an address bar that nobody sees.
+UNSEEN = "--disable-features=WebUIOmniboxPopup,WebUIOmniboxAimPopup"
 
 Page = Any
 Browser = Any
@@ -34,7 +36,7 @@ def browser() -> Iterator[Browser]:
     if not path:
         pytest.skip(f"no browser found: none of {', '.join(BROWSERS)} is installed")
     with playwright.sync_playwright() as runner:
-        yield runner.chromium.launch(executable_path=path, args=["--no-sandbox"])
+        yield runner.chromium.launch(executable_path=path, args=["--no-sandbox", UNSEEN])
 
 
 @pytest.fixture(scope="module")
