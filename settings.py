@@ -24,9 +24,11 @@ MIN_FILES = 128  # open files without which the server cannot work
 SPARE_FILES = 256  # open files kept for requests, the database and logs, not for WebSockets
 URL_FORMS = "sqlite:///FILE or postgresql://USER:PASSWORD@HOST/NAME (percent-encoded)"
 # libpq repeats parts of a URL that it cannot read, so such URLs are refused before it sees them.
-PART = r"([^\s:/@%?#]|%[0-9a-fA-F]{2})"
+PART = r"([^\s:/@%?#]|%(?!00)[0-9a-fA-F]{2})"
+PLACE = r"(\[[0-9a-fA-F:.]+\]|[^\s:/@%?#\[\],]*)(:[0-9]*)?"  # a host and its port
+OPTION = r"[a-z_]+=([^\s%#&=]|%(?!00)[0-9a-fA-F]{2})*"
 POSTGRES = re.compile(
-    rf"postgres(ql)?://({PART}*(:{PART}*)?@)?[^\s/@?#%]*/{PART}+(\?({PART}|[:/@?])*)?"
+    rf"postgres(ql)?://({PART}*(:{PART}*)?@)?{PLACE}(,{PLACE})*/{PART}+(\?{OPTION}(&{OPTION})*)?"
 )
 
 
