@@ -26,7 +26,6 @@ logger_class = Log
 access_log_format = '%(h)s "%(m)s %(U)s" %(s)s %(B)s %(L)ss'  # no query and no referrer: no keys
 # More than there can be WebSockets, because a client beyond it has to wait; fewer than open files.
 worker_connections = min(service.max_sockets + 1000, settings.file_limit() - 64)
-limit_request_fields = 50  # the parser's time grows with the square: 100 full ones take 70 ms
 backlog = 4096  # thousands of WebSockets may reconnect at once
 keepalive = 100 if service.proxy_hops else 5  # seconds; routers keep connections up to 90 s
 graceful_timeout = 5  # seconds; the worker needs less

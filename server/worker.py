@@ -3,15 +3,17 @@
 Everything that leans on inner parts of gunicorn 27.0 and gevent 26.9 is here, and
 `tests/test_worker.py` fails when one of them changes:
 
-- `handle`, `handle_request`, `timeout_ctx`, `load_wsgi`, `init_signals` and `alive` of the worker:
-  gunicorn calls or reads them as AsyncWorker does.
-- `req.body.reader`, `req.unreader` and `req.force_close()`: a request's body, and what comes after.
+- `handle`, `handle_request`, `timeout_ctx`, `load_wsgi`, `alive` of the worker: gunicorn calls or
+  reads them as AsyncWorker does.
+- `req.body.reader`, `req.unreader`, `req.force_close()` and `req.should_close()`: a request's body,
+  and what comes after. `Message.max_buffer_headers`: how long its header may be.
 - `cfg.__dict__`: gunicorn reads 22 settings per request through a slow `__getattr__`; as plain
   attributes they save 12 % of a request.
 - `util.http_date`, `WSGIErrorsWrapper`: gunicorn formats the date, and makes a stream for errors,
   for every response; the date once a second saves 3 %, one stream for all 4 %.
 - `sock.sendall`: all that gunicorn uses to send a response.
-- `StreamServer.do_read()`, `do_handle()`, `full()` and `closed`: how gevent accepts a connection.
+- `StreamServer.do_read()`, `do_handle()`, `full()`, `closed` and `max_accept`: how gevent accepts
+  connections.
 - `Arbiter.SIGNALS`, `handle_hup`, `kill_workers` and a StopIteration: how the master takes signals.
 - `client._sock`: the socket below gevent's, whose `shutdown` does not raise in the reader.
 """
@@ -41,6 +43,7 @@ from settings import MAX_BODY_BYTES, SettingsError
 
 SEND_SECONDS = 10  # for which a client may leave a response unread
 HEADER_SECONDS = 10  # for which a request's header may take to arrive
+HEADER_BYTES = 32_768  # of a request's header
 IDLE_SECONDS = 0.8  # after the stop signal, in which idle clients may still send a request
 FINISH_SECONDS = 2.6  # after that, for requests that are being answered
 SAVE_SECONDS = 1.2  # after that, for counts that cannot be saved at once
@@ -50,10 +53,6 @@ KERNEL_BYTES = 65_536  # of input, and of output, that may wait in the kernel
 
 class Worker(GeventWorker):
     """gunicorn's gevent worker, with its own way to serve a connection and to stop."""
-
-    def init_signals(self) -> None:
-        super().init_signals()
-        signal.signal(signal.SIGHUP, self.handle_hangup)
 
     def handle_hangup(self, number: int, frame: Any) -> None:
         """The terminal was closed, which signals all processes of the group: stop the master."""
@@ -74,6 +73,7 @@ class Worker(GeventWorker):
 
         Fly kills after that.
         """
+        signal.signal(signal.SIGHUP, self.handle_hangup)
         speed_up(self.cfg)
         self.pool = Pool(self.worker_connections)
         # Clients without a complete request, oldest first, and until when each may stay so.
@@ -139,51 +139,54 @@ class Worker(GeventWorker):
             self.idle.pop(client, None)
 
     def handle_request(self, listener_name: Any, req: Any, sock: Any, addr: Any) -> None:
-        """Answer a request, and let others have their turn; StopIteration ends the connection."""
+        """Answer a request, then await the next one for as long as `keepalive` says.
+
+        StopIteration ends the connection.
+        """
         self.idle.pop(sock, None)
         sock.settimeout(SEND_SECONDS)
         try:
             self.answer(listener_name, req, sock, addr)
         except TimeoutError:
             raise StopIteration from None
-        self.await_next_request(req, sock)
+        sock.settimeout(None)
+        self.idle[sock] = time.monotonic() + self.cfg.keepalive
+        gevent.sleep(TURN_SECONDS)  # others have their turn, whether there is input here or not
+        if not req.unreader.buf.tell():
+            req.unreader.unread(sock.recv(READ_BYTES))  # nothing, if the client has left
+        self.idle[sock] = time.monotonic() + HEADER_SECONDS
 
     def answer(self, listener_name: Any, req: Any, sock: Any, addr: Any) -> None:
         """Call the app and send its response. After a long body the connection is closed.
 
         gunicorn would discard a body of any length, and nobody would have a turn meanwhile.
         """
-        # A chunked body has no length.
-        too_long = getattr(req.body.reader, "length", math.inf) > MAX_BODY_BYTES
-        if too_long:
+        if unread(req) > MAX_BODY_BYTES:
             req.force_close()
         response = OnePiece(sock, req.unreader)
         try:
             super().handle_request(listener_name, req, response, addr)
         finally:
             response.flush()
-            if too_long:
+            if unread(req) and req.should_close():
                 drain(sock)
 
-    def await_next_request(self, req: Any, sock: Any) -> None:
-        """Wait for input for as long as `keepalive` says.
 
-        Others have their turn first, whether there is input already or not.
-        """
-        self.idle[sock] = time.monotonic() + self.cfg.keepalive
-        gevent.sleep(TURN_SECONDS)
-        sock.settimeout(None)
-        if not req.unreader.buf.tell():
-            req.unreader.unread(sock.recv(READ_BYTES))  # nothing, if the client has left
-        self.idle[sock] = time.monotonic() + HEADER_SECONDS
+def unread(req: Any) -> float:
+    """How many bytes of the body may still come; a chunked body has no length."""
+    return getattr(req.body.reader, "length", math.inf)
 
 
 def speed_up(cfg: Any) -> None:
-    """Spare gunicorn work that it would do for each request, 20 % of it in all."""
+    """Spare gunicorn work that it would do for each request, 20 % of it in all.
+
+    And limit the header: gunicorn searches all of it again whenever a part arrives.
+    """
     gc.freeze()  # what the start has made is not searched for garbage again and again
     cfg.__dict__.update({name: getattr(cfg, name) for name in cfg.settings})
     date = lru_cache(maxsize=1)(util.http_date)
     util.http_date = lambda: date(int(time.time()))
+    http.message.Message.max_buffer_headers = property(lambda _: HEADER_BYTES, lambda *_: None)
     http.wsgi.WSGIErrorsWrapper = lru_cache(maxsize=1)(http.wsgi.WSGIErrorsWrapper)
 
 
@@ -209,6 +212,8 @@ class OnePiece:
 
 class Listener(StreamServer):
     """Accepts what waits in the backlog before it closes; the kernel would reset it."""
+
+    max_accept = 1  # at once; with 100, as gevent has it, all others would wait for the new ones
 
     def close(self) -> None:
         with suppress(OSError):  # too many open files

@@ -6,6 +6,7 @@ is tested over the wire.
 
 import contextlib
 import inspect
+import itertools
 import logging
 import os
 import signal
@@ -28,6 +29,7 @@ from gunicorn.workers.ggevent import GeventWorker
 from simple_websocket import ConnectionClosed
 from simple_websocket import Server as WebSocketServer
 
+from protocol.tcp import TURN_SECONDS
 from protocol.websocket import SERVER_OPTIONS, Closed
 from rawsocket import TEXT, RawSocket, frame
 from server.log import Log
@@ -102,7 +104,7 @@ def parsed(ends: tuple[Any, Any], sent: bytes) -> Any:
 
 @pytest.mark.parametrize(
     "name",
-    ["init_signals", "load_wsgi", "run", "handle", "handle_request", "handle_exit"],
+    ["load_wsgi", "run", "handle", "handle_request", "handle_exit"],
 )
 def test_method_that_is_replaced_takes_what_gunicorn_gives(name: str) -> None:
     def parameters(owner: type) -> list[str]:
@@ -309,6 +311,22 @@ def test_listener_accepts_what_waits_and_has_room_before_it_closes(
         names = {client.getsockname() for client in clients}
         assert {addr for _, addr in handled} <= names
         assert len(handled) == accepted
+
+
+def test_listener_leaves_others_their_turn_after_each_connection(listening: Any) -> None:
+    handled: list[Any] = []
+    listener = Listener(listening, lambda client, addr: handled.append(client))
+    listening.listen(20)
+    with contextlib.ExitStack() as stack:
+        for _ in range(20):
+            stack.enter_context(socket.socket()).connect(listening.getsockname())
+        listener.start()
+        stack.callback(listener.close)
+        before = [0]
+        while before[-1] < 20:
+            gevent.sleep(TURN_SECONDS)
+            before.append(len(handled))
+    assert max(after - count for count, after in itertools.pairwise(before)) <= 2
 
 
 def test_listener_bounds_the_buffers_of_its_connections(listening: Any) -> None:
