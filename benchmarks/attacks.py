@@ -177,6 +177,13 @@ def reconnects(port: int) -> None:
                 sock.recv(4096)
 
 
+def unheard_responses(port: int) -> None:
+    """Asks and leaves, as fast as it can."""
+    for _ in range(3000):
+        with connect(port) as sock:
+            sock.sendall(head(target="GET /api/v1/status"))
+
+
 def half_open(port: int) -> None:
     """Ends its own side at once, in the middle of a request or behind one."""
     whole = head("Content-Length: 8", target="POST /log-in") + b"name=ada"
@@ -223,6 +230,7 @@ ATTACKS: list[Callable[[int], None]] = [
     slow_headers,
     idle_connections,
     reconnects,
+    unheard_responses,
     half_open,
     garbage,
     log_ins,
