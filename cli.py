@@ -158,10 +158,10 @@ def copy_database(file: Path) -> None:
 
 
 def read_password(from_stdin: bool) -> str:
-    if not from_stdin:
-        return str(click.prompt("Password", hide_input=True, confirmation_prompt=True))
     source = sys.stdin or fail("standard input is closed, so there is no password to read")
-    return source.readline().rstrip("\r\n")
+    if from_stdin:
+        return source.readline().rstrip("\r\n")
+    return str(click.prompt("Password", hide_input=True, confirmation_prompt=True))
 
 
 def print_secret(text: str) -> None:

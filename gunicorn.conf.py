@@ -1,6 +1,7 @@
 """gunicorn's settings; `gunicorn` in this folder finds this file by itself."""
 
 import os
+import signal
 import subprocess
 import sys
 
@@ -53,6 +54,7 @@ def on_starting(server: Arbiter) -> None:
 
 
 def when_ready(server: Arbiter) -> None:
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())  # server/launch.py has blocked some
     server.in_terminal = os.isatty(0)
     address = ", ".join(map(str, server.LISTENERS))
     database = "PostgreSQL" if service.postgres else service.sqlite

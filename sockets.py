@@ -121,6 +121,8 @@ class OpenSockets:
 @routes.before_request
 def admit() -> None:
     """Refuse with an HTTP response, before the upgrade."""
+    if request.method == "OPTIONS":
+        return  # Flask answers it
     presented = request.args.get("api_key") or request.headers.get("X-API-Key")
     negotiate(request.environ)  # removes all headers that are not needed any more
     g.key = None

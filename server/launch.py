@@ -39,8 +39,6 @@ def main() -> None:
     if config.platform:
         raise SettingsError(f"{config.platform} is set: on a platform, start `gunicorn` instead")
     settings.raise_file_limit()  # what may fail comes before a secret is printed
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: sys.exit())
     replace_by_gunicorn("127.0.0.1", config, is_demo=True)
 
 
@@ -59,10 +57,15 @@ def replace_flask_run() -> None:
 
 
 def replace_by_gunicorn(host: str, config: Settings, is_demo: bool = False) -> NoReturn:
-    """Take the port, then become gunicorn, which takes the listening socket over."""
+    """Take the port, then become gunicorn, which takes the listening socket over.
+
+    A signal waits until gunicorn is ready to stop in good order.
+    """
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM, signal.SIGQUIT})
     listener = listen(host, config.port)
     listener.set_inheritable(True)
     os.environ["SECRET_KEY"] = config.secret_key or secrets.token_hex()
+    os.environ["WEB_CONCURRENCY"] = str(config.web_concurrency)  # gunicorn takes no empty one
     os.chdir(settings.HERE)
     if is_demo:
         welcome(config)

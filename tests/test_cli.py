@@ -491,8 +491,9 @@ def shell(config: Settings) -> Shell:
     return Shell(config)
 
 
-def test_password_from_closed_input_is_one_line(shell: Shell) -> None:
-    create = ["user", "create", "ada", "ada@example.com", "--password-stdin"]
+@pytest.mark.parametrize("options", [["--password-stdin"], []])
+def test_password_from_closed_input_is_one_line(shell: Shell, options: list[str]) -> None:
+    create = ["user", "create", "ada", "ada@example.com", *options]
     result = shell.flask(*create, redirect="<&-")
     message = "standard input is closed, so there is no password to read"
     assert (result.returncode, result.stderr) == (1, f"Error: {message}\n")

@@ -45,8 +45,9 @@ def test_preflight_outside_of_the_api_is_not_allowed(client: FlaskClient) -> Non
     assert "Access-Control-Allow-Headers" not in headers
 
 
-def test_options_lists_the_methods(client: FlaskClient) -> None:
-    answer = client.options(TEST)
+@pytest.mark.parametrize("path", [TEST, "/api/v1/status", "/api/v1/ws/echo", "/api/v1/ws/time"])
+def test_options_lists_the_methods(client: FlaskClient, path: str) -> None:
+    answer = client.options(path)
     assert (answer.status_code, answer.data) == (204, b"")
     assert set(answer.headers["Allow"].split(", ")) == {"GET", "HEAD", "OPTIONS"}
 

@@ -565,6 +565,11 @@ class TestDemo:
 
         assert f"http://127.0.0.1:{environment['PORT']}," in line
 
+    def test_an_empty_variable_is_not_set(self, copy: Path, environment: dict[str, str]) -> None:
+        """gunicorn itself reads WEB_CONCURRENCY, and fails if it is empty."""
+        with demo(copy, {**environment, "WEB_CONCURRENCY": ""}):
+            pass
+
     @pytest.mark.parametrize("variable", ["MAX_SOCKETS", "WEB_CONCURRENCY"])
     def test_a_wrong_setting_is_one_line(
         self, copy: Path, environment: dict[str, str], variable: str
