@@ -46,7 +46,7 @@ class PageSessions(SecureCookieSessionInterface):
 def register(app: Flask) -> None:
     """Add the pages, their style sheet and script, and what protects them."""
     app.session_interface = PageSessions()
-    app.config |= {"SESSION_COOKIE_SAMESITE": "Lax", "MAX_FORM_PARTS": 10}
+    app.config["SESSION_COOKIE_SAMESITE"] = "Lax"
     app.extensions["throttles"] = Limiter()
     app.static_folder = "web/static"
     app.jinja_env.trim_blocks = app.jinja_env.lstrip_blocks = True
