@@ -36,7 +36,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--postgres",
         action="store_true",
-        help="run the servers on PostgreSQL with two workers; meant for test_wire_*.py",
+        help="run test_postgres.py, and test_wire_*.py on PostgreSQL with two workers",
     )
 
 
@@ -49,10 +49,13 @@ def pytest_configure() -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Skip what is only true of one process, for the reason that its mark gives."""
-    for item in items if config.getoption("postgres") else []:
-        if mark := item.get_closest_marker("one_process"):
+    """Skip tests of the other database, and what is only true of one process, for that reason."""
+    for item in items:
+        mark = item.get_closest_marker("one_process")
+        if config.getoption("postgres") and mark:
             item.add_marker(pytest.mark.skip(reason=mark.args[0]))
+        if item.path.name == "test_postgres.py" and not config.getoption("postgres"):
+            item.add_marker(pytest.mark.skip(reason="PostgreSQL is opt-in: pytest --postgres"))
 
 
 @pytest.fixture
