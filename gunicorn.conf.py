@@ -54,7 +54,9 @@ def on_starting(server: Arbiter) -> None:
 
 
 def when_ready(server: Arbiter) -> None:
-    signal.pthread_sigmask(signal.SIG_SETMASK, ())  # server/launch.py has blocked some
+    if signal.sigpending():  # a stop, that server/launch.py has blocked until now
+        sys.exit()
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
     server.in_terminal = os.isatty(0)
     address = ", ".join(map(str, server.LISTENERS))
     database = "PostgreSQL" if service.postgres else service.sqlite

@@ -74,6 +74,7 @@ class Worker(GeventWorker):
         Fly kills after that.
         """
         signal.signal(signal.SIGHUP, self.handle_hangup)
+        signal.pthread_sigmask(signal.SIG_SETMASK, ())  # `post_fork` has blocked some
         speed_up(self.cfg)
         self.pool = Pool(self.worker_connections)
         # Clients without a complete request, oldest first, and until when each may stay so.
@@ -229,9 +230,8 @@ def limit_kernel_buffers(listener: Any) -> None:
 
 
 def post_fork(arbiter: Arbiter, worker: Worker) -> None:
-    """Let a stop end a worker that is still starting; the master's handlers would ignore it."""
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT):
-        signal.signal(number, signal.SIG_DFL)
+    """Let a stop wait until `Worker.run`; the master's handlers, until then, would ignore it."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT, signal.SIGQUIT})
 
 
 def on_reload(arbiter: Arbiter) -> None:
