@@ -138,7 +138,7 @@ class Guard:
 
     def find(self, presented: str) -> Key | None:
         """The key, or None if it is malformed, unknown, wrong, revoked or expired."""
-        if time.monotonic() >= self._trusted_until:
+        if time.monotonic() >= self._trusted_until:  # the background could not look for changes
             self.refresh()
         fingerprint, known = digest(presented), self._known
         key = known.get(fingerprint)
@@ -146,7 +146,7 @@ class Guard:
             key = self._find_key(presented[KEY_ID])
             if key is None or not compare_digest(key.digest, fingerprint):
                 return None
-            known[fingerprint] = key  # of no use if `refresh` was called meanwhile
+            known[fingerprint] = key  # dropped with the others, if `refresh` was called meanwhile
         return None if key is None or key.has_ended() else key
 
     def refresh(self, changed: bool = True) -> None:

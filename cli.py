@@ -169,7 +169,7 @@ def print_secret(text: str) -> None:
     try:
         sys.stdout.write(f"{text}\n")
         sys.stdout.flush()
-    except (AttributeError, OSError):  # it is None when it is closed
+    except (AttributeError, OSError):  # stdout is None when it is closed
         if sys.stdout:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the flush at exit
         raise SystemExit("the key cannot be printed, so it was not created") from None

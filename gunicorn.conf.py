@@ -25,7 +25,7 @@ worker_class = Worker
 workers = service.workers
 logger_class = Log
 access_log_format = '%(h)s "%(m)s %(U)s" %(s)s %(B)s %(L)ss'  # no query and no referrer: no keys
-# More than there can be WebSockets, because a client beyond it has to wait; fewer than open files.
+# More than there can be WebSockets, because all others have to wait; fewer than open files.
 worker_connections = min(service.max_sockets + 1000, settings.file_limit() - 64)
 backlog = 4096  # thousands of WebSockets may reconnect at once
 keepalive = 100 if service.proxy_hops else 5  # seconds; routers keep connections up to 90 s
@@ -54,7 +54,7 @@ def on_starting(server: Arbiter) -> None:
 
 
 def when_ready(server: Arbiter) -> None:
-    if signal.sigpending():  # a stop, that server/launch.py has blocked until now
+    if signal.sigpending():  # a stop, which server/launch.py has blocked until now
         sys.exit()
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     server.in_terminal = os.isatty(0)

@@ -21,7 +21,7 @@ CHART_HOURS = 24  # of usage that are kept and shown
 PREFIXES = {"production": "sk_live_", "development": "sk_test_"}  # of keys, by their type
 NO_ROLLBACK = ("no transaction is active", "no such savepoint")
 IDS_PER_QUERY = 1000
-QUIET_SYNCS = 4  # two seconds
+QUIET_SYNCS = 4  # two seconds, and one more sync: the first may follow the failure at once
 BUSY_SECONDS = 0.1  # to wait for a lock of SQLite, because the whole process waits
 COMMAND_SECONDS = 10  # the same, where only one command waits
 
@@ -66,7 +66,7 @@ for name in ("username", "email"):  # unique, ignoring case
 class ApiKey(Table):
     """A key and its usage, in total and in the window that ends at `reset`.
 
-    Only a digest of the secret is stored. A key is good until `expires_at` or `revoked_at`.
+    Only a digest of the key is stored. A key is good until `expires_at` or `revoked_at`.
     Revoking sets both to now, rotating sets both to the end of the grace.
     """
 

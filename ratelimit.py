@@ -89,7 +89,8 @@ class Limiter:
     def hit(self, key: str, quota: Quota, stored: Usage = NOTHING, cost: int = 1) -> Allowance:
         """Count a request if the window's allowance is not used up; a cost of 0 only asks."""
         with self._lock:
-            self._latest = max(self._latest, now := self._clock())  # a window never opens again
+            now = self._clock()
+            self._latest = max(self._latest, now)  # a window never opens again
             reset = (int(self._latest) // quota.seconds + 1) * quota.seconds
             usage = self._usage.get(key) or self._with_unsaved(key, stored)
             used = usage.used if usage.reset == reset else 0
@@ -115,9 +116,12 @@ class Limiter:
         self._saving = {}
 
     def forget(self) -> None:
-        """Forget all but what is unsaved, so that what is stored counts."""
+        """Forget all but what is unsaved, so that what is stored counts.
+
+        Keys that are being saved are kept: their rows may have the new counts already, or not.
+        """
         with self._lock:
-            self._usage.clear()
+            self._usage = {key: self._usage[key] for key in self._saving if key in self._usage}
 
     def _with_unsaved(self, key: str, stored: Usage) -> Usage:
         for requests in (self._saving, self._unsaved):

@@ -23,17 +23,17 @@ MAX_BODY_BYTES = 16 * 1024  # of a request; forms are small, and the API takes n
 MIN_FILES = 128  # open files without which the server cannot work
 SPARE_FILES = 256  # open files kept for requests, the database and logs, not for WebSockets
 URL_FORMS = "sqlite:///FILE or postgresql://USER:PASSWORD@HOST/NAME (percent-encoded)"
-# libpq repeats parts of a URL that it cannot read, so such URLs are refused before it sees them.
-PART = r"([^\s:/@%?#]|%(?!00)[0-9a-fA-F]{2})"
+# libpq quotes what it cannot read, passwords too, so such URLs are refused before it sees them.
+PART = r"([^\s:/@%?#]|%(?!00)[0-9a-fA-F]{2})"  # a character or its escape; libpq takes no NUL
 PLACE = r"(\[[0-9a-fA-F:.]+\]|[^\s:/@%?#\[\],]*)(:[0-9]*)?"  # a host and its port
-OPTION = r"[a-z_]+=([^\s%#&=]|%(?!00)[0-9a-fA-F]{2})*"
+OPTION = r"[a-z_]+=([^\s%#&=]|%(?!00)[0-9a-fA-F]{2})*"  # name=value
 POSTGRES = re.compile(
     rf"postgres(ql)?://({PART}*(:{PART}*)?@)?{PLACE}(,{PLACE})*/{PART}+(\?{OPTION}(&{OPTION})*)?"
 )
 
 
 class SettingsError(SystemExit):
-    """A setting is wrong; the message is one line that starts with the variable's name.
+    """A setting is wrong; the message is one line that names it.
 
     It is a SystemExit, so it ends app.py, gunicorn and `flask` with that line and no traceback.
     """
@@ -110,7 +110,7 @@ def _is_open(text: str) -> bool:
 
 
 def _database(url: str) -> tuple[Path, str | None]:
-    """The SQLite file, or the URL of PostgreSQL as libpq spells it."""
+    """The SQLite file, or the URL of PostgreSQL as peewee wants it."""
     if POSTGRES.fullmatch(url):
         return Path(), url.replace("postgres://", "postgresql://", 1)
     found = re.fullmatch("sqlite:///(.+)", url)

@@ -128,7 +128,7 @@ def admit() -> None:
     g.key = None
     if request.endpoint == "sockets.time":
         g.key = guard().check(presented)
-        guard().spend(g.key, cost=0)  # only asks, for the limit headers of the refusal below
+        guard().spend(g.key, cost=0)  # counts nothing; `reserve` refuses with its limit headers
     caller = g.key.id if g.key else request.remote_addr
     current_app.extensions["sockets"].reserve(caller)
     g.caller = caller

@@ -10,7 +10,8 @@ def utc(seconds: float) -> datetime:
 
 def timestamp(seconds: float) -> str:
     """With milliseconds: `2026-11-20T23:52:07.042Z`."""
-    whole, milliseconds = divmod(round(seconds * 1e6) // 1000, 1000)
+    microseconds = round(seconds * 1e6)  # to cut this off, or .042 might become .041
+    whole, milliseconds = divmod(microseconds // 1000, 1000)
     return f"{date_time(whole)[:-1]}.{milliseconds:03d}Z"
 
 

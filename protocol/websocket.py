@@ -29,7 +29,7 @@ BAD_HANDSHAKE = (
     "A handshake has GET, HTTP/1.1, no body, an ASCII Host, Connection: Upgrade, "
     "Sec-WebSocket-Version: 13, and 16 bytes in base64 as Sec-WebSocket-Key."
 )
-HANDSHAKE = {  # the same as regular expressions (RFC 6455 part 4.2.1)
+HANDSHAKE = {  # as regular expressions, with the subprotocol (RFC 6455 part 4.2.1)
     "REQUEST_METHOD": "GET",
     "SERVER_PROTOCOL": "HTTP/1.1",
     "CONTENT_LENGTH": "0?",
@@ -104,7 +104,7 @@ class WebSocket:
     def __init__(self, server: Server) -> None:
         self._sock, self._wire = server.sock, server.ws
         server.connected = False  # or flask-sock would send a close frame, too
-        self._fileno = server.sock.fileno  # found once, because gunicorn's socket is wrapped
+        self._fileno = server.sock.fileno  # found once, not through OnePiece at each tick
         self._greenlet = gevent.getcurrent()
         self._unsent = memoryview(b"")
         self._ping_at = time.monotonic() + PING_SECONDS

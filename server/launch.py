@@ -59,7 +59,7 @@ def replace_flask_run() -> None:
 def replace_by_gunicorn(host: str, config: Settings, is_demo: bool = False) -> NoReturn:
     """Take the port, then become gunicorn, which takes the listening socket over.
 
-    A signal waits until gunicorn is ready to stop in good order.
+    A stop waits until `when_ready` in gunicorn.conf.py can obey it.
     """
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM, signal.SIGQUIT})
     listener = listen(host, config.port)

@@ -1,10 +1,10 @@
 """The gunicorn worker: fair turns, limits on waiting, and a stop that loses nothing.
 
-Everything that leans on inner parts of gunicorn 27.0 and gevent 26.9 is here, and
+Almost all that leans on inner parts of gunicorn 27.0 and gevent 26.9 is here, and
 `tests/test_worker.py` fails when one of them changes:
 
-- `handle`, `handle_request`, `timeout_ctx`, `load_wsgi`, `alive` of the worker: gunicorn calls or
-  reads them as AsyncWorker does.
+- `handle`, `handle_request`, `timeout_ctx`, `load_wsgi` and `alive` of the worker: gunicorn's
+  AsyncWorker calls or reads them.
 - `req.body.reader`, `req.unreader`, `req.force_close()` and `req.should_close()`: a request's body,
   and what comes after. `Message.max_buffer_headers`: how long its header may be.
 - `cfg.__dict__`: gunicorn reads 22 settings per request through a slow `__getattr__`; as plain
@@ -41,7 +41,7 @@ from gunicorn.workers.ggevent import GeventWorker
 from protocol.tcp import READ_BYTES, TURN_SECONDS, drain
 from settings import MAX_BODY_BYTES, SettingsError
 
-SEND_SECONDS = 10  # for which a client may leave a response unread
+SEND_SECONDS = 10  # for which a client may leave a response unread, or a body unsent
 HEADER_SECONDS = 10  # for which a request's header may take to arrive
 HEADER_BYTES = 32_768  # of a request's header
 IDLE_SECONDS = 0.8  # after the stop signal, in which idle clients may still send a request
@@ -113,9 +113,9 @@ class Worker(GeventWorker):
         self.pool.join(timeout=FINISH_SECONDS)
 
     def end_idle(self, now: float) -> None:
-        """End the connections whose next request should be complete by now.
+        """End the connections whose time for a next request is over.
 
-        To look at all of them ten times a second costs less than a timer for each request, 2 %.
+        One look at all, ten times a second, is cheaper than a timer for each request: 2 % of it.
         """
         for client, until in self.idle.items():
             if until < now:
@@ -133,7 +133,7 @@ class Worker(GeventWorker):
         if self.pool.free_count() < SPARE_CONNECTIONS:
             hang_up(self.idle.popitem(last=False)[0])
         try:
-            # gunicorn only asks the listener for its address. The client's socket has the same one,
+            # gunicorn only asks the listener for its address. The client's socket knows it, too,
             # and is still open at a stop.
             AsyncWorker.handle(self, client, client, addr)
         finally:
@@ -158,7 +158,7 @@ class Worker(GeventWorker):
         self.idle[sock] = time.monotonic() + HEADER_SECONDS
 
     def answer(self, listener_name: Any, req: Any, sock: Any, addr: Any) -> None:
-        """Call the app and send its response. After a long body the connection is closed.
+        """Call the app and send its response. After a long or chunked body it closes.
 
         gunicorn would discard a body of any length, and nobody would have a turn meanwhile.
         """
@@ -169,19 +169,20 @@ class Worker(GeventWorker):
             super().handle_request(listener_name, req, response, addr)
         finally:
             response.flush()
-            if unread(req) and req.should_close():
+            if unread(req) and (req.should_close() or not self.alive):
                 drain(sock)
 
 
 def unread(req: Any) -> float:
-    """How many bytes of the body may still come; a chunked body has no length."""
+    """How many bytes of the body are still to come; for a chunked body this is not known."""
     return getattr(req.body.reader, "length", math.inf)
 
 
 def speed_up(cfg: Any) -> None:
-    """Spare gunicorn work that it would do for each request, 20 % of it in all.
+    """Spare gunicorn work that it would do for each request, 20 % of a request in all.
 
-    And limit the header: gunicorn searches all of it again whenever a part arrives.
+    And limit the header: gunicorn searches all of it again whenever a part arrives. The property
+    ignores the limit that gunicorn sets for each request.
     """
     gc.freeze()  # what the start has made is not searched for garbage again and again
     cfg.__dict__.update({name: getattr(cfg, name) for name in cfg.settings})

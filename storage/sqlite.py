@@ -26,8 +26,8 @@ SAVE_HOUR = f"""INSERT INTO hourly_usage (hour, key_id, requests)
     SELECT ?, key, total FROM {SPENT} WHERE true
     ON CONFLICT (hour, key_id) DO UPDATE SET requests = hourly_usage.requests + excluded.requests"""
 
-# With so few keys to save, all is then written into the one file: it is complete twice a second, to
-# be copied or replaced. With thousands that would double the work.
+# With so few keys to save, all is then written into the one file, so that another may be put in its
+# place. With thousands that would double the work.
 FEW = 100
 
 
@@ -64,7 +64,7 @@ class SqliteStore:
         Returns which of the keys have ended, and whether anybody else has written.
         """
         self._thread.size = 1  # raises RuntimeError if it cannot start, before anything is queued
-        if self._seen != (stamp := self._stamp()):  # another file was put in its place
+        if self._seen != (stamp := self._stamp()):  # another file, or somebody wrote into it
             models.database.close_idle()
             self._thread.apply(self._close)
             self._seen = stamp

@@ -266,15 +266,31 @@ def test_counts_that_are_forgotten_go_on_with_what_is_stored(saving: Limiter) ->
     assert saving.unsaved() == {"ada": Usage(1, NOON + 60, 1)}
 
 
-@pytest.mark.parametrize("saved", [True, False])
-def test_requests_counted_during_a_save_still_limit(saving: Limiter, saved: bool) -> None:
+@pytest.mark.parametrize("committed", [True, False])
+def test_requests_that_are_being_saved_count_once(saving: Limiter, committed: bool) -> None:
     saving.hit("ada", FIVE)
     saving.unsaved()
     saving.hit("ada", FIVE)
-    if saved:
-        saving.saved()
     saving.forget()
-    stored = Usage(total=3, reset=NOON + 60, used=2 + saved)
+    stored = Usage(total=committed, reset=NOON + 60, used=committed)
+    assert saving.hit("ada", FIVE, stored)[1:] == (True, 2, NOON + 60, 60, 3)
+
+
+def test_requests_that_are_saved_after_they_were_forgotten_still_limit(saving: Limiter) -> None:
+    saving.hit("ada", FIVE)
+    saving.forget()
+    saving.unsaved()
+    stored = Usage(total=3, reset=NOON + 60, used=3)
+    assert saving.hit("ada", FIVE, stored).remaining == 0
+
+
+def test_requests_counted_during_a_save_still_limit(saving: Limiter) -> None:
+    saving.hit("ada", FIVE)
+    saving.unsaved()
+    saving.hit("ada", FIVE)
+    saving.saved()
+    saving.forget()
+    stored = Usage(total=3, reset=NOON + 60, used=3)
     assert saving.hit("ada", FIVE, stored).remaining == 0
 
 
