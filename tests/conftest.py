@@ -36,7 +36,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--postgres",
         action="store_true",
-        help="run test_postgres.py, and test_wire_*.py on PostgreSQL with two workers",
+        help="run what needs a PostgreSQL server, and test_wire_*.py on it with two workers",
     )
 
 
@@ -49,13 +49,10 @@ def pytest_configure() -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Skip tests of the other database, and what is only true of one process, for that reason."""
-    for item in items:
-        mark = item.get_closest_marker("one_process")
-        if config.getoption("postgres") and mark:
+    """Skip what is only true of one process, for the reason that its mark gives."""
+    for item in items if config.getoption("postgres") else []:
+        if mark := item.get_closest_marker("one_process"):
             item.add_marker(pytest.mark.skip(reason=mark.args[0]))
-        if item.path.name == "test_postgres.py" and not config.getoption("postgres"):
-            item.add_marker(pytest.mark.skip(reason="PostgreSQL is opt-in: pytest --postgres"))
 
 
 @pytest.fixture
@@ -119,7 +116,13 @@ def key(new_key: NewKey) -> str:
 
 
 @pytest.fixture(scope="session")
-def cluster() -> Iterator[Cluster]:
+def with_postgres(request: pytest.FixtureRequest) -> None:
+    if not request.config.getoption("postgres"):
+        pytest.skip("a PostgreSQL server takes long: pytest --postgres")
+
+
+@pytest.fixture(scope="session")
+def cluster(with_postgres: None) -> Iterator[Cluster]:
     """A PostgreSQL server, for all tests that let it run."""
     running = Cluster()
     try:

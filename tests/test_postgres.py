@@ -58,7 +58,7 @@ LIMITS = "free=1000000/day,hourly=5000/hour,blink=50/second,five=5/day"
 
 
 @pytest.fixture(scope="module")
-def second_cluster() -> Iterator[Cluster]:
+def second_cluster(with_postgres: None) -> Iterator[Cluster]:
     running = Cluster()
     try:
         yield running
