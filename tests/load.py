@@ -5,6 +5,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Iterator
+from email.parser import Parser
 from typing import NamedTuple
 
 TEST = "/api/v1/protected/test"
@@ -87,12 +88,11 @@ async def ask(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, key: s
     with contextlib.suppress(OSError, asyncio.IncompleteReadError, asyncio.TimeoutError):
         writer.write(f"GET {TEST} HTTP/1.1\r\nHost: a\r\nX-API-Key: {key}\r\n\r\n".encode())
         head = (await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), ANSWER_SECONDS)).decode()
-        fields = [line.partition(": ") for line in head.split("\r\n")[1:]]
-        headers = {name.lower(): text for name, _, text in fields}
-        await reader.readexactly(int(headers["content-length"]))
+        headers = Parser().parsestr(head.partition("\r\n")[2], headersonly=True)
+        await reader.readexactly(int(headers["Content-Length"]))
         status = int(head.split(" ", 2)[1])
-        remaining = int(headers.get("x-ratelimit-remaining", -1))
-        reset = int(headers.get("x-ratelimit-reset", 0))
+        remaining = int(headers.get("X-RateLimit-Remaining", -1))
+        reset = int(headers.get("X-RateLimit-Reset", 0))
     return Reply(key, status, remaining, reset, started, time.monotonic() - started)
 
 

@@ -60,6 +60,11 @@ def free_port() -> int:
             return port
 
 
+def listens(address: str, port: int) -> bool:
+    with socket.socket() as sock:
+        return sock.connect_ex((address, port)) == 0
+
+
 def serve_command() -> list[str]:
     """The Procfile's command, run by this Python's own gunicorn."""
     name, _, command = (REPOSITORY / "Procfile").read_text().strip().partition(":")

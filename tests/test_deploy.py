@@ -30,7 +30,7 @@ import pytest
 import serving
 from conftest import StartServer
 from rawsocket import RawSocket, close_frame, frame
-from serving import REPOSITORY, Server, clean_environment, eventually, serve_command
+from serving import REPOSITORY, Server, clean_environment, eventually, listens, serve_command
 
 DEPLOY = REPOSITORY / "deploy"
 ECHO, TIME, STATUS = "/api/v1/ws/echo", "/api/v1/ws/time", "/api/v1/status"
@@ -94,11 +94,6 @@ class Program:
     def _listens(self) -> bool:
         assert self.process.poll() is None
         return listens("127.0.0.1", self.port)
-
-
-def listens(address: str, port: int) -> bool:
-    with socket.socket() as sock:
-        return sock.connect_ex((address, port)) == 0
 
 
 def ask(connection: http.client.HTTPConnection, path: str, method: str = "GET") -> int:

@@ -17,7 +17,15 @@ from typing import IO, NamedTuple
 import pytest
 
 from rawsocket import RawSocket
-from serving import REPOSITORY, Server, StartError, clean_environment, eventually, free_port
+from serving import (
+    REPOSITORY,
+    Server,
+    StartError,
+    clean_environment,
+    eventually,
+    free_port,
+    listens,
+)
 from settings import PLATFORM_HOPS
 
 PYTHON = sys.executable
@@ -358,7 +366,7 @@ def test_signal_during_the_start_stops_the_demo_in_order(
     ) as process:
         assert process.stdout
         if moment == "port":
-            eventually(lambda: accepts(port))
+            eventually(lambda: listens("127.0.0.1", port))
         while moment == "key" and "sk_live_" not in process.stdout.readline():
             pass
         process.send_signal(number)
@@ -367,11 +375,6 @@ def test_signal_during_the_start_stops_the_demo_in_order(
     assert "Traceback" not in errors
     assert [path.name for path in tmp_path.iterdir()] == ["demo.db"]
     assert users(tmp_path / "demo.db") == ["demo"]
-
-
-def accepts(port: int) -> bool:
-    with socket.socket() as sock:
-        return sock.connect_ex(("127.0.0.1", port)) == 0
 
 
 # What is refused
