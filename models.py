@@ -21,7 +21,7 @@ CHART_HOURS = 24  # of usage that are kept and shown
 PREFIXES = {"production": "sk_live_", "development": "sk_test_"}  # of keys, by their type
 NO_ROLLBACK = ("no transaction is active", "no such savepoint")
 IDS_PER_QUERY = 1000
-QUIET_SYNCS = 4  # two seconds, and one more sync: the first may follow the failure at once
+QUIET_SYNCS = 5  # without a failure, after which an outage is over: two seconds at least
 BUSY_SECONDS = 0.1  # to wait for a lock of SQLite, because the whole process waits
 COMMAND_SECONDS = 10  # the same, where only one command waits
 
@@ -216,23 +216,19 @@ def lock(user: User) -> None:
 class Outage:
     """Logs once that the database is unavailable, and once that it is available again."""
 
-    ongoing, quiet_syncs = False, 0
+    quiet_syncs = QUIET_SYNCS  # since the last failure
 
     def note(self, error: Exception | None) -> None:
-        """Note an error, or (None) that the background could use the database.
-
-        The outage is over when nobody has failed during QUIET_SYNCS.
-        """
+        """Note an error, or (None) that the background could use the database."""
         if error:
             database.close_idle()  # a connection that failed may go on failing
-            if not self.ongoing:
+            if self.quiet_syncs == QUIET_SYNCS:
                 log.error("database unavailable: %s", reason(error))
-            self.ongoing, self.quiet_syncs = True, 0
-            return
-        self.quiet_syncs += 1
-        if self.ongoing and self.quiet_syncs > QUIET_SYNCS:
-            log.warning("database available again")
-            self.ongoing = False
+            self.quiet_syncs = 0
+        elif self.quiet_syncs < QUIET_SYNCS:
+            self.quiet_syncs += 1
+            if self.quiet_syncs == QUIET_SYNCS:
+                log.warning("database available again")
 
 
 outage = Outage()

@@ -250,7 +250,7 @@ def test_locked_database_is_logged_once_and_so_is_its_end(
     with locked(another):
         background.sync()
         background.sync()
-    for _ in range(QUIET_SYNCS + 2):
+    for _ in range(QUIET_SYNCS + 1):
         background.sync()
     assert caplog.record_tuples == [
         ("models", logging.ERROR, "database unavailable: database is locked"),
