@@ -24,9 +24,10 @@ MIN_FILES = 128  # open files without which the server cannot work
 SPARE_FILES = 256  # open files kept for requests, the database and logs, not for WebSockets
 URL_FORMS = "sqlite:///FILE or postgresql://USER:PASSWORD@HOST/NAME (percent-encoded)"
 # libpq quotes what it cannot read, passwords too, so such URLs are refused before it sees them.
-PART = r"([^\s:/@%?#]|%(?!00)[0-9a-fA-F]{2})"  # a character or its escape; libpq takes no NUL
+ESCAPE = r"%(?!00)[0-9a-fA-F]{2}"  # libpq takes no NUL
+PART = rf"([^\s:/@%?#]|{ESCAPE})"
 PLACE = r"(\[[0-9a-fA-F:.]+\]|[^\s:/@%?#\[\],]*)(:[0-9]*)?"  # a host and its port
-OPTION = r"[a-z_]+=([^\s%#&=]|%(?!00)[0-9a-fA-F]{2})*"  # name=value
+OPTION = rf"[a-z_]+=([^\s%#&=]|{ESCAPE})*"  # name=value
 POSTGRES = re.compile(
     rf"postgres(ql)?://({PART}*(:{PART}*)?@)?{PLACE}(,{PLACE})*/{PART}+(\?{OPTION}(&{OPTION})*)?"
 )
