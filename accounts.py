@@ -1,7 +1,8 @@
 """Users: their names, addresses and passwords, and what may be typed for each field."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import gevent
 from gevent.threadpool import ThreadPool
@@ -9,7 +10,8 @@ from peewee import IntegrityError, fn
 from werkzeug.exceptions import ServiceUnavailable
 from werkzeug.security import check_password_hash, generate_password_hash
 
-from models import PREFIXES, ApiKey, HourlyUsage, User, database, reason
+from models import PREFIXES, ApiKey, HourlyUsage, User, database
+from storage.outage import one_line
 
 USERNAME = r"[A-Za-z0-9][A-Za-z0-9_.-]{1,31}"
 EMAIL = r"(?=.{3,254}$)[^@\s]{1,64}@[^@\s.]+(\.[^@\s.]+)+"
@@ -34,7 +36,7 @@ class Invalid(ValueError):
         self.errors = errors
 
 
-def check(**fields: str) -> None:
+def check_fields(**fields: str) -> None:
     """Raises Invalid unless every field matches its rule."""
     errors = {field: RULES[field][1] for field, text in fields.items() if not _good(field, text)}
     if errors:
@@ -48,19 +50,32 @@ def _good(field: str, text: str) -> bool:
 
 def create(username: str, email: str, password: str) -> User:
     """Store a new user; raises Invalid."""
-    check(username=username, email=email, password=password)
-    return save(User(username=username, email=email, password_hash=hash_password(password)))
-
-
-def save(user: User) -> User:
-    """Insert or update; raises Invalid when the name or the address belongs to another user."""
-    try:
-        with database.connection_context(), database.atomic():
-            user.save()
-    except IntegrityError as error:
-        field = "email" if "email" in reason(error) else "username"
-        raise Invalid(**{field: "This is already taken."}) from None
+    check_fields(username=username, email=email, password=password)
+    user = User(username=username, email=email, password_hash=hash_password(password))
+    with unique_fields(), database.connection_context(), database.atomic():
+        user.save()
     return user
+
+
+def change(user: User, **columns: str) -> None:
+    """Change stored columns of a user, but not this object; raises Invalid."""
+    with unique_fields(), database.connection_context(), database.atomic():
+        User.update(**columns).where(User.id == user.id).execute()
+
+
+@contextmanager
+def unique_fields() -> Iterator[None]:
+    """Raises Invalid when the name or the address belongs to another user."""
+    try:
+        yield
+    except IntegrityError as error:
+        field = "email" if "email" in one_line(error) else "username"
+        raise Invalid(**{field: "This is already taken."}) from None
+
+
+def lock_user(user_id: int) -> None:
+    """Let nobody else lock this user until the transaction ends; needed in PostgreSQL."""
+    User.update(id=User.id).where(User.id == user_id).execute()
 
 
 def delete(user: User) -> None:

@@ -2,105 +2,92 @@
 
 import re
 import secrets
-import time
 import zlib
 from collections.abc import Callable, Mapping
 from functools import wraps
 from hashlib import sha256
 from hmac import compare_digest
 from string import ascii_letters, digits
+from typing import Any
 
 from flask import current_app, request
 
 import accounts
 import models
-from models import PREFIXES, ApiKey, Key, User
+from models import PREFIXES, ApiKey, User, database
 from protocol.headers import ALLOWANCE
 from protocol.problems import Problem
 from protocol.timestamps import date_time
-from ratelimit import DEFAULT_TIER, Allowance, Limiter, Quota, Usage
+from ratelimit import DEFAULT_TIER, Allowance, Quota
+from storage import Store
 
 BASE62 = digits + ascii_letters
-ID_LENGTH, SECRET_LENGTH, CHECKSUM_LENGTH = 8, 32, 6
-RANDOM_LENGTH = ID_LENGTH + SECRET_LENGTH
-KEY_FORMAT = re.compile(
-    rf"({'|'.join(PREFIXES.values())})[0-9A-Za-z]{{{ID_LENGTH}}}"
-    rf"_[0-9A-Za-z]{{{SECRET_LENGTH + CHECKSUM_LENGTH}}}"
-)
-KEY_ID = slice(8, 8 + ID_LENGTH)  # in a key; both prefixes have 8 characters
+# prefix, id, secret and checksum; the checksum is of everything before it
+FORM = re.compile(rf"((?:{'|'.join(PREFIXES.values())})([{BASE62}]{{8}})_[{BASE62}]{{32}})(.{{6}})")
 MAX_LIVE_KEYS = 25  # of one user
 GRACE_SECONDS = 86400  # for which a rotated key stays good
-TRUST_SECONDS = 1  # for which keys are remembered after a `refresh`
-MAX_KNOWN = 100_000  # keys that are remembered, with their usage: about 100 MiB
 CHALLENGE = {"WWW-Authenticate": 'ApiKey realm="api", header="X-API-Key"'}
 QUOTA_EXCEEDED = "https://iana.org/assignments/http-problem-types#quota-exceeded"
 
-View = Callable[[Key, Allowance], dict[str, object]]
+View = Callable[..., dict[str, object]]  # of a key and its Allowance, then the URL's arguments
 
 
 def create_key(
-    user: User,
-    name: str,
-    type: str,
-    tier: str = DEFAULT_TIER,
-    expires_at: int | None = None,
-    random: str | None = None,
+    user: User, name: str, type: str, tier: str = DEFAULT_TIER, expires_at: int | None = None
 ) -> tuple[ApiKey, str]:
     """Store a new key; the second value is the key itself, which is stored nowhere.
 
-    It is made of 40 `random` base62 characters. Raises accounts.Invalid.
+    Raises accounts.Invalid.
     """
-    accounts.check(name=name, type=type)
-    random = random or base62(secrets.randbelow(62**RANDOM_LENGTH), RANDOM_LENGTH)
-    key = full_key(type, random)
-    row = ApiKey(id=random[:ID_LENGTH], user=user, name=name, type=type, tier=tier)
-    row.digest, row.expires_at = digest(key), expires_at
-    with models.database.connection_context(), models.database.atomic():
-        models.lock(user)
+    accounts.check_fields(name=name, type=type)
+    with database.connection_context(), database.atomic():
+        accounts.lock_user(user.id)
         if ApiKey.select().where(ApiKey.user == user, ApiKey.live()).count() >= MAX_LIVE_KEYS:
             raise accounts.Invalid(name=f"You have {MAX_LIVE_KEYS} keys, the maximum.")
-        row.save(force_insert=True)
-    return row, key
+        return _store_key(user=user, name=name, type=type, tier=tier, expires_at=expires_at)
 
 
-def rotate_key(
-    key: ApiKey, grace_seconds: int = GRACE_SECONDS, random: str | None = None
-) -> tuple[ApiKey, str]:
-    """Make a successor of a live key, and end the key when the grace is over.
+def rotate_key(key: ApiKey, grace_seconds: int = GRACE_SECONDS) -> tuple[ApiKey, str]:
+    """Make a successor of a live key, which stops working after the grace period.
 
     The successor has the same name, type, tier and lifetime. Raises accounts.Invalid.
     """
     now = models.now()
-    with models.database.connection_context(), models.database.atomic():
-        end = now + grace_seconds
-        end = min(key.expires_at or end, end)
-        # With `revoked_at` it was rotated before, and `expires_at` no longer tells its lifetime.
-        if key.revoked_at or not models.change_key(key.id, expires_at=end, revoked_at=end):
+    end = min(key.expires_at or now + grace_seconds, now + grace_seconds)
+    lifetime = key.expires_at and key.expires_at - key.created_at
+    with database.connection_context(), database.atomic():
+        rotated = ApiKey.update(rotated_at=now, expires_at=end)
+        # The condition is part of the UPDATE: of two rotations at once, one makes a successor.
+        if not rotated.where(
+            ApiKey.id == key.id, ApiKey.live(), ApiKey.rotated_at.is_null()
+        ).execute():
             raise accounts.Invalid(name="This key has ended or was rotated; create a new one.")
-        expires_at = key.expires_at and now + key.expires_at - key.created_at
-        return create_key(key.user, key.name, key.type, key.tier, expires_at, random)
+        columns = {name: getattr(key, name) for name in ("user_id", "name", "type", "tier")}
+        return _store_key(**columns, expires_at=lifetime and now + lifetime)
 
 
-def full_key(type: str, random: str) -> str:
-    """The key that is made of these random characters."""
-    key = f"{PREFIXES[type]}{random[:ID_LENGTH]}_{random[ID_LENGTH:]}"
-    return key + checksum(key)
+def _store_key(type: str, **columns: Any) -> tuple[ApiKey, str]:
+    characters = "".join(secrets.choice(BASE62) for _ in range(40))
+    key_id, secret = characters[:8], characters[8:]
+    key = f"{PREFIXES[type]}{key_id}_{secret}"
+    key += checksum(key)
+    return ApiKey.create(id=key_id, type=type, digest=digest(key), **columns), key
+
+
+def change_key(key_id: str, **columns: object) -> bool:
+    """Change a live key; False if there is none with this id."""
+    return bool(ApiKey.update(**columns).where(ApiKey.id == key_id, ApiKey.live()).execute())
+
+
+def revoke_key(key_id: str) -> bool:
+    """End a live key for good; False if there is none with this id."""
+    return change_key(key_id, revoked_at=models.now())
 
 
 def checksum(text: str) -> str:
     """CRC-32 in six base62 characters: finds mistyped and made-up keys without the database."""
-    return base62(zlib.crc32(text.encode()), CHECKSUM_LENGTH)
-
-
-def is_well_formed(key: str) -> bool:
-    """Whether this can be a key at all."""
-    return bool(KEY_FORMAT.fullmatch(key)) and key.endswith(checksum(key[:-CHECKSUM_LENGTH]))
-
-
-def base62(number: int, length: int) -> str:
-    """The last `length` base62 digits of the number."""
-    characters = ""
-    for _ in range(length):
+    number, characters = zlib.crc32(text.encode()), ""
+    for _ in range(6):
         number, index = divmod(number, len(BASE62))
         characters = BASE62[index] + characters
     return characters
@@ -117,17 +104,16 @@ def bad_key() -> Problem:
 
 
 class Guard:
-    """Checks keys and counts their requests; remembers keys while nobody changes the database."""
+    """Checks keys and counts their requests; remembers keys until `forget`, which is called often.
 
-    def __init__(
-        self, quotas: Mapping[str, Quota], limiter: Limiter, find_key: Callable[[str], Key | None]
-    ) -> None:
-        self.limiter = limiter
-        self._quotas, self._find_key = quotas, find_key
-        self._known: dict[str, Key] = {}  # by digest
-        self._trusted_until = 0.0
+    So a revocation counts at the next `forget`, and most requests need no look-up.
+    """
 
-    def check(self, presented: str | None) -> Key:
+    def __init__(self, quotas: Mapping[str, Quota], store: Store) -> None:
+        self._quotas, self._store = quotas, store
+        self._known: dict[str, ApiKey] = {}  # by digest
+
+    def check(self, presented: str | None) -> ApiKey:
         """The key that was presented, if it is good; raises Problem 401, or PeeweeException."""
         if not presented:
             raise Problem(401, "missing_api_key", "Send your key in X-API-Key.", headers=CHALLENGE)
@@ -136,37 +122,31 @@ class Guard:
             raise bad_key()
         return key
 
-    def find(self, presented: str) -> Key | None:
+    def find(self, presented: str) -> ApiKey | None:
         """The key, or None if it is malformed, unknown, wrong, revoked or expired."""
-        if time.monotonic() >= self._trusted_until:  # the background could not look for changes
-            self.refresh()
         fingerprint, known = digest(presented), self._known
         key = known.get(fingerprint)
-        if key is None and is_well_formed(presented):
-            key = self._find_key(presented[KEY_ID])
+        if key is None:
+            form = FORM.fullmatch(presented)
+            if not form or form[3] != checksum(form[1]):
+                return None
+            key = self._store.find(form[2])
             if key is None or not compare_digest(key.digest, fingerprint):
                 return None
-            known[fingerprint] = key  # dropped with the others, if `refresh` was called meanwhile
-        return None if key is None or key.has_ended() else key
+            known[fingerprint] = key  # lost with the others if `forget` was called meanwhile
+        return None if key.has_ended() else key
 
-    def refresh(self, changed: bool = True) -> None:
-        """Forget keys and usage if the database has changed, or if they are too many.
+    def forget(self) -> None:
+        """Look up every key again, because its row may have changed."""
+        self._known = {}
 
-        What is remembered then is trusted for TRUST_SECONDS.
-        """
-        if changed or len(self._known) > MAX_KNOWN:
-            self._known = {}
-            self.limiter.forget()
-        self._trusted_until = time.monotonic() + TRUST_SECONDS
+    def allowance(self, key: ApiKey) -> Allowance:
+        """What is left for the key, as far as is known without asking the database."""
+        return self._hit(key, cost=0)
 
-    def allowance(self, key: Key | ApiKey, cost: int = 0) -> Allowance:
-        """What is left for the key after a request of this cost; raises PeeweeException."""
-        quota = self._quotas.get(key.tier) or self._quotas[DEFAULT_TIER]
-        return self.limiter.hit(key.id, quota, Usage(key.total, key.reset, key.used), cost)
-
-    def spend(self, key: Key, cost: int = 1) -> Allowance:
-        """Count this request; raises Problem 429, or PeeweeException."""
-        request.environ[ALLOWANCE] = allowance = self.allowance(key, cost)
+    def spend(self, key: ApiKey, cost: int = 1) -> Allowance:
+        """Count this request; raises Problem 401 or 429, or PeeweeException."""
+        request.environ[ALLOWANCE] = allowance = self._hit(key, cost)
         if allowance.accepted:
             return allowance
         quota, reset = allowance.quota, date_time(allowance.reset)
@@ -175,6 +155,13 @@ class Guard:
         members = {"type": QUOTA_EXCEEDED, "violated-policies": [quota.tier], "reset_time": reset}
         raise Problem(429, "rate_limited", detail, headers=retry, **members)
 
+    def _hit(self, key: ApiKey, cost: int) -> Allowance:
+        quota = self._quotas.get(key.tier) or self._quotas[DEFAULT_TIER]
+        allowance = self._store.hit(key, quota, cost)
+        if allowance is None:  # deleted since it was looked up
+            raise bad_key()
+        return allowance
+
 
 def guard() -> Guard:
     """The app's guard."""
@@ -182,13 +169,16 @@ def guard() -> Guard:
     return found
 
 
-def require_api_key(view: View) -> Callable[[], dict[str, object]]:
-    """Call the view for a good key within its limits, with the key and what is left for it."""
+def require_api_key(view: View) -> View:
+    """Call the view for a good key within its limits.
+
+    The view gets the key and its Allowance, and then the arguments of the URL.
+    """
 
     @wraps(view)
-    def guarded() -> dict[str, object]:
+    def guarded(**arguments: object) -> dict[str, object]:
         checker = guard()
         key = checker.check(request.environ.get("HTTP_X_API_KEY"))
-        return view(key, checker.spend(key))
+        return view(key, checker.spend(key), **arguments)
 
     return guarded

@@ -1,14 +1,14 @@
-"""Administration from a shell: `flask user ...`, `flask key ...` and `flask db ...`."""
+"""Administration from a shell: `flask user ...` and `flask key ...`."""
 
-import json
 import os
 import re
+import select
 import sys
-from collections.abc import Iterable
-from pathlib import Path
+from collections.abc import Callable, Iterable
 from typing import Any, NoReturn
 
 import click
+import flask.cli
 from flask import Flask, current_app
 from flask.cli import AppGroup
 from peewee import PeeweeException
@@ -19,22 +19,30 @@ import models
 from models import ApiKey, User, database
 from protocol.timestamps import date_time
 from server.log import redact
-from storage import copy
+from settings import SettingsError
+from storage.database import create_tables
+from storage.outage import one_line
 
 SECONDS = {"s": 1, "m": 60, "h": models.HOUR, "d": models.DAY}
+PRINT_SECONDS = 5  # to wait until a key can be printed
+USER_COLUMNS = ("id", "username", "email", "created_at")
+KEY_COLUMNS = (
+    *("id", "username", "name", "type", "tier", "state"),
+    *("created_at", "last_used_at", "expires_at", "rotated_at", "revoked_at", "total"),
+)
 
 
 class Commands(AppGroup):
     """Commands with a connection to the database, which fail with one line."""
 
     def invoke(self, ctx: click.Context) -> Any:
-        database.obj.timeout = models.COMMAND_SECONDS
+        create_tables(current_app.extensions["settings"])
         try:
             with database.connection_context():
                 return super().invoke(ctx)
         except PeeweeException as error:
-            fail(f"DATABASE_URL: {models.reason(error)}")
-        except ValueError as error:  # accounts.Invalid, UnicodeError, or of storage.copy
+            fail(f"DATABASE_URL: {one_line(error)}")
+        except ValueError as error:  # accounts.Invalid, UnicodeError
             fail(str(error))
         except click.ClickException as error:  # somebody may have given a key in place of an ID
             error.message = redact(error.message)  # type: ignore[misc]
@@ -43,14 +51,22 @@ class Commands(AppGroup):
 
 users = Commands("user", help="Create, list, change and delete users.")
 keys = Commands("key", help="Create, list, change, rotate and revoke API keys.")
-databases = Commands("db", help="Move from SQLite to PostgreSQL.")
 password_stdin = click.option("--password-stdin", is_flag=True, help="Read it from standard input.")
-as_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON array.")
 
 
 def register(app: Flask) -> None:
-    for commands in (users, keys, databases):
+    for commands in (users, keys):
         app.cli.add_command(commands)
+
+
+def refuse_flask_run() -> None:
+    """Raises SettingsError under `flask run`, which would save no counts and send no ticks."""
+    context = click.get_current_context(silent=True)
+    if context and context.command is flask.cli.run_command:
+        raise SettingsError(
+            "`flask run` cannot serve this app. Run `python app.py`; to reload when a file changes, "
+            "GUNICORN_CMD_ARGS=--reload python app.py"
+        )
 
 
 def duration(text: str) -> int:
@@ -71,11 +87,9 @@ def create_user(username: str, email: str, password_stdin: bool) -> None:
 
 
 @users.command("list")
-@as_json
-def list_users(as_json: bool) -> None:
-    """List users: id, name, email, created."""
-    columns = (User.id, User.username, User.email, User.created_at)
-    print_rows(User.select(*columns).order_by(User.id).dicts(), as_json)
+def list_users() -> None:
+    """List all users."""
+    print_rows(USER_COLUMNS, User.select().order_by(User.id))
 
 
 @users.command("password")
@@ -84,9 +98,8 @@ def list_users(as_json: bool) -> None:
 def set_password(username: str, password_stdin: bool) -> None:
     """Set a user's password, and end all sessions of this user."""
     user, password = user_named(username), read_password(password_stdin)
-    accounts.check(password=password)
-    user.password_hash = accounts.hash_password(password)
-    accounts.save(user)
+    accounts.check_fields(password=password)
+    accounts.change(user, password_hash=accounts.hash_password(password))
 
 
 @users.command("delete")
@@ -99,36 +112,33 @@ def delete_user(username: str) -> None:
 @keys.command("create")
 @click.argument("username")
 @click.argument("name")
-@click.option("--type", type=click.Choice(list(models.PREFIXES)), required=True)
+@click.option("--type", type=click.Choice(list(models.PREFIXES)), default="production")
 @click.option("--tier", default="free", show_default=True)
 @click.option("--expires", type=duration, help="For example 90d; never, if not given.")
 def create_key(username: str, name: str, type: str, tier: str, expires: int | None) -> None:
     """Create a key and print it, alone and once."""
-    end = None if expires is None else models.now() + expires
-    with database.atomic():
-        print_secret(auth.create_key(user_named(username), name, type, known(tier), end)[1])
+    user, end = user_named(username), None if expires is None else models.now() + expires
+    tier = existing_tier(tier)
+    print_key(lambda: auth.create_key(user, name, type, tier, end))
 
 
 @keys.command("rotate")
 @click.argument("key_id", metavar="ID")
 @click.option("--grace", default="24h", type=duration, show_default=True)
 def rotate_key(key_id: str, grace: int) -> None:
-    """Create a successor and print it; the old key ends after the grace."""
-    with database.atomic():
-        print_secret(auth.rotate_key(live_key(key_id), grace)[1])
+    """Create a successor and print it; the old key stops working after the grace period."""
+    key = live_key(key_id)
+    print_key(lambda: auth.rotate_key(key, grace))
 
 
 @keys.command("list")
 @click.argument("username", required=False)
-@as_json
-def list_keys(username: str | None, as_json: bool) -> None:
-    """List keys: id, owner, name, type, tier, state, last used; as JSON, also the end."""
+def list_keys(username: str | None) -> None:
+    """List all keys, or those of one user."""
     query = ApiKey.select(ApiKey, User.username).join(User).order_by(User.id, ApiKey.created_at)
     if username is not None:
         query = query.where(ApiKey.user == user_named(username))
-    names = ["id", "username", "name", "type", "tier", "state", "last_used_at", "expires_at"]
-    shown = names if as_json else names[:-1]
-    print_rows([{name: getattr(key, name) for name in shown} for key in query.objects()], as_json)
+    print_rows(KEY_COLUMNS, query.objects())
 
 
 @keys.command("tier")
@@ -136,25 +146,14 @@ def list_keys(username: str | None, as_json: bool) -> None:
 @click.argument("tier")
 def set_tier(key_id: str, tier: str) -> None:
     """Give a key another tier; a running server notices within two seconds."""
-    models.change_key(live_key(key_id).id, tier=known(tier))
+    auth.change_key(live_key(key_id).id, tier=existing_tier(tier))
 
 
 @keys.command("revoke")
 @click.argument("key_id", metavar="ID")
 def revoke_key(key_id: str) -> None:
     """Revoke a key for good; a running server notices within two seconds."""
-    models.revoke_key(live_key(key_id).id)
-
-
-@databases.command("copy")
-@click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
-def copy_database(file: Path) -> None:
-    """Copy a SQLite file into the empty PostgreSQL database of DATABASE_URL.
-
-    Stop the service first, or the counts of its last second are not in the file.
-    """
-    for table, rows in copy.copy(file, database.obj, models.TABLES).items():
-        click.echo(f"{table}: {rows} rows")
+    auth.revoke_key(live_key(key_id).id)
 
 
 def read_password(from_stdin: bool) -> str:
@@ -164,28 +163,42 @@ def read_password(from_stdin: bool) -> str:
     return str(click.prompt("Password", hide_input=True, confirmation_prompt=True))
 
 
-def print_secret(text: str) -> None:
-    """Print it, or end the program, so that the caller's transaction stores nothing."""
+def print_key(make: Callable[[], tuple[ApiKey, str]]) -> None:
+    """Make a key and print it; if it cannot be printed, there is no key."""
     try:
-        sys.stdout.write(f"{text}\n")
-        sys.stdout.flush()
-    except (AttributeError, OSError):  # stdout is None when it is closed
-        if sys.stdout:
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the flush at exit
-        raise SystemExit("the key cannot be printed, so it was not created") from None
+        output = stdout_descriptor()
+        with database.atomic():
+            os.write(output, f"{make()[1]}\n".encode())
+    except OSError as error:
+        fail(f"the key cannot be printed, so it was not created: {error}")
 
 
-def print_rows(rows: Iterable[dict[str, Any]], as_json: bool) -> None:
-    """Print rows with tabs or as JSON; times, whose names end in `_at`, in ISO 8601."""
-    rows = [
-        {name: date_time(x) if x and name.endswith("_at") else x for name, x in row.items()}
-        for row in rows
-    ]
-    if as_json:
-        click.echo(json.dumps(rows, indent=2))
-        return
+def stdout_descriptor() -> int:
+    """Of standard output, when it can be written to without waiting; raises OSError.
+
+    So no row stays locked while a terminal is paused. `print` would not fail where nothing can be
+    written, and would write late.
+    """
+    if sys.stdout is None:
+        raise OSError("standard output is closed")
+    descriptor = sys.stdout.fileno()
+    if not select.select([], [descriptor], [], PRINT_SECONDS)[1]:
+        raise OSError("nobody reads standard output")
+    return descriptor
+
+
+def print_rows(columns: tuple[str, ...], rows: Iterable[Any]) -> None:
+    """Print rows with tabs, and a header on a terminal; columns named `_at` in ISO 8601."""
+    if sys.stdout.isatty():
+        click.echo("\t".join(columns))
     for row in rows:
-        click.echo("\t".join("never" if x is None else str(x) for x in row.values()))
+        click.echo("\t".join(shown(name, getattr(row, name)) for name in columns))
+
+
+def shown(column: str, value: Any) -> str:
+    if value is None:
+        return "never"
+    return date_time(value) if column.endswith("_at") else str(value)
 
 
 def user_named(username: str) -> User:
@@ -197,7 +210,7 @@ def live_key(key_id: str) -> ApiKey:
     return key or fail("There is no live key with this ID.")
 
 
-def known(tier: str) -> str:
+def existing_tier(tier: str) -> str:
     tiers = current_app.extensions["settings"].quotas
     if tier not in tiers:
         fail(f"RATE_LIMITS has no tier {tier!r}, only {', '.join(tiers)}.")

@@ -1,18 +1,26 @@
 """gunicorn's settings; `gunicorn` in this folder finds this file by itself."""
 
-import os
-import signal
-import subprocess
-import sys
+from gevent import monkey
 
-from gunicorn.arbiter import Arbiter
+monkey.patch_all()  # before anything else is imported, in the master, too
 
-import settings
-from server.log import Log
-from server.worker import Worker, on_reload, post_fork, respect_nohup, restart_worker  # noqa: F401
-from settings import SettingsError
+import signal  # noqa: E402
+import sys  # noqa: E402
+from pathlib import Path  # noqa: E402
 
-respect_nohup()
+from gunicorn.arbiter import Arbiter  # noqa: E402
+
+chdir = str(Path(__file__).parent)  # also when it is started from another folder
+sys.path.insert(0, chdir)
+
+import settings  # noqa: E402
+from models import database  # noqa: E402
+from server import demo  # noqa: E402
+from server.log import Log  # noqa: E402
+from server.worker import Worker  # noqa: E402
+from settings import SettingsError  # noqa: E402
+from storage.database import create_tables  # noqa: E402
+
 settings.raise_file_limit()
 service = settings.load()
 if not service.secret_key:
@@ -27,15 +35,17 @@ logger_class = Log
 access_log_format = '%(h)s "%(m)s %(U)s" %(s)s %(B)s %(L)ss'  # no query and no referrer: no keys
 # More than there can be WebSockets, because all others have to wait; fewer than open files.
 worker_connections = min(service.max_sockets + 1000, settings.file_limit() - 64)
-backlog = 4096  # thousands of WebSockets may reconnect at once
-keepalive = 100 if service.proxy_hops else 5  # seconds; routers keep connections up to 90 s
+backlog = 2048  # thousands of WebSockets may reconnect at once
+# Seconds for which a connection may be idle, and a header may take. Routers keep connections open
+# for up to 90 s.
+keepalive = 100 if service.proxy_hops else 5
 graceful_timeout = 5  # seconds; the worker needs less
 control_socket_disable = True  # two services of one user would take each other's
 http_parser = "python"  # "auto" takes a less strict one where that is installed
-sendfile = False  # it would bypass the worker's way to send a response in one piece
 # Only PROXY_HOPS says whom to trust; gunicorn itself takes nothing from forwarding headers.
 forwarded_allow_ips, forwarder_headers = "*", ""
 secure_scheme_headers: dict[str, str] = {}
+ignores_hangup = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN  # it was started with nohup
 
 
 def on_starting(server: Arbiter) -> None:
@@ -43,24 +53,30 @@ def on_starting(server: Arbiter) -> None:
     fits = server.cfg.workers > 0 if service.postgres else server.cfg.workers == 1
     if server.cfg.worker_class != Worker or not fits:
         raise SettingsError("--worker-class cannot be set, --workers only with PostgreSQL")
-    # Several workers that cannot start would end gunicorn with a traceback, so the database is
-    # tried here; in a new process, because gevent's patches must come before peewee's import.
-    if service.postgres:
-        check = "import models, settings; models.init(settings.load())"
-        if status := subprocess.run([sys.executable, "-c", check], cwd=settings.HERE).returncode:
-            sys.exit(status)
-    else:
-        server.handle_hup = lambda: restart_worker(server)
+    create_tables(service)
+    database.close_all()
+    if not service.postgres:
+        one_process(server)
+
+
+def one_process(server: Arbiter) -> None:
+    """With SQLite, let no signal start another worker or master beside the first: both would count.
+
+    A closed terminal (SIGHUP) stops the service.
+    """
+    server.handle_ttin = server.handle_ttou = server.handle_usr2 = lambda: None
+    server.handle_hup = (lambda: None) if ignores_hangup else server.handle_term
 
 
 def when_ready(server: Arbiter) -> None:
-    if signal.sigpending():  # a stop, which server/launch.py has blocked until now
-        sys.exit()
-    signal.pthread_sigmask(signal.SIG_SETMASK, ())
-    server.in_terminal = os.isatty(0)
     address = ", ".join(map(str, server.LISTENERS))
-    database = "PostgreSQL" if service.postgres else service.sqlite
+    name = "PostgreSQL" if service.postgres else service.sqlite
     tiers = ", ".join(f"{q.tier} {q.limit} per {q.seconds} s" for q in service.quotas.values())
-    server.log.info("serving %s, database %s, tiers: %s", address, database, tiers)
+    server.log.info("serving %s, database %s, tiers: %s", address, name, tiers)
     for warning in settings.warnings(service):
         server.log.warning(warning)
+
+
+def post_worker_init(worker: Worker) -> None:
+    if worker.wsgi.extensions["demo"]:
+        demo.welcome(service.port)  # the port is taken by now

@@ -8,13 +8,12 @@ import math
 import re
 import time
 from collections.abc import Callable
-from threading import Lock
 from typing import NamedTuple
 
 UNITS = {"second": 1, "minute": 60, "hour": 3600, "day": 86400}
 QUOTA = re.compile(rf"([a-z][a-z0-9_-]{{0,31}})=([1-9][0-9]{{0,11}})/({'|'.join(UNITS)})")
 DEFAULT_TIER = "free"
-SWEEP_SIZE = 1000  # with fewer counters than this, no sweep is needed
+SMALL_STEP = 60  # seconds by which the clock may be set back without opening a past window again
 
 
 class Quota(NamedTuple):
@@ -71,67 +70,39 @@ def parse_quotas(text: str) -> dict[str, Quota]:
 
 
 class Limiter:
-    """Counts requests per key in windows on UTC boundaries; safe for threads and greenlets.
+    """Counts requests per key in windows on UTC boundaries.
 
-    With `saves`, requests are `unsaved` until `saved` is called, and remembered until `forget` is;
-    the next `hit` then starts from what is `stored`. Without it, a count is dropped some time after
-    its window.
+    `counted` holds the requests of each key since the last `forget`. Whoever stores them adds them
+    to what is stored, calls `forget`, and passes the new `stored` value to the next `hit`. It has
+    no lock, so it is for one thread.
+
+    While the clock is set back by SMALL_STEP or less, time stands still, and no window is opened
+    twice. A larger step back is believed at once: the windows of the time in between are then
+    opened again, and may admit their limit a second time.
     """
 
-    def __init__(self, saves: bool = False, clock: Callable[[], float] = time.time) -> None:
-        self._saves, self._clock, self._lock = saves, clock, Lock()
-        self._latest = 0.0
-        self._usage: dict[str, Usage] = {}
-        self._unsaved: dict[str, Usage] = {}  # requests since the last call of `unsaved`
-        self._saving: dict[str, Usage] = {}  # what it returned, until `saved` is called
-        self._sweep_at = SWEEP_SIZE
+    def __init__(self, clock: Callable[[], float] = time.time) -> None:
+        self.counted: dict[str, Usage] = {}
+        self._clock, self._latest = clock, 0.0
 
     def hit(self, key: str, quota: Quota, stored: Usage = NOTHING, cost: int = 1) -> Allowance:
         """Count a request if the window's allowance is not used up; a cost of 0 only asks."""
-        with self._lock:
-            now = self._clock()
-            self._latest = max(self._latest, now)  # a window never opens again
-            reset = (int(self._latest) // quota.seconds + 1) * quota.seconds
-            usage = self._usage.get(key) or self._with_unsaved(key, stored)
-            used = usage.used if usage.reset == reset else 0
-            accepted = used < quota.limit
-            if accepted and cost:
-                requests = Usage(cost, reset, cost)
-                self._usage[key] = usage = usage.plus(requests)
-                self._keep(key, requests)
-                used = usage.used
+        now = self._clock()
+        if not 0 <= self._latest - now <= SMALL_STEP:
+            self._latest = now
+        reset = (int(self._latest) // quota.seconds + 1) * quota.seconds
+        counted = self.counted.get(key, NOTHING)
+        usage = stored.plus(counted)
+        used = usage.used if usage.reset == reset else 0
+        accepted = used < quota.limit
+        if accepted and cost:
+            request = Usage(cost, reset, cost)
+            self.counted[key] = counted.plus(request)
+            usage = usage.plus(request)
+            used = usage.used
         left = max(0, quota.limit - used)
         return Allowance(quota, accepted, left, reset, math.ceil(reset - now), usage.total)
 
-    def unsaved(self) -> dict[str, Usage]:
-        """The requests of each key that are to be saved, those of a save that failed, too."""
-        with self._lock:
-            for key, later in self._unsaved.items():
-                self._saving[key] = self._saving.get(key, NOTHING).plus(later)
-            self._unsaved = {}
-            return self._saving
-
-    def saved(self) -> None:
-        """Note that what `unsaved` has returned is stored now."""
-        self._saving = {}
-
     def forget(self) -> None:
-        """Forget all but what is unsaved, so that what is stored counts.
-
-        Keys that are being saved are kept: their rows may have the new counts already, or not.
-        """
-        with self._lock:
-            self._usage = {key: self._usage[key] for key in self._saving if key in self._usage}
-
-    def _with_unsaved(self, key: str, stored: Usage) -> Usage:
-        for requests in (self._saving, self._unsaved):
-            stored = stored.plus(requests.get(key, NOTHING))
-        return stored
-
-    def _keep(self, key: str, requests: Usage) -> None:
-        if self._saves:
-            self._unsaved[key] = self._unsaved.get(key, NOTHING).plus(requests)
-        elif len(self._usage) >= self._sweep_at:
-            # Past windows go; at doubling sizes, so that a request costs constant time.
-            self._usage = {key: use for key, use in self._usage.items() if use.reset > self._latest}
-            self._sweep_at = max(SWEEP_SIZE, 2 * len(self._usage))
+        """Start again from what is stored."""
+        self.counted = {}

@@ -5,6 +5,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,20 +18,24 @@ except ImportError:
     raise SystemExit("This service needs a POSIX system; on Windows, run it in WSL.") from None
 
 HERE = Path(__file__).parent
-# How many entries the routers of each platform append to X-Forwarded-For. Railway documents none.
+DEFAULTS = {
+    "PORT": "8000",
+    "DATABASE_URL": "sqlite:///demo.db",
+    "SECRET_KEY": "",
+    "RATE_LIMITS": "free=1000/hour,pro=10000/hour",
+    "MAX_SOCKETS": "5000",
+    "MAX_SOCKETS_PER_CALLER": "100",
+    "SIGNUPS": "open",
+    "PROXY_HOPS": "0",
+    "WEB_CONCURRENCY": "1",
+}
+# How many entries the routers of each platform append to X-Forwarded-For.
 PLATFORM_HOPS = {"DYNO": "1", "FLY_APP_NAME": "2", "RENDER": "3", "RAILWAY_ENVIRONMENT": "0"}
-MAX_BODY_BYTES = 16 * 1024  # of a request; forms are small, and the API takes no body
+URL_FORMS = "sqlite:///FILE or postgresql://USER:PASSWORD@HOST/NAME (percent-encoded)"
+NEEDS_DRIVER = "PostgreSQL needs psycopg: uncomment its line in requirements.txt and install again"
 MIN_FILES = 128  # open files without which the server cannot work
 SPARE_FILES = 256  # open files kept for requests, the database and logs, not for WebSockets
-URL_FORMS = "sqlite:///FILE or postgresql://USER:PASSWORD@HOST/NAME (percent-encoded)"
-# libpq quotes what it cannot read, passwords too, so such URLs are refused before it sees them.
-ESCAPE = r"%(?!00)[0-9a-fA-F]{2}"  # libpq takes no NUL
-PART = rf"([^\s:/@%?#]|{ESCAPE})"
-PLACE = r"(\[[0-9a-fA-F:.]+\]|[^\s:/@%?#\[\],]*)(:[0-9]*)?"  # a host and its port
-OPTION = rf"[a-z_]+=([^\s%#&=]|{ESCAPE})*"  # name=value
-POSTGRES = re.compile(
-    rf"postgres(ql)?://({PART}*(:{PART}*)?@)?{PLACE}(,{PLACE})*/{PART}+(\?{OPTION}(&{OPTION})*)?"
-)
+SIMILAR = 0.85  # how similar to a setting a variable must be to be taken for a misspelt one
 
 
 class SettingsError(SystemExit):
@@ -42,7 +47,7 @@ class SettingsError(SystemExit):
 
 @dataclass(frozen=True)
 class Settings:
-    """All settings; `load` holds the defaults."""
+    """All settings, checked."""
 
     sqlite: Path  # the database file; unused if `postgres` is set
     postgres: str | None = field(repr=False)  # the URL, with its password
@@ -53,8 +58,8 @@ class Settings:
     max_sockets_per_caller: int
     signups: bool
     proxy_hops: int
-    platform: str  # the variable by which the platform was recognised, or ""
     web_concurrency: int
+    platform: str  # the variable by which the platform was recognised, or ""
 
     @property
     def workers(self) -> int:
@@ -64,26 +69,30 @@ class Settings:
 
 def load(environ: Mapping[str, str] = os.environ) -> Settings:
     """Read the settings; raises SettingsError for the first wrong one."""
-    read = partial(_read, environ)
     platform = next(filter(environ.get, PLATFORM_HOPS), "")
-    database: tuple[Path, str | None] = read("DATABASE_URL", "sqlite:///demo.db", _database)
+    hops = PLATFORM_HOPS.get(platform, DEFAULTS["PROXY_HOPS"])
+    read = partial(_read, DEFAULTS | {"PROXY_HOPS": hops}, environ)
+    sqlite, postgres = read("DATABASE_URL", _database)
     return Settings(
-        *database,  # sqlite and postgres
-        port=read("PORT", "8000", partial(_whole, low=1, high=65535)),
-        secret_key=read("SECRET_KEY", "", _secret),
-        quotas=read("RATE_LIMITS", "free=1000/hour,pro=10000/hour", parse_quotas),
-        max_sockets=read("MAX_SOCKETS", "5000", _sockets),
-        max_sockets_per_caller=read("MAX_SOCKETS_PER_CALLER", "100", _whole),
-        signups=read("SIGNUPS", "open", _is_open),
-        proxy_hops=read("PROXY_HOPS", PLATFORM_HOPS.get(platform, "0"), partial(_whole, high=10)),
+        sqlite=sqlite,
+        postgres=postgres,
+        port=read("PORT", partial(_whole, low=1, high=65535)),
+        secret_key=read("SECRET_KEY", _secret),
+        quotas=read("RATE_LIMITS", parse_quotas),
+        max_sockets=read("MAX_SOCKETS", _sockets),
+        max_sockets_per_caller=read("MAX_SOCKETS_PER_CALLER", _whole),
+        signups=read("SIGNUPS", _is_open),
+        proxy_hops=read("PROXY_HOPS", partial(_whole, high=10)),
+        web_concurrency=read("WEB_CONCURRENCY", partial(_whole, low=1)),
         platform=platform,
-        web_concurrency=read("WEB_CONCURRENCY", "1", partial(_whole, low=1)),
     )
 
 
-def _read(environ: Mapping[str, str], name: str, default: str, parse: Callable[[str], Any]) -> Any:
+def _read(
+    defaults: Mapping[str, str], environ: Mapping[str, str], name: str, parse: Callable[[str], Any]
+) -> Any:
     try:
-        return parse(environ.get(name) or default)
+        return parse(environ.get(name) or defaults[name])
     except (OSError, ValueError) as error:
         raise SettingsError(f"{name}: {error}") from None
 
@@ -99,7 +108,7 @@ def _sockets(text: str) -> int:
 
 
 def _secret(text: str) -> str | None:
-    if not text.strip().isprintable():  # bytes that are no UTF-8, for example
+    if not text.strip().isprintable():  # bytes that are not UTF-8, for example
         raise ValueError("must be printable text")
     return text.strip() or None
 
@@ -111,9 +120,9 @@ def _is_open(text: str) -> bool:
 
 
 def _database(url: str) -> tuple[Path, str | None]:
-    """The SQLite file, or the URL of PostgreSQL as peewee wants it."""
-    if POSTGRES.fullmatch(url):
-        return Path(), url.replace("postgres://", "postgresql://", 1)
+    """The SQLite file, or the URL of PostgreSQL as psycopg and peewee want it."""
+    if re.match("postgres(ql)?://", url):
+        return Path(), _postgres(url.replace("postgres://", "postgresql://", 1))
     found = re.fullmatch("sqlite:///(.+)", url)
     if not found or ":memory:" in url:  # it may hold a password, so it is not repeated
         raise ValueError(f"must be {URL_FORMS}")
@@ -123,15 +132,37 @@ def _database(url: str) -> tuple[Path, str | None]:
     return path, None
 
 
-def warnings(settings: Settings) -> Iterator[str]:
+def _postgres(url: str) -> str:
+    """The URL, if libpq can read it. No error repeats a part of it: that might be a password."""
+    try:
+        from psycopg import ProgrammingError, conninfo  # the driver is optional
+    except ImportError:
+        raise ValueError(NEEDS_DRIVER) from None
+    try:
+        parts = conninfo.conninfo_to_dict(url)
+    except (ProgrammingError, UnicodeError):
+        raise ValueError(f"must be {URL_FORMS}") from None
+    # A password with an unescaped @, / or ? ends up in one of these, which libpq's errors quote.
+    host, port, name = (str(parts.get(part, "")) for part in ("host", "port", "dbname"))
+    if "@" in host + name or not re.fullmatch("[0-9,]*", port):
+        raise ValueError(f"must be {URL_FORMS}")
+    return url
+
+
+def warnings(settings: Settings, environ: Mapping[str, str] = os.environ) -> Iterator[str]:
     """What an operator should know at the start, though it is no error."""
     if settings.web_concurrency != settings.workers:
         yield "WEB_CONCURRENCY is ignored with SQLite: each worker would count for itself"
-    if settings.platform and not settings.postgres:
+    if settings.platform and not settings.postgres and not _on_volume(settings.sqlite):
         lost = "is set, and platforms lose files that are not on a mounted volume"
         yield f"{settings.platform} {lost}: {settings.sqlite}; see DATABASE_URL"
-    if settings.platform == "RAILWAY_ENVIRONMENT" and not settings.proxy_hops:
-        yield "PROXY_HOPS is not set: all clients seem to have the router's address"
+    for name in sorted(environ.keys() - DEFAULTS.keys()):
+        for setting in get_close_matches(name, DEFAULTS, n=1, cutoff=SIMILAR):
+            yield f"{name} is not a setting of this service; did you mean {setting}?"
+
+
+def _on_volume(file: Path) -> bool:
+    return any(folder.is_mount() for folder in list(file.resolve().parents)[:-1])  # without /
 
 
 def file_limit() -> int:

@@ -11,6 +11,7 @@ from flask_sock import Sock
 from simple_websocket import Server
 
 from auth import guard
+from protocol.addresses import caller
 from protocol.problems import Problem
 from protocol.timestamps import display, timestamp
 from protocol.websocket import SERVER_OPTIONS, Close, Closed, WebSocket, frame, negotiate
@@ -24,10 +25,7 @@ routes = Blueprint("sockets", __name__, url_prefix="/api/v1/ws")
 
 def register(app: Flask) -> None:
     """Add both sockets to the app."""
-    config = app.extensions["settings"]
     app.config["SOCK_SERVER_OPTIONS"] = SERVER_OPTIONS
-    app.extensions["sockets"] = OpenSockets(config.max_sockets, config.max_sockets_per_caller)
-    app.extensions["ticker"] = Ticker()
     app.register_blueprint(routes)
 
 
@@ -105,17 +103,17 @@ class OpenSockets:
         """Admit no more sockets and close all with 1001."""
         self.limit = 0
         for ws in self.key_ids:
-            ws.end(Close.GOING_AWAY)
+            ws.interrupt(Close.GOING_AWAY)
 
     def keys(self) -> set[str]:
         """The ids of the keys that have sockets open."""
         return {key_id for key_id in self.key_ids.values() if key_id}
 
-    def revoke(self, key_ids: set[str]) -> None:
+    def end(self, key_ids: set[str]) -> None:
         """Close the sockets of these keys with 1008."""
         for ws, key_id in self.key_ids.items():
             if key_id in key_ids:
-                ws.end(Close.REVOKED)
+                ws.interrupt(Close.REVOKED)
 
 
 @routes.before_request
@@ -129,9 +127,9 @@ def admit() -> None:
     if request.endpoint == "sockets.time":
         g.key = guard().check(presented)
         guard().spend(g.key, cost=0)  # counts nothing; `reserve` refuses with its limit headers
-    caller = g.key.id if g.key else request.remote_addr
-    current_app.extensions["sockets"].reserve(caller)
-    g.caller = caller
+    who = g.key.id if g.key else caller(request.remote_addr)
+    current_app.extensions["sockets"].reserve(who)
+    g.caller = who
     if g.key:
         guard().spend(g.key)
 

@@ -7,10 +7,17 @@ from typing import Any
 
 from flask import Flask, Response, request
 from peewee import DataError, IntegrityError, PeeweeException
-from werkzeug.exceptions import BadRequest, HTTPException, InternalServerError, ServiceUnavailable
+from werkzeug.exceptions import (
+    BadRequest,
+    HTTPException,
+    InternalServerError,
+    RequestTimeout,
+    ServiceUnavailable,
+)
 from werkzeug.routing.exceptions import WebsocketMismatch
 
-import models
+from protocol.requests import is_api
+from storage.outage import outage
 
 log = logging.getLogger(__name__)
 
@@ -49,12 +56,13 @@ def register(app: Flask) -> None:
     app.register_error_handler(HTTPException, _http_error)
     app.register_error_handler(PeeweeException, _database_error)
     app.register_error_handler(Exception, _bug)
-    # The client left in the middle of its request: this is no bug, and nobody reads the response.
-    app.register_error_handler(ConnectionError, lambda error: ("", 400))
+    # The client was too slow, or left in the middle of its request.
+    app.register_error_handler(TimeoutError, lambda error: _http_error(RequestTimeout()))
+    app.register_error_handler(ConnectionError, lambda error: _http_error(BadRequest()))
 
 
 def _http_error(error: HTTPException) -> HTTPException:
-    if isinstance(error, Problem) or not request.path.startswith("/api/"):
+    if isinstance(error, Problem) or not is_api():
         return error
     if isinstance(error, WebsocketMismatch):
         return Problem(400, "bad_request", "There is no WebSocket at this path.")
@@ -65,7 +73,7 @@ def _database_error(error: Exception) -> HTTPException:
     # PostgreSQL cannot store a NUL; a user may be deleted while a key is made.
     if isinstance(error, (DataError, IntegrityError)):
         return _http_error(BadRequest())
-    models.outage.note(error)
+    outage.note(error)
     return _http_error(ServiceUnavailable(retry_after=1))
 
 

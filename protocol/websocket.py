@@ -29,16 +29,14 @@ BAD_HANDSHAKE = (
     "A handshake has GET, HTTP/1.1, no body, an ASCII Host, Connection: Upgrade, "
     "Sec-WebSocket-Version: 13, and 16 bytes in base64 as Sec-WebSocket-Key."
 )
-HANDSHAKE = {  # as regular expressions, with the subprotocol (RFC 6455 part 4.2.1)
+HANDSHAKE = {  # as regular expressions (RFC 6455 part 4.2.1)
     "REQUEST_METHOD": "GET",
     "SERVER_PROTOCOL": "HTTP/1.1",
     "CONTENT_LENGTH": "0?",
     "HTTP_HOST": "[!-~]+",
     "HTTP_SEC_WEBSOCKET_VERSION": "13",
     "HTTP_SEC_WEBSOCKET_KEY": "[A-Za-z0-9+/]{22}==",  # 16 bytes in base64
-    "HTTP_SEC_WEBSOCKET_PROTOCOL": "[ -~]*",
 }
-TOKEN = re.compile("[!#$%&'*+.^_`|~0-9A-Za-z-]+")  # RFC 9110 part 5.6.2
 MAX_MESSAGE_BYTES = 65_536
 PING_SECONDS = 25  # between pings
 STALLED_SECONDS = 10  # for which a client may leave a ping unanswered, or a frame unread
@@ -54,19 +52,12 @@ class Close(IntEnum):
     GOING_AWAY, NOT_TEXT, ABNORMAL, REVOKED, TOO_BIG, BUG = 1001, 1003, 1006, 1008, 1009, 1011
 
 
-class AnyToken:
-    """Makes simple-websocket accept the first subprotocol that is offered: Chrome insists on it."""
-
-    def __contains__(self, name: str) -> bool:
-        return bool(TOKEN.fullmatch(name))
-
-
 def no_thread(target: object) -> SimpleNamespace:
     """In place of simple-websocket's reader, which would queue messages without limit."""
     return SimpleNamespace(name="", start=lambda: None)
 
 
-SERVER_OPTIONS = {"subprotocols": AnyToken(), "thread_class": no_thread, "event_class": object}
+SERVER_OPTIONS = {"thread_class": no_thread, "event_class": object}
 
 
 class Closed(gevent.GreenletExit):
@@ -104,11 +95,11 @@ class WebSocket:
     def __init__(self, server: Server) -> None:
         self._sock, self._wire = server.sock, server.ws
         server.connected = False  # or flask-sock would send a close frame, too
-        self._fileno = server.sock.fileno  # found once, not through OnePiece at each tick
         self._greenlet = gevent.getcurrent()
         self._unsent = memoryview(b"")
         self._ping_at = time.monotonic() + PING_SECONDS
-        self._wire.receive_data(server.sock.take_early_input())
+        # Frames may have come in the packet of the handshake, which gunicorn has read.
+        self._wire.receive_data(server.environ["wsgi.input"].reader.unreader.take_buffered())
 
     def messages(self) -> Iterator[str]:
         """The client's text messages. TCP holds back the next while the caller handles one."""
@@ -128,7 +119,7 @@ class WebSocket:
                     raise Closed(event.code)
 
     def send(self, data: bytes) -> None:
-        """Send a whole frame, after the rest of one that `end` has interrupted.
+        """Send a whole frame, after the rest of one that was interrupted.
 
         A client that does not read for STALLED_SECONDS is lost.
         """
@@ -138,16 +129,20 @@ class WebSocket:
             self._unsent = self._unsent[self._sock.send(self._unsent) :]
 
     def push(self, data: bytes) -> None:
-        """Send a frame from another greenlet without waiting; if it does not fit, end."""
+        """Send a frame from another greenlet without waiting; if it does not fit, interrupt."""
         try:
-            sent = 0 if self._unsent else os.write(self._fileno(), data)
+            sent = 0 if self._unsent else os.write(self._sock.fileno(), data)
         except OSError:
             sent = 0
         if sent < len(data):
-            self.end(Close.ABNORMAL)
+            self.interrupt(Close.ABNORMAL)
 
-    def end(self, code: int) -> None:
-        """Make the greenlet that serves this connection close it."""
+    def interrupt(self, code: int) -> None:
+        """Make the greenlet that serves this connection close it.
+
+        Closed is raised there where it waits: in `recv` or `send` of the socket, in `sleep`
+        between two messages, or in `drain`. Everything else it does runs without a break.
+        """
         gevent.kill(self._greenlet, Closed(code))
 
     def close(self, code: int) -> int:

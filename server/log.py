@@ -37,3 +37,5 @@ class Log(Logger):
             handler.setFormatter(Redacting(self.error_fmt, self.datefmt))
         logging.root.handlers = list(self.error_log.handlers)
         logging.root.setLevel(self.loglevel)
+        # At the level of DEBUG peewee would log password hashes and addresses.
+        logging.getLogger("peewee").setLevel(logging.INFO)

@@ -1,31 +1,15 @@
 """The gunicorn worker: fair turns, limits on waiting, and a stop that loses nothing.
 
-Almost all that leans on inner parts of gunicorn 27.0 and gevent 26.9 is here, and
-`tests/test_worker.py` fails when one of them changes:
-
-- `handle`, `handle_request`, `timeout_ctx`, `load_wsgi` and `alive` of the worker: gunicorn's
-  AsyncWorker calls or reads them.
-- `req.body.reader`, `req.unreader`, `req.force_close()` and `req.should_close()`: a request's body,
-  and what comes after. `Message.max_buffer_headers`: how long its header may be.
-- `cfg.__dict__`: gunicorn reads 22 settings per request through a slow `__getattr__`; as plain
-  attributes they save 12 % of a request.
-- `util.http_date`, `WSGIErrorsWrapper`: gunicorn formats the date, and makes a stream for errors,
-  for every response; the date once a second saves 3 %, one stream for all 4 %.
-- `sock.sendall`: all that gunicorn uses to send a response.
-- `StreamServer.do_read()`, `do_handle()`, `full()`, `closed` and `max_accept`: how gevent accepts
-  connections.
-- `Arbiter.SIGNALS`, `handle_hup`, `kill_workers` and a StopIteration: how the master takes signals.
-- `client._sock`: the socket below gevent's, whose `shutdown` does not raise in the reader.
+What leans on inner parts of gunicorn 27.0 and gevent 26.9 is listed in docs/design.md, with the
+tests that fail when one of them changes.
 """
 
 import gc
 import math
-import os
 import signal
 import socket
 import time
-from collections import OrderedDict
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from functools import lru_cache, partial
 from typing import Any
 
@@ -33,34 +17,39 @@ import gevent
 from gevent.pool import Pool
 from gevent.server import StreamServer
 from gunicorn import http, util
-from gunicorn.arbiter import Arbiter
 from gunicorn.errors import AppImportError
-from gunicorn.workers.base_async import AsyncWorker
 from gunicorn.workers.ggevent import GeventWorker
 
-from protocol.tcp import READ_BYTES, TURN_SECONDS, drain
-from settings import MAX_BODY_BYTES, SettingsError
+from models import database
+from protocol.requests import MAX_BODY_BYTES
+from protocol.tcp import TURN_SECONDS, drain
+from settings import SettingsError
 
 SEND_SECONDS = 10  # for which a client may leave a response unread, or a body unsent
-HEADER_SECONDS = 10  # for which a request's header may take to arrive
 HEADER_BYTES = 32_768  # of a request's header
-IDLE_SECONDS = 0.8  # after the stop signal, in which idle clients may still send a request
-FINISH_SECONDS = 2.6  # after that, for requests that are being answered
-SAVE_SECONDS = 1.2  # after that, for counts that cannot be saved at once
-SPARE_CONNECTIONS = 10  # that are kept free by closing idle ones
+MAX_ACCEPT = 16  # new connections that are accepted before others have their turn
 KERNEL_BYTES = 65_536  # of input, and of output, that may wait in the kernel
+# A stop takes 0.1 s to be noticed, then these, then 1.2 s to save at most: 4.7 s in all. Fly kills
+# after 5 s.
+IDLE_SECONDS = 0.8  # in which idle clients may still send a request
+FINISH_SECONDS = 2.6  # in which requests are answered to their end
 
 
 class Worker(GeventWorker):
     """gunicorn's gevent worker, with its own way to serve a connection and to stop."""
 
-    def handle_hangup(self, number: int, frame: Any) -> None:
-        """The terminal was closed, which signals all processes of the group: stop the master."""
-        if signal.SIGHUP in Arbiter.SIGNALS:  # else it was started with nohup
-            os.kill(self.ppid, signal.SIGTERM)
-
     # SIGINT and SIGQUIT stop as carefully as SIGTERM; some platforms stop with SIGINT.
     handle_quit = GeventWorker.handle_exit
+
+    def init_process(self) -> None:
+        # First of all, or a stop that comes while the app is loaded would be lost.
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT):
+            signal.signal(number, self.handle_exit)
+        super().init_process()
+
+    def init_signals(self) -> None:
+        super().init_signals()
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # the master gets it, too, and decides
 
     def load_wsgi(self) -> None:
         try:
@@ -69,108 +58,81 @@ class Worker(GeventWorker):
             raise AppImportError(str(error)) from None
 
     def run(self) -> None:
-        """Serve until a signal sets `alive` to False, then stop within 5 s.
-
-        Fly kills after that.
-        """
-        signal.signal(signal.SIGHUP, self.handle_hangup)
-        signal.pthread_sigmask(signal.SIG_SETMASK, ())  # `post_fork` has blocked some
+        """Serve until `alive` is False, then stop within 5 s."""
         speed_up(self.cfg)
         self.pool = Pool(self.worker_connections)
-        # Clients without a complete request, oldest first, and until when each may stay so.
-        self.idle = OrderedDict[Any, float]()
-        background = self.wsgi.extensions["background"]
-        saving = gevent.spawn(background.run)
-        gevent.spawn(self.wsgi.extensions["ticker"].run)
-        try:
-            self.serve()
-        finally:
-            background.stopping.set()
-            if not gevent.wait([saving], timeout=SAVE_SECONDS):
-                self.log.error("the last counts could not be saved")
-
-    def serve(self) -> None:
-        """Accept connections until the signal."""
-        listeners = [Listener(s, partial(self.handle, None), spawn=self.pool) for s in self.sockets]
-        for listener in listeners:
-            limit_kernel_buffers(listener.socket)
-            listener.start()
+        self.idle = set[Any]()  # clients that are expected to send a request
+        extensions = self.wsgi.extensions
+        for task in (extensions["background"].run, extensions["ticker"].run):
+            gevent.spawn(self.keep_running, task)
+        servers = [self.listen(listener) for listener in self.sockets]
         while self.alive:
             self.notify()
-            self.end_idle(time.monotonic())
             gevent.sleep(0.1)
-        self.stop(listeners)
+        self.stop(servers)
+        extensions["background"].stopping.set()
+        extensions["store"].close()
+        database.close_all()
 
-    def stop(self, listeners: list["Listener"]) -> None:
+    def keep_running(self, task: Any) -> None:
+        """Run a task that ends only at the stop; a bug in it ends the worker in good order.
+
+        gunicorn then starts another worker.
+        """
+        try:
+            task()
+        except Exception:
+            self.log.exception("bug in the background")
+            self.alive = False
+
+    def listen(self, listener: Any) -> StreamServer:
+        """Serve each connection in a greenlet of its own."""
+        for option in (socket.SO_RCVBUF, socket.SO_SNDBUF):  # else the kernel may keep 6 MiB
+            listener.setsockopt(socket.SOL_SOCKET, option, KERNEL_BYTES)
+        server = StreamServer(listener, partial(self.handle, listener), spawn=self.pool)
+        server.max_accept = MAX_ACCEPT
+        server.start()
+        return server
+
+    def stop(self, servers: list[StreamServer]) -> None:
         """Close the WebSockets, and finish the requests."""
         sockets = self.wsgi.extensions["sockets"]
         sockets.shut_down()
-        for listener in listeners:
-            listener.close()
+        for server in servers:
+            server.close()
         self.pool.join(timeout=IDLE_SECONDS)
         sockets.shut_down()  # those that were being admitted
-        self.end_idle(math.inf)
+        for client in self.idle:
+            with suppress(OSError):  # as if the client had closed its side
+                client._sock.shutdown(socket.SHUT_RD)
         self.pool.join(timeout=FINISH_SECONDS)
 
-    def end_idle(self, now: float) -> None:
-        """End the connections whose time for a next request is over.
-
-        One look at all, ten times a second, is cheaper than a timer for each request: 2 % of it.
-        """
-        for client, until in self.idle.items():
-            if until < now:
-                hang_up(client)
-
-    # gunicorn would limit the time for a header by `keepalive`, too; `end_idle` limits it.
-    timeout_ctx = nullcontext
-
     def handle(self, listener: Any, client: Any, addr: Any) -> None:
-        """Serve a connection. If there are too many, close the one that is idle for longest.
-
-        That may be this one: where all others are being answered, there is no room for it.
-        """
-        self.idle[client] = time.monotonic() + HEADER_SECONDS
-        if self.pool.free_count() < SPARE_CONNECTIONS:
-            hang_up(self.idle.popitem(last=False)[0])
+        self.idle.add(client)
         try:
-            # gunicorn only asks the listener for its address. The client's socket knows it, too,
-            # and is still open at a stop.
-            AsyncWorker.handle(self, client, client, addr)
+            super().handle(listener, client, addr)
         finally:
-            self.idle.pop(client, None)
+            self.idle.discard(client)
 
     def handle_request(self, listener_name: Any, req: Any, sock: Any, addr: Any) -> None:
-        """Answer a request, then await the next one for as long as `keepalive` says.
-
-        StopIteration ends the connection.
-        """
-        self.idle.pop(sock, None)
-        sock.settimeout(SEND_SECONDS)
-        try:
-            self.answer(listener_name, req, sock, addr)
-        except TimeoutError:
-            raise StopIteration from None
-        sock.settimeout(None)
-        self.idle[sock] = time.monotonic() + self.cfg.keepalive
-        gevent.sleep(TURN_SECONDS)  # others have their turn, whether there is input here or not
-        if not req.unreader.buf.tell():
-            req.unreader.unread(sock.recv(READ_BYTES))  # nothing, if the client has left
-        self.idle[sock] = time.monotonic() + HEADER_SECONDS
-
-    def answer(self, listener_name: Any, req: Any, sock: Any, addr: Any) -> None:
-        """Call the app and send its response. After a long or chunked body it closes.
+        """Answer a request, then let others have their turn. StopIteration ends the connection.
 
         gunicorn would discard a body of any length, and nobody would have a turn meanwhile.
         """
+        self.idle.discard(sock)
+        sock.settimeout(SEND_SECONDS)
         if unread(req) > MAX_BODY_BYTES:
             req.force_close()
-        response = OnePiece(sock, req.unreader)
         try:
-            super().handle_request(listener_name, req, response, addr)
+            super().handle_request(listener_name, req, sock, addr)
+        except TimeoutError:
+            raise StopIteration from None
         finally:
-            response.flush()
             if unread(req) and (req.should_close() or not self.alive):
                 drain(sock)
+        sock.settimeout(None)
+        self.idle.add(sock)
+        gevent.sleep(TURN_SECONDS)
 
 
 def unread(req: Any) -> float:
@@ -190,70 +152,3 @@ def speed_up(cfg: Any) -> None:
     util.http_date = lambda: date(int(time.time()))
     http.message.Message.max_buffer_headers = property(lambda _: HEADER_BYTES, lambda *_: None)
     http.wsgi.WSGIErrorsWrapper = lru_cache(maxsize=1)(http.wsgi.WSGIErrorsWrapper)
-
-
-class OnePiece:
-    """A client's socket that sends a response in one piece: 12 % of a request.
-
-    gunicorn sends the header and the body each by itself. `take_early_input` gives what came in
-    one packet with a handshake: frames, if the handshake is accepted.
-    """
-
-    def __init__(self, sock: Any, unreader: Any) -> None:
-        self._sock, self._parts = sock, list[bytes]()
-        self.sendall, self.take_early_input = self._parts.append, unreader.take_buffered
-
-    def flush(self) -> None:
-        if whole := b"".join(self._parts):
-            # One send is mostly enough; sendall alone would first ask for the buffer's size.
-            self._sock.sendall(whole[self._sock.send(whole) :])
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._sock, name)
-
-
-class Listener(StreamServer):
-    """Accepts what waits in the backlog before it closes; the kernel would reset it."""
-
-    max_accept = 1  # at once; with 100, as gevent has it, all others would wait for the new ones
-
-    def close(self) -> None:
-        with suppress(OSError):  # too many open files
-            while not self.closed and not self.full() and (accepted := self.do_read()):
-                self.do_handle(*accepted)
-        super().close()
-
-
-def limit_kernel_buffers(listener: Any) -> None:
-    """For the connections that it accepts; else each may take 6 MiB of the kernel's memory."""
-    for option in (socket.SO_RCVBUF, socket.SO_SNDBUF):
-        listener.setsockopt(socket.SOL_SOCKET, option, KERNEL_BYTES)
-
-
-def post_fork(arbiter: Arbiter, worker: Worker) -> None:
-    """Let a stop wait until `Worker.run`; the master's handlers, until then, would ignore it."""
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT, signal.SIGQUIT})
-
-
-def on_reload(arbiter: Arbiter) -> None:
-    """Stop instead, if this SIGHUP came because the terminal was closed."""
-    if arbiter.in_terminal and not os.isatty(0):
-        raise StopIteration
-
-
-def restart_worker(arbiter: Arbiter) -> None:
-    """At SIGHUP with SQLite: gunicorn would start a worker beside the old one, and both count."""
-    on_reload(arbiter)
-    arbiter.kill_workers(signal.SIGTERM)
-
-
-def respect_nohup() -> None:
-    """Let a service that was started with nohup ignore SIGHUP; gunicorn would handle it."""
-    if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
-        Arbiter.SIGNALS = [number for number in Arbiter.SIGNALS if number != signal.SIGHUP]
-
-
-def hang_up(client: Any) -> None:
-    """Make an idle connection end as if its client had closed it."""
-    with suppress(OSError):
-        client._sock.shutdown(socket.SHUT_RD)

@@ -1,1 +1,33 @@
-"""The database beyond the models: saving counts, upgrading tables, PostgreSQL."""
+"""Where keys and counts are stored: SQLite or PostgreSQL, behind the four methods of a Store."""
+
+from typing import Protocol
+
+from models import ApiKey
+from ratelimit import Allowance, Quota
+
+
+class Store(Protocol):
+    """What the rest of the service asks of a database; each method may raise PeeweeException.
+
+    A window ends at `(now // seconds + 1) * seconds`. A row whose `reset` is another moment has
+    used nothing in it. `Limiter.hit`, SAVE in sqlite.py and count.sql all follow this rule.
+    """
+
+    def find(self, key_id: str) -> ApiKey | None:
+        """The key with this id, ended or not."""
+
+    def hit(self, key: ApiKey, quota: Quota, cost: int = 1) -> Allowance | None:
+        """Count a request if the window's allowance is not used up; None if the key is deleted.
+
+        A cost of 0 counts nothing and asks no database: it goes by the row that was found.
+        """
+
+    def sync(self, key_ids: set[str]) -> set[str]:
+        """Save what has been counted, and return which of these keys have ended.
+
+        The caller forgets all keys that it has found, just before. With SQLite no other greenlet
+        runs between that and the end of the save, so a count is never seen twice or not at all.
+        """
+
+    def close(self) -> None:
+        """Save what is left, and close the database."""

@@ -1,84 +1,126 @@
-"""PostgreSQL in place of the SQLite file: the connections, and a limiter that counts in its rows.
+"""Keys and counts in PostgreSQL, exact over any number of processes.
 
-Each process has one query under way at a time, for all keys at once. The requests that arrive
-meanwhile make up the next query. So the busier a process is, the less a request costs, and no
-request is admitted before it is counted.
+Each process makes one query at a time, for all requests that wait. Those that arrive meanwhile make
+up the next one. So the busier a process is, the less a request costs, and no request is admitted
+before it is counted. Needs psycopg, which is optional.
 """
 
 import json
 import math
-import time
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple
 
 import gevent
-import peewee
+import psycopg
 from gevent.event import AsyncResult
-from peewee import OperationalError
+from peewee import OperationalError, Psycopg3Adapter
 from playhouse.pool import MaxConnectionsExceeded, PooledPostgresqlDatabase
+from psycopg.errors import LockNotAvailable
 
-from ratelimit import NOTHING, Allowance, Limiter, Quota, Usage
+from models import ApiKey, database
+from ratelimit import Allowance, Limiter, Quota
+from storage.queries import FIND, delete_old_rows, ended_keys, made_of
 
-# Of a process for views. Three more find keys, count, and are for the background: nobody waits for
-# a connection and then for an answer, too.
-CONNECTIONS = 3
+CONNECTIONS = 4  # of a process for pages and the background; one more finds and counts
 ANSWER_SECONDS = 0.6  # for a connection, and again for an answer; a busy machine needs 0.4
 
 COUNT = Path(__file__).with_name("count.sql").read_text()
-# Hours that ended a day ago. All processes do this at once; each skips rows that another deletes.
-DELETE_HOURS = """DELETE FROM hourly_usage WHERE (hour, key_id) IN (
-    SELECT hour, key_id FROM hourly_usage WHERE hour < extract(epoch FROM now())::bigint - 90000
-    LIMIT 5000 FOR UPDATE SKIP LOCKED)"""
+COUNT_UNLOCKED = COUNT.replace("FOR UPDATE OF api_key", "FOR UPDATE OF api_key SKIP LOCKED")
+
+
+class Impatient(psycopg.Connection[Any]):
+    """A connection on which every answer has to come within `patience` seconds.
+
+    All that psycopg sends goes through `wait`: queries, BEGIN, COMMIT and ROLLBACK.
+    """
+
+    patience: float = ANSWER_SECONDS
+
+    def wait(self, gen: Any, interval: float = 0.1, timeout: float | None = None) -> Any:
+        return super().wait(gen, interval, timeout or self.patience)
+
+
+class Adapter(Psycopg3Adapter):
+    """Lets peewee use these connections."""
+
+    def connect(self, db: "Postgres", **params: Any) -> Impatient:
+        connection = Impatient.connect(db.database, **params)
+        connection.patience = db.patience
+        return connection
 
 
 class Postgres(PooledPostgresqlDatabase):
     """A pool of connections on which every wait is short; raises PeeweeException."""
 
-    timeout = ANSWER_SECONDS
+    psycopg3_adapter = Adapter
 
-    def __init__(self, url: str, connections: int = CONNECTIONS) -> None:
-        if peewee.psycopg is None:  # psycopg2 would do for peewee, but it blocks all greenlets
-            raise peewee.ImproperlyConfigured("run pip install 'psycopg[binary]' first")
-        options = {"autoconnect": False, "prefer_psycopg3": True, "connect_timeout": 2}
-        super().__init__(url, max_connections=connections, stale_timeout=60, **options)
+    def __init__(self, url: str, patience: float) -> None:
+        self.patience = patience
+        seconds = max(2, math.ceil(patience))  # psycopg takes no less; the worker has a Timeout
+        options = {"autoconnect": False, "prefer_psycopg3": True, "connect_timeout": seconds}
+        super().__init__(url, max_connections=CONNECTIONS, stale_timeout=60, **options)
 
     def connect(self, reuse_if_open: bool = False) -> bool:
-        with self._patience():
-            while True:
-                try:
-                    return bool(super().connect(reuse_if_open))
-                except MaxConnectionsExceeded:  # the pool's own wait breaks when a Timeout ends it
-                    gevent.sleep(0.01)
-
-    def execute_sql(self, sql: str, params: Any = None) -> Any:
-        with self._patience():
-            return super().execute_sql(sql, params)
-
-    def _patience(self) -> gevent.Timeout:
-        return gevent.Timeout(self.timeout, OperationalError(f"no answer within {self.timeout} s"))
+        try:
+            with gevent.Timeout(self.patience):
+                while True:
+                    try:
+                        return bool(super().connect(reuse_if_open))
+                    except MaxConnectionsExceeded:  # the pool's own wait breaks under a Timeout
+                        gevent.sleep(0.01)
+        except gevent.Timeout:
+            raise OperationalError(f"no connection within {self.patience} s") from None
 
     def _is_closed(self, conn: Any) -> bool:
         """Whether the server has closed it. peewee would send a query each time to find out."""
         try:
             for _ in range(2):  # the first reads what the server said before it closed
                 conn.pgconn.consume_input()
-        except Exception:  # psycopg.Error; the driver may not be installed
+        except psycopg.Error:
             return True
         return bool(conn.closed)
 
 
-class Batches:
-    """Makes one query at a time, for many: the items that come meanwhile make up the next."""
+class Hit(NamedTuple):
+    """A request that is to be counted."""
 
-    def __init__(self, ask: Callable[[list[Any]], list[Any]]) -> None:
-        self._ask = ask
-        self._waiting: list[tuple[Any, AsyncResult]] = []
+    key_id: str
+    quota: Quota
+    cost: int
+
+
+class PostgresStore:
+    """A Store that any number of processes share."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self._connection: psycopg.Connection[Any] | None = None
+        self._waiting: list[tuple[str | Hit, AsyncResult]] = []
         self._asking = False
+        self._remembered = Limiter()  # counts nothing; it only reads what was found
 
-    def __call__(self, item: Any) -> Any:
-        """The answer for one item; raises PeeweeException."""
+    def find(self, key_id: str) -> ApiKey | None:
+        row = self._ask(key_id)
+        return made_of(row) if row else None
+
+    def hit(self, key: ApiKey, quota: Quota, cost: int = 1) -> Allowance | None:
+        if not cost:
+            return self._remembered.hit(key.id, quota, key.usage, cost)
+        allowance: Allowance | None = self._ask(Hit(key.id, quota, cost))
+        return allowance
+
+    def sync(self, key_ids: set[str]) -> set[str]:
+        with database.connection_context():
+            delete_old_rows(database, "FOR UPDATE SKIP LOCKED")
+            return ended_keys(key_ids, database)
+
+    def close(self) -> None:
+        if self._connection:
+            self._connection.close()
+
+    def _ask(self, item: str | Hit) -> Any:
+        """The row of a key's id, or the allowance of a hit; None if there is no such key."""
         answer = AsyncResult()
         self._waiting.append((item, answer))
         if not self._asking:
@@ -90,67 +132,70 @@ class Batches:
         while batch := self._waiting:
             self._waiting = []
             try:
-                answers = self._ask([item for item, _ in batch])
-                for (_, waiting), answer in zip(batch, answers, strict=True):
+                with gevent.Timeout(ANSWER_SECONDS):
+                    answers = self._answers([item for item, _ in batch])
+            except (Exception, gevent.Timeout) as error:
+                self._fail(batch, error)
+                continue
+            for (_, waiting), answer in zip(batch, answers, strict=True):
+                if isinstance(answer, Exception):
+                    waiting.set_exception(answer)
+                else:
                     waiting.set(answer)
-            except Exception as error:
-                # Those who came meanwhile fail, too, so that nobody waits twice.
-                for _, waiting in batch + self._waiting:
-                    waiting.set_exception(error)
-                self._waiting = []
         self._asking = False
 
+    def _fail(self, batch: list[tuple[str | Hit, AsyncResult]], error: BaseException) -> None:
+        """Those who came meanwhile fail, too, so that nobody waits twice."""
+        self.close()
+        self._connection = None
+        if isinstance(error, gevent.Timeout):
+            error = OperationalError(f"no answer within {ANSWER_SECONDS} s")
+        elif isinstance(error, psycopg.Error):
+            error = OperationalError(str(error))
+        for _, waiting in batch + self._waiting:
+            waiting.set_exception(error)
+        self._waiting = []
 
-class SharedLimiter(Limiter):
-    """A Limiter whose counts are in PostgreSQL, exact over any number of processes."""
+    def _answers(self, items: list[str | Hit]) -> list[Any]:
+        """The answer to each item; raises psycopg.Error."""
+        ids = [item for item in items if isinstance(item, str)]
+        hits = [item for item in items if isinstance(item, Hit)]
+        found = {row[0]: row for row in self._query(f"{FIND} = ANY(%s)", [ids])} if ids else {}
+        counted = iter(self._count(hits)) if hits else iter(())
+        return [found.get(item) if isinstance(item, str) else next(counted) for item in items]
 
-    def __init__(self, url: str) -> None:
-        super().__init__()
-        self._database = Postgres(url, connections=1)
-        self._batches = Batches(self._count_batch)
-        self._used_up: dict[str, tuple[Allowance, float]] = {}  # and the window's end, monotonic
-
-    def hit(self, key: str, quota: Quota, stored: Usage = NOTHING, cost: int = 1) -> Allowance:
-        """As Limiter.hit; raises OperationalError if the database does not answer."""
-        if key in self._used_up:  # in a window nothing is given back, so nobody has to be asked
-            refused, end = self._used_up[key]
-            left = end - time.monotonic()
-            if refused.quota == quota and left > 1:  # seconds_left was rounded up
-                return refused._replace(seconds_left=math.ceil(left))
-        allowance = cast(Allowance, self._batches((key, quota, cost)))
-        if not allowance.accepted:
-            self._used_up[key] = allowance, time.monotonic() + allowance.seconds_left
-        return allowance
-
-    def forget(self) -> None:
-        """Ask again for keys that are used up, as the rows may be changed."""
-        self._used_up.clear()
-
-    def _count_batch(self, hits: list[tuple[str, Quota, int]]) -> list[Allowance]:
-        """The allowance of each hit; raises PeeweeException."""
+    def _count(self, hits: list[Hit]) -> list[Allowance | OperationalError | None]:
         asked: dict[str, dict[str, Any]] = {}
-        for key, (_, limit, seconds), cost in hits:
-            new = {"id": key, "seconds": seconds, "quota": limit, "hits": 0}
-            asked.setdefault(key, new)["hits"] += cost
-        with self._database.connection_context():
-            rows = self._database.execute_sql(COUNT, [json.dumps(list(asked.values()))]).fetchall()
+        for key_id, (_, limit, seconds), cost in hits:
+            new = {"id": key_id, "seconds": seconds, "quota": limit, "hits": 0}
+            asked.setdefault(key_id, new)["hits"] += cost
+        missing: OperationalError | None = None  # a key that is not counted has been deleted
+        try:
+            rows = self._query(COUNT, [json.dumps(list(asked.values()))])
+        except (
+            LockNotAvailable
+        ):  # somebody holds a row for long: fail the requests of that key only
+            rows = self._query(COUNT_UNLOCKED, [json.dumps(list(asked.values()))])
+            missing = OperationalError("the key's row is locked")
         counted = {row[0]: row for row in rows}
-        before, allowances = Counter[str](), []
-        for key, quota, cost in hits:
-            allowances.append(_allowance(quota, counted.get(key), before[key], cost))
-            before[key] += cost
+        before = Counter[str]()
+        allowances: list[Allowance | OperationalError | None] = []
+        for hit in hits:
+            row = counted.get(hit.key_id)
+            allowances.append(_allowance(hit, row, before[hit.key_id]) if row else missing)
+            before[hit.key_id] += hit.cost
         return allowances
 
+    def _query(self, sql: str, parameters: list[Any]) -> list[Any]:
+        if not self._connection:
+            self._connection = psycopg.connect(self._url, autocommit=True)
+        return self._connection.execute(sql.encode(), parameters).fetchall()
 
-def _allowance(quota: Quota, row: Any, before: int, cost: int) -> Allowance:
-    """What one hit was granted, after those `before` it in the same batch.
 
-    Without a row the key was deleted: nothing is left, and within a second it is a bad key.
-    """
-    if row is None:
-        return Allowance(quota, False, 0, math.ceil(time.time()), 1, 0)
+def _allowance(hit: Hit, row: Any, before: int) -> Allowance:
+    """What one hit was granted, after those `before` it in the same query."""
     _, total, reset, used, granted, left = row
-    counted = min(granted, before + cost)
-    remaining = max(0, quota.limit - used - counted)
-    accepted = before + cost <= granted if cost else remaining > 0
-    return Allowance(quota, accepted, remaining, reset, math.ceil(left), total + counted)
+    counted = min(granted, before + hit.cost)
+    remaining = max(0, hit.quota.limit - used - counted)
+    accepted = before + hit.cost <= granted
+    return Allowance(hit.quota, accepted, remaining, reset, math.ceil(left), total + counted)

@@ -1,116 +1,97 @@
-"""What the background asks of SQLite, which makes a whole thread wait for locks and the disk."""
+"""Keys and counts in SQLite: counts are kept in memory, and saved twice a second.
 
-import fcntl
-import json
+Everything runs in the main greenlet, and no other greenlet runs while SQLite works. So this
+connection waits for nothing: not for a lock, which another process may hold, as the next sync
+tries again; and not for the disk, which only a checkpoint has to wait for, in a thread.
+"""
+
 import logging
-from contextlib import suppress
+import sqlite3
+import time
+from contextlib import closing, suppress
 from pathlib import Path
-from typing import Any
 
+import gevent
 from gevent.threadpool import ThreadPool
 from peewee import PeeweeException, SqliteDatabase
 
-import models
-from models import CHART_HOURS, HOUR
-from ratelimit import Usage
+from models import HOUR, ApiKey, now
+from ratelimit import Allowance, Limiter, Quota
+from storage.outage import one_line
+from storage.queries import FIND, delete_old_rows, ended_keys, made_of
 
 log = logging.getLogger(__name__)
 
-# One statement for all keys, because for each the thread would have to wait for Python's lock.
-SPENT = """(SELECT key, json_extract(value, '$[0]') AS total, json_extract(value, '$[1]') AS reset,
-    json_extract(value, '$[2]') AS used FROM json_each(?))"""
-SAVE_USAGE = f"""UPDATE api_key SET total = api_key.total + spent.total, reset = spent.reset,
-    used = spent.used + CASE WHEN api_key.reset = spent.reset THEN api_key.used ELSE 0 END,
-    last_used_at = ? FROM {SPENT} AS spent WHERE api_key.id = spent.key"""
-SAVE_HOUR = f"""INSERT INTO hourly_usage (hour, key_id, requests)
-    SELECT ?, key, total FROM {SPENT} WHERE true
-    ON CONFLICT (hour, key_id) DO UPDATE SET requests = hourly_usage.requests + excluded.requests"""
-
-# With so few keys to save, all is then written into the one file, so that another may be put in its
-# place. With thousands that would double the work.
-FEW = 100
+SYNCS_PER_CLEANUP = 20
+LAST_SECONDS = 1.2  # at the stop, for which the last save is tried again
+SAVE = """UPDATE api_key SET total = total + ?, used = ? + CASE WHEN reset = ? THEN used ELSE 0 END,
+    reset = ?, last_used_at = ? WHERE id = ?"""
+SAVE_HOUR = """INSERT INTO hourly_usage (hour, key_id, requests) VALUES (?, ?, ?)
+    ON CONFLICT (hour, key_id) DO UPDATE SET requests = requests + excluded.requests"""
+# `synchronous` is off for this connection only, which writes nothing but counts. In WAL mode a
+# commit waits for the disk once after each checkpoint; the checkpoint itself, which copies the log
+# into the file, always does.
+PRAGMAS = {"journal_mode": "wal", "synchronous": 0, "wal_autocheckpoint": 0, "foreign_keys": 1}
 
 
 class SqliteStore:
-    """One connection in a thread of its own, which saves counts and notices changes."""
+    """A Store of one process."""
 
     def __init__(self, file: Path) -> None:
-        options, uri = models.SQLITE_OPTIONS, models.database.database
-        self._database = SqliteDatabase(uri, timeout=models.BUSY_SECONDS, **options)
-        self._file, self._thread = file, ThreadPool(1)
-        self._seen = (0, 0)  # the file's number and time
-        self._version: int | None = None  # of the data, as this connection saw it
+        options = {"thread_safe": False, "lock_type": "IMMEDIATE", "pragmas": PRAGMAS}
+        self._database = SqliteDatabase(str(file), timeout=0, **options)
+        self._file, self._limiter, self._thread = str(file), Limiter(), ThreadPool(1)
+        self._syncs = 0
 
-    def open(self) -> None:
-        """Lock the file, and warn if another process has done so.
+    def find(self, key_id: str) -> ApiKey | None:
+        row = self._database.execute_sql(f"{FIND} = ?", (key_id,)).fetchone()
+        return made_of(row) if row else None
 
-        Exclusive only for this test, then shared: else BSD and macOS would keep SQLite out.
-        """
-        self._locked = self._file.open("rb")
-        try:
-            fcntl.flock(self._locked, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            log.warning("another process serves %s, too; both may exceed the limits", self._file)
-        fcntl.flock(self._locked, fcntl.LOCK_SH)
+    def hit(self, key: ApiKey, quota: Quota, cost: int = 1) -> Allowance:
+        return self._limiter.hit(key.id, quota, key.usage, cost)
+
+    def sync(self, key_ids: set[str]) -> set[str]:
+        cleanup = self._syncs % SYNCS_PER_CLEANUP == 0
+        if self._limiter.counted:
+            self._save()
+        if cleanup:
+            delete_old_rows(self._database)
+            self._thread.spawn(checkpoint, self._file)
+        self._syncs += 1
+        return ended_keys(key_ids, self._database)
 
     def close(self) -> None:
-        """Close the last connection: SQLite then writes everything into the one file."""
-        self._thread.apply(self._close)
-        self._locked.close()
-
-    def exchange(self, spent: dict[str, Usage], keys: set[str]) -> tuple[set[str], bool]:
-        """Save counts, all or none; raises RuntimeError, OSError, PeeweeException.
-
-        Returns which of the keys have ended, and whether anybody else has written.
-        """
-        self._thread.size = 1  # raises RuntimeError if it cannot start, before anything is queued
-        if self._seen != (stamp := self._stamp()):  # another file, or somebody wrote into it
-            models.database.close_idle()
-            self._thread.apply(self._close)
-            self._seen = stamp
-        outcome: Any = self._thread.apply(self._try_exchange, (spent, keys))
-        if isinstance(outcome, Exception):
-            raise outcome
-        return outcome  # type: ignore[no-any-return]
-
-    def _try_exchange(self, spent: dict[str, Usage], keys: set[str]) -> object:
-        """Returns an exception, because gevent prints what a thread raises."""
-        try:
-            changed = self._has_changed()
-            ended = models.ended_keys(keys, self._database)
-            if spent:
-                self._save(spent, models.now())
-            with suppress(PeeweeException, OSError):  # the counts are saved already
-                if len(spent) < FEW:
-                    self._database.execute_sql("PRAGMA wal_checkpoint(TRUNCATE)")
-                # Only the time: the path may lead to another file by now.
-                self._seen = self._seen[0], self._stamp()[1]
-            return ended, changed
-        except Exception as error:
-            self._close()
-            return error
-
-    def _has_changed(self) -> bool:
-        """Whether another connection has written, or this one is new and cannot know."""
-        self._database.connect(reuse_if_open=True)
-        before = self._version
-        (self._version,) = self._database.execute_sql("PRAGMA data_version").fetchone()
-        return self._version != before
-
-    def _close(self) -> None:
+        deadline = time.monotonic() + LAST_SECONDS
+        while self._limiter.counted:
+            try:
+                self._save()
+            except PeeweeException as error:
+                if time.monotonic() > deadline:
+                    self._log_loss(error)
+                    break
+                gevent.sleep(0.1)
+        self._thread.join()
         self._database.close()
-        self._version = None
 
-    def _stamp(self) -> tuple[int, int]:
-        file = self._file.stat()
-        return file.st_ino, file.st_mtime_ns
-
-    def _save(self, spent: dict[str, Usage], now: int) -> None:
-        """A request counts for the hour in which it is saved, up to half a second late."""
-        hour = now - now % HOUR
-        usage = json.dumps(spent, sort_keys=True)  # in the table's order: fewer pages are written
+    def _save(self) -> None:
+        """Save all counts or none. A request counts for the hour in which it is saved."""
+        moment = now()
+        counted = sorted(self._limiter.counted.items())  # in the table's order: it writes less
+        usage = [(use.total, use.used, use.reset, use.reset, moment, key) for key, use in counted]
+        hours = [(moment - moment % HOUR, key, use.total) for key, use in counted]
         with self._database.atomic():
-            cursor = self._database.cursor()
-            cursor.execute(SAVE_USAGE, (now, usage))
-            cursor.execute(SAVE_HOUR, (hour, usage))
-            cursor.execute("DELETE FROM hourly_usage WHERE hour < ?", (hour - CHART_HOURS * HOUR,))
+            self._database.cursor().executemany(SAVE, usage)
+            self._database.cursor().executemany(SAVE_HOUR, hours)
+        self._limiter.forget()
+
+    def _log_loss(self, error: Exception) -> None:
+        counted = self._limiter.counted
+        requests = sum(use.total for use in counted.values())
+        words = "the last %d requests of %d keys could not be saved: %s"
+        log.error(words, requests, len(counted), one_line(error))
+
+
+def checkpoint(file: str) -> None:
+    """Copy what has been written from the log (-wal) into the file, and wait for the disk."""
+    with suppress(sqlite3.Error), closing(sqlite3.connect(file)) as connection:
+        connection.execute("PRAGMA wal_checkpoint(PASSIVE)")

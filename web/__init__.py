@@ -12,9 +12,8 @@ from werkzeug.exceptions import RequestTimeout, abort
 
 import models
 from accounts import Invalid
+from protocol.requests import MAX_BODY_BYTES
 from protocol.timestamps import date_time, display
-from ratelimit import Limiter
-from settings import MAX_BODY_BYTES
 from web import people, profile
 
 INVALID = 422  # the status of a form that comes back
@@ -47,8 +46,6 @@ def register(app: Flask) -> None:
     """Add the pages, their style sheet and script, and what protects them."""
     app.session_interface = PageSessions()
     app.config["SESSION_COOKIE_SAMESITE"] = "Lax"
-    app.extensions["throttles"] = Limiter()
-    app.static_folder = "web/static"
     app.jinja_env.trim_blocks = app.jinja_env.lstrip_blocks = True
     app.jinja_env.filters |= {"date_time": date_time, "display": display}
     signups = app.extensions["settings"].signups

@@ -31,7 +31,9 @@ def entrance(page: str) -> str:
 def sign_up() -> ResponseReturnValue:
     username, email, password = typed("username"), typed("email"), request.form.get("password", "")
     throttle(ATTEMPTS, request.remote_addr)
-    accounts.check(username=username, email=email, password=password)  # a mistake is no sign-up
+    accounts.check_fields(
+        username=username, email=email, password=password
+    )  # a mistake is no sign-up
     throttle(SIGN_UPS, request.remote_addr)
     throttle(CLAIMS, username)
     return enter(accounts.create(username, email, password))

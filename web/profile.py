@@ -34,9 +34,8 @@ def profile() -> str:
 @pages.post("/profile")
 def save_profile() -> ResponseReturnValue:
     username, email = typed("username"), typed("email")
-    accounts.check(username=username, email=email)
-    g.user.username, g.user.email = username, email
-    accounts.save(g.user)
+    accounts.check_fields(username=username, email=email)
+    accounts.change(g.user, username=username, email=email)
     return lead_to("/settings/profile", "Your profile is saved.")
 
 
@@ -70,7 +69,7 @@ def hourly_requests(user: User) -> dict[int, int]:
 @pages.post("/security/password")
 def change_password() -> ResponseReturnValue:
     new = request.form.get("password", "")
-    accounts.check(password=new)
+    accounts.check_fields(password=new)
     user = prove(g.user.username, request.form.get("current", ""))
     if not user:
         raise Invalid(current="This is not your current password.")

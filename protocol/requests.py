@@ -1,0 +1,32 @@
+"""What is checked of every request, of the API and of the pages, before a view sees it."""
+
+from flask import Response, request
+from werkzeug.exceptions import abort
+
+MAX_BODY_BYTES = 16 * 1024  # forms are small, and the API takes no body
+
+PREFLIGHT = Response(status=204)
+del PREFLIGHT.headers["Content-Type"]  # there is no content
+PREFLIGHT.headers["Access-Control-Allow-Methods"] = "GET, HEAD, OPTIONS"
+PREFLIGHT.headers["Access-Control-Allow-Headers"] = "X-API-Key, Content-Type, Authorization, *"
+PREFLIGHT.headers["Access-Control-Max-Age"] = "86400"
+
+
+def is_api() -> bool:
+    return request.path.startswith("/api/")
+
+
+def check_request() -> Response | None:
+    """Refuse a request that no view could answer, and answer a CORS pre-flight."""
+    environ = request.environ
+    # RFC 9112 part 3.2. A WebSocket handshake without a Host has an error of its own.
+    if environ["SERVER_PROTOCOL"] == "HTTP/1.1" and not environ.get("HTTP_HOST"):
+        if "/ws/" not in request.path:
+            abort(400)
+    if "HTTP_TRANSFER_ENCODING" in environ:  # a body of unknown length
+        abort(413 if is_api() else 411)
+    if int(environ.get("CONTENT_LENGTH") or 0) > MAX_BODY_BYTES:
+        abort(413)
+    if "HTTP_ACCESS_CONTROL_REQUEST_METHOD" in environ and request.method == "OPTIONS" and is_api():
+        return PREFLIGHT
+    return None

@@ -1,0 +1,39 @@
+"""Twice a second: saves counts, forgets keys, and closes the sockets of keys that have ended."""
+
+from gevent.event import Event
+from peewee import PeeweeException
+
+from auth import Guard
+from sockets import OpenSockets
+from storage import Store
+from storage.outage import outage
+
+SYNC_SECONDS = 0.5
+
+
+class Background:
+    """Keeps memory and database in step."""
+
+    def __init__(self, guard: Guard, store: Store, sockets: OpenSockets) -> None:
+        self._guard, self._store, self._sockets = guard, store, sockets
+        self._failures = 0  # one after another
+        self.stopping = Event()
+
+    def run(self) -> None:
+        """Sync until `stopping` is set."""
+        while not self.stopping.wait(SYNC_SECONDS):
+            self.sync()
+
+    def sync(self) -> None:
+        """Do it once. A single failure may be a lock that a command holds, so it is not logged."""
+        try:
+            self._guard.forget()
+            ended = self._store.sync(self._sockets.keys())
+        except PeeweeException as error:
+            self._failures += 1
+            if self._failures > 1:
+                outage.note(error)
+            return
+        self._failures = 0
+        outage.over()
+        self._sockets.end(ended)

@@ -1,0 +1,67 @@
+"""usage: python app.py
+
+Serves the demo on http://127.0.0.1:8000; the first start creates a user and an API key, and prints
+them. Settings are environment variables, for example: PORT=8001 python app.py
+"""
+
+import logging
+import os
+import secrets
+import socket
+import sys
+from contextlib import suppress
+
+import accounts
+import auth
+import settings
+from cli import stdout_descriptor
+from models import User, database
+from settings import SettingsError
+
+log = logging.getLogger(__name__)
+
+WELCOME = settings.HERE / "server" / "welcome.txt"
+
+
+def main() -> None:
+    """Become gunicorn, which serves the same app on this machine only."""
+    if arguments := sys.argv[1:]:
+        print(__doc__)
+        raise SystemExit(0 if arguments in (["-h"], ["--help"]) else 2)
+    config = settings.load()
+    if config.platform:
+        raise SettingsError(f"{config.platform} is set: on a platform, start `gunicorn` instead")
+    refuse_used_port(config.port)
+    os.environ["SECRET_KEY"] = config.secret_key or secrets.token_hex()
+    os.environ["WEB_CONCURRENCY"] = str(config.web_concurrency)  # gunicorn takes no empty one
+    os.chdir(settings.HERE)
+    bind = f"127.0.0.1:{config.port}"
+    gunicorn = [sys.executable, "-m", "gunicorn", "--bind", bind, "app:create_app(demo=True)"]
+    os.execv(sys.executable, gunicorn)
+
+
+def refuse_used_port(port: int) -> None:
+    """Raises SettingsError if the port is in use; gunicorn would try again for five seconds."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError as error:
+            words = f"PORT: {port} on 127.0.0.1: {error.strerror}; try PORT={port + 1}"
+            raise SettingsError(words) from None
+
+
+def welcome(port: int) -> None:
+    """On an empty database create a user with a key, and print them; if that fails, neither."""
+    password = secrets.token_urlsafe(12)
+    try:
+        output = stdout_descriptor()
+        # Of several workers, one creates the user.
+        with suppress(accounts.Invalid), database.connection_context(), database.atomic():
+            if not User.select().exists():
+                user = accounts.create("demo", "demo@example.com", password)
+                _, key = auth.create_key(user, "demo", "production")
+                text = WELCOME.read_text().format(port=port, password=password, key=key)
+                os.write(output, text.encode())
+    except OSError as error:
+        log.warning("the demo's key cannot be printed, so it was not created: %s", error)

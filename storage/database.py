@@ -1,0 +1,60 @@
+"""The connections of pages and commands: opening the database, and creating its tables."""
+
+import peewee
+from playhouse.pool import PooledSqliteDatabase
+
+from models import TABLES, database
+from settings import Settings, SettingsError
+from storage import Store
+from storage.outage import one_line
+from storage.sqlite import SqliteStore
+
+BUSY_SECONDS = 0.1  # to wait for a lock of SQLite, because the whole process waits
+COMMAND_SECONDS = 10  # the same, and for PostgreSQL, where only one command waits
+# The store makes the checkpoints: here they would make the whole process wait for the disk.
+PRAGMAS = {"journal_mode": "wal", "synchronous": 1, "wal_autocheckpoint": 0, "foreign_keys": 1}
+# In PostgreSQL, processes that start at the same time create the tables one after another.
+ALONE = "SELECT set_config('lock_timeout', '9s', true), pg_advisory_xact_lock(20261121)"
+
+
+def open_database(settings: Settings, patience: float | None = None) -> None:
+    """Say where the database is; nothing is asked of it yet.
+
+    `patience` is for how many seconds a query may wait. It is short by default: for SQLite, because
+    the whole process waits, and for PostgreSQL, because requests do.
+    """
+    if settings.postgres:
+        from storage.postgres import ANSWER_SECONDS, Postgres  # the driver is optional
+
+        database.initialize(Postgres(settings.postgres, patience or ANSWER_SECONDS))
+    else:
+        # A transaction that reads and then writes locks from its start, so it needs no retry.
+        # A query without a connection_context is a mistake, so it fails.
+        options = {"autoconnect": False, "lock_type": "IMMEDIATE", "pragmas": PRAGMAS}
+        file, timeout = str(settings.sqlite), patience or BUSY_SECONDS
+        database.initialize(PooledSqliteDatabase(file, **options))
+        database.obj.timeout = timeout
+
+
+def open_store(settings: Settings) -> Store:
+    if settings.postgres:
+        from storage.postgres import PostgresStore  # the driver is optional
+
+        return PostgresStore(settings.postgres)
+    return SqliteStore(settings.sqlite)
+
+
+def create_tables(settings: Settings) -> None:
+    """Create the tables that are missing; raises SettingsError if the database cannot be used."""
+    open_database(settings, COMMAND_SECONDS)
+    try:
+        if not settings.postgres:
+            settings.sqlite.touch(mode=0o600)
+        with database.connection_context(), database.atomic():
+            if settings.postgres:
+                database.execute_sql(ALONE)
+            database.create_tables(TABLES)
+        database.close_all()
+    except (OSError, peewee.PeeweeException) as error:
+        name = "PostgreSQL" if settings.postgres else settings.sqlite
+        raise SettingsError(f"DATABASE_URL: {name}: {one_line(error)}") from None

@@ -1,0 +1,35 @@
+"""The log of a database that cannot be used: one line when it begins, and one when it is over."""
+
+import logging
+import time
+
+log = logging.getLogger(__name__)
+
+QUIET_SECONDS = 2  # without an error, after which an outage is over
+
+
+class Outage:
+    """Between its two lines, errors are not logged: there may be one for each request."""
+
+    def __init__(self) -> None:
+        self._failed_at: float | None = None
+
+    def note(self, error: BaseException) -> None:
+        """The database could not be used."""
+        if self._failed_at is None:
+            log.error("database unavailable: %s", one_line(error))
+        self._failed_at = time.monotonic()
+
+    def over(self) -> None:
+        """The database could be used."""
+        if self._failed_at and time.monotonic() - self._failed_at > QUIET_SECONDS:
+            log.warning("database available again")
+            self._failed_at = None
+
+
+def one_line(error: BaseException) -> str:
+    """What went wrong, without the values that PostgreSQL quotes in further lines."""
+    return str(error).partition("\n")[0]
+
+
+outage = Outage()

@@ -1,0 +1,47 @@
+"""The queries that both databases answer, in SQL where peewee would take longer than they do."""
+
+from collections.abc import Iterable
+
+import peewee
+
+from models import CHART_HOURS, DAY, HOUR, ApiKey, User, now
+
+COLUMNS = list(ApiKey._meta.columns)
+# The user may have been deleted by hand, without foreign keys. EXISTS, because for IN and for JOIN
+# SQLite may search all keys of each user.
+OWNED = 'EXISTS (SELECT 1 FROM "user" WHERE "user".id = api_key.user_id)'
+FIND = f"SELECT {', '.join(COLUMNS)} FROM api_key WHERE {OWNED} AND id "
+IDS_PER_QUERY = 1000
+KEEP_DAYS = 30  # for which keys are kept after they have ended
+# Some rows at a time, so that nobody waits for long.
+DELETE_HOURS = """DELETE FROM hourly_usage WHERE (hour, key_id) IN (
+    SELECT hour, key_id FROM hourly_usage WHERE hour < {before} LIMIT 1000 {lock})"""
+DELETE_KEYS = """DELETE FROM api_key WHERE id IN (
+    SELECT id FROM api_key WHERE revoked_at < {before} OR expires_at < {before} LIMIT 100 {lock})"""
+
+
+def made_of(row: tuple[object, ...]) -> ApiKey:
+    """The key of a row of FIND."""
+    return ApiKey(**dict(zip(COLUMNS, row, strict=True)))
+
+
+def ended_keys(ids: Iterable[str], database: peewee.Database) -> set[str]:
+    """Those of the ids that belong to no live key of a user; raises PeeweeException."""
+    ended = set(ids)
+    owned = peewee.fn.EXISTS(User.select(1).where(User.id == ApiKey.user))
+    for part in peewee.chunked(ids, IDS_PER_QUERY):
+        query = ApiKey.select(ApiKey.id).where(ApiKey.id.in_(part), ApiKey.live(), owned)
+        ended.difference_update(key_id for (key_id,) in query.tuples().bind(database))
+    return ended
+
+
+def delete_old_rows(database: peewee.Database, lock: str = "") -> None:
+    """Delete hours of more than a day ago, and keys that have ended long ago.
+
+    Several processes may do this at once: with `lock`, each skips rows that another deletes.
+    """
+    moment = now()
+    hours = DELETE_HOURS.format(before=moment - (CHART_HOURS + 1) * HOUR, lock=lock)
+    keys = DELETE_KEYS.format(before=moment - KEEP_DAYS * DAY, lock=lock)
+    for query in (hours, keys):
+        database.execute_sql(query)
