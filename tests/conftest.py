@@ -23,6 +23,7 @@ import settings
 from models import User
 from postgresql import Cluster
 from serving import REPOSITORY, Server
+from storage.database import create_tables
 
 # Beside the defaults, two tiers small enough to use up.
 TIERS = "free=1000/hour,pro=10000/hour,five=5/minute,blink=5/second"
@@ -38,10 +39,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="run what needs a PostgreSQL server, and test_wire_*.py on it with two workers",
     )
+    parser.addoption("--ci", action="store_true", help="run what takes long, too: @pytest.mark.ci")
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
     """Let the servers heed SIGHUP also when the tests are started with nohup, and start fast."""
+    config.addinivalue_line("markers", "ci: it takes long, or needs what few machines have")
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
     # Hundreds of processes start; each would compile all modules again where this is set.
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
@@ -49,7 +52,11 @@ def pytest_configure() -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Skip what is only true of one process, for the reason that its mark gives."""
+    """Leave out what takes long, and skip what is only true of one process, with its reason."""
+    if not config.getoption("ci"):
+        long = [item for item in items if item.get_closest_marker("ci")]
+        config.hook.pytest_deselected(items=long)
+        items[:] = [item for item in items if item not in long]
     for item in items if config.getoption("postgres") else []:
         if mark := item.get_closest_marker("one_process"):
             item.add_marker(pytest.mark.skip(reason=mark.args[0]))
@@ -76,6 +83,7 @@ def app(
     # Real hashes of a low cost: one of the full cost takes 50 ms, and test_accounts.py has them.
     cheap = partial(generate_password_hash, method="scrypt:128:8:1")
     monkeypatch.setattr(accounts, "generate_password_hash", cheap)
+    create_tables(config)
     made = service.create_app(config)
     made.jinja_env.bytecode_cache = templates
     yield made
@@ -95,8 +103,11 @@ def cli(app: Flask) -> FlaskCliRunner:
 @pytest.fixture
 def ada(app: Flask) -> User:
     """Ada, a user with a password that nobody has: to hash a real one takes 50 ms."""
-    user = User(username="ada", email="ada@example.com", password_hash=accounts.NOBODY)
-    return accounts.save(user)
+    with models.database.connection_context():
+        user: User = User.create(
+            username="ada", email="ada@example.com", password_hash=accounts.NOBODY
+        )
+        return user
 
 
 @pytest.fixture
@@ -165,8 +176,8 @@ def start_server(tmp_path: Path, storage: Callable[[], dict[str, str]]) -> Itera
     """Starts servers for one test: `start_server(MAX_SOCKETS="3")`."""
     with contextlib.ExitStack() as running:
 
-        def start(**environment: str) -> Server:
-            server = Server(tmp_path / secrets.token_hex(4), **(storage() | environment))
+        def start(*command: str, **environment: str) -> Server:
+            server = Server(tmp_path / secrets.token_hex(4), *command, **(storage() | environment))
             running.callback(server.close)
             return server.start()
 
@@ -175,11 +186,12 @@ def start_server(tmp_path: Path, storage: Callable[[], dict[str, str]]) -> Itera
 
 @pytest.fixture
 def start_patched(start_server: StartServer, tmp_path: Path) -> StartPatched:
-    """Starts a server after some lines of Python, which change its constants or settings."""
+    """Starts a server whose gunicorn.conf.py ends with some more lines of Python."""
 
-    def start(before: str = "", after: str = "", **settings: str) -> Server:
-        file = tmp_path / "patched.conf.py"
-        file.write_text(f"{before}\n{(REPOSITORY / 'gunicorn.conf.py').read_text()}\n{after}\n")
+    def start(lines: str, **settings: str) -> Server:
+        file, original = tmp_path / "patched.conf.py", str(REPOSITORY / "gunicorn.conf.py")
+        run_original = f"__file__ = {original!r}\nexec(open(__file__).read())\n"
+        file.write_text(f"{run_original}{lines}\n")
         return start_server(GUNICORN_CMD_ARGS=f"--config {file}", **settings)
 
     return start

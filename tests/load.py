@@ -72,12 +72,11 @@ class Load:
                     while self._left > 0:
                         self._left -= 1
                         turn += 1
-                        key = self._keys[turn % len(self._keys)]
-                        reply = await ask(reader, writer, key)
+                        reply = await ask(reader, writer, self._keys[turn % len(self._keys)])
                         self.replies.append(reply)
                         if not reply.status:
                             break
-                        if reply.status != 200 and self._rest:
+                        if reply.status != 200:
                             await asyncio.sleep(self._rest)
 
 

@@ -1,16 +1,17 @@
 """A client that says over TCP exactly what a test wants said, right or wrong."""
 
 import base64
+import contextlib
 import json
 import os
 import socket
 import struct
+import threading
+from collections.abc import Callable, Iterator
 from email.parser import Parser
-from types import TracebackType
 from typing import Any, NamedTuple
 
-TEXT, BINARY, CLOSE, PING, PONG = 1, 2, 8, 9, 10
-CONTINUATION = 0
+CONTINUATION, TEXT, BINARY, CLOSE, PING, PONG = 0, 1, 2, 8, 9, 10
 RESET = (socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # for setsockopt: at close
 UPGRADE = {
     "Host": "localhost",
@@ -76,8 +77,12 @@ class RawSocket:
         if receive_buffer:
             self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
         self.sock.settimeout(10)
-        self.sock.connect(("127.0.0.1", port))
         self._buffer = b""
+        try:
+            self.sock.connect(("127.0.0.1", port))
+        except OSError:
+            self.sock.close()
+            raise
 
     @classmethod
     def over(cls, sock: socket.socket) -> "RawSocket":
@@ -90,12 +95,7 @@ class RawSocket:
     def __enter__(self) -> "RawSocket":
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.sock.close()
 
     def send(self, data: bytes) -> None:
@@ -141,6 +141,12 @@ class RawSocket:
             (size,) = struct.unpack("!Q", self.read(8))
         return Frame(first & 0x0F, self.read(size))
 
+    def close_code(self) -> int:
+        """The code with which the server closes, after whatever else it still says."""
+        while (found := self.frame()).opcode != CLOSE:
+            pass
+        return found.close_code
+
     def read(self, size: int) -> bytes:
         while len(self._buffer) < size:
             self._more()
@@ -150,6 +156,42 @@ class RawSocket:
     def ended(self) -> bool:
         """Whether the server closes the connection, in good order, saying nothing more."""
         return not self._buffer and self.sock.recv(65_536) == b""
+
+    def is_closed(self) -> bool:
+        """Whether the server ends the connection, in whatever way."""
+        with contextlib.suppress(ConnectionError):
+            while self.sock.recv(1 << 20):
+                pass
+        return True
+
+    def fill(self, data: bytes, seconds: float = 0.0, limit: int = 1 << 30) -> int:
+        """Send these bytes again and again until the server takes no more for some time.
+
+        Returns how many of them were sent; a message may be cut off.
+        """
+        sent = 0
+        self.sock.settimeout(seconds)
+        with contextlib.suppress(TimeoutError, BlockingIOError):
+            while sent < limit:
+                sent += self.sock.send(data[sent % len(data) :])
+        self.sock.settimeout(10)
+        return sent
+
+    @contextlib.contextmanager
+    def flooding(self, data: bytes, reads: bool = False) -> Iterator[None]:
+        """Meanwhile send this without a pause, until the server ends the connection."""
+        steps = [lambda: self.sock.sendall(data)]
+        steps += [lambda: self.sock.recv(1 << 20)] if reads else []  # type: ignore[list-item]
+        threads = [threading.Thread(target=_repeat, args=(step,)) for step in steps]
+        for thread in threads:
+            thread.start()
+        try:
+            yield
+        finally:
+            with contextlib.suppress(OSError):
+                self.sock.shutdown(socket.SHUT_RDWR)
+            for thread in threads:
+                thread.join()
 
     def _until(self, end: bytes) -> bytes:
         while end not in self._buffer:
@@ -162,6 +204,12 @@ class RawSocket:
         if not data:
             raise ConnectionError(f"the server ended the connection after {self._buffer!r}")
         self._buffer += data
+
+
+def _repeat(step: Callable[[], object]) -> None:
+    with contextlib.suppress(OSError):
+        while step() != b"":
+            pass
 
 
 def handshake_bytes(

@@ -14,13 +14,15 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import IO
+from typing import Any
 
 import psycopg
 import pytest
 
 import auth
 from accounts import NOBODY
+from models import PREFIXES
+from rawsocket import Answer, RawSocket
 
 REPOSITORY = Path(__file__).parent.parent
 START_SECONDS = 15
@@ -89,10 +91,13 @@ class StartError(Exception):
 
 
 class Server:
-    """A running server with a directory of its own for the database and the log."""
+    """A running server with a directory of its own for the database and the log.
 
-    def __init__(self, directory: Path, **settings: str) -> None:
-        self.directory = directory
+    `command` may start it in another way than the Procfile's.
+    """
+
+    def __init__(self, directory: Path, *command: str, **settings: str) -> None:
+        self.directory, self.command = directory, list(command) or serve_command()
         self._database = directory / "data" / "service.db"
         self._database.parent.mkdir(parents=True, exist_ok=True)
         self.port = free_port()
@@ -131,6 +136,12 @@ class Server:
         return children[0]
 
     @property
+    def resident_kib(self) -> int:
+        """The memory of the only worker."""
+        status = Path(f"/proc/{self.worker_pid}/status").read_text()
+        return int(status.split("VmRSS:")[1].split()[0])
+
+    @property
     def postgres(self) -> bool:
         return self.env["DATABASE_URL"].startswith("postgres")
 
@@ -144,18 +155,25 @@ class Server:
     def start(self) -> "Server":
         """Start, and wait for an answer; raises StartError."""
         with self._log.open("ab") as log:
-            self._process = self._spawn(log)
+            self._process = subprocess.Popen(
+                self.command,
+                cwd=REPOSITORY,
+                env=self.env,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
         eventually(self._answers, START_SECONDS, "the server did not answer")
         return self
 
     def stop(self, how: signal.Signals = signal.SIGTERM) -> tuple[int, float]:
         """Send the signal; returns the exit status and the seconds it took."""
-        assert self._process
         started = time.monotonic()
         if how == signal.SIGKILL:  # as a power cut: nobody is left to tidy up
             os.killpg(self.pid, how)
         else:
-            self._process.send_signal(how)
+            os.kill(self.pid, how)
         return self.wait(), time.monotonic() - started
 
     def wait(self) -> int:
@@ -180,6 +198,19 @@ class Server:
     def log_lines(self, word: str) -> list[str]:
         return [line for line in self.log().splitlines() if word in line]
 
+    def ask(self, path: str, method: str = "GET", **headers: str) -> Answer:
+        """Make a request over a new connection, for example `ask(TEST, X_API_Key=key)`."""
+        with RawSocket(self.port) as connection:
+            return connection.request(path, method, **headers)
+
+    def total(self, key: str) -> int:
+        """The requests that were counted for the key before this question."""
+        total: int = self.ask("/api/v1/usage/stats", X_API_Key=key).json()["total_requests"]
+        return total - 1
+
+    def connection(self) -> http.client.HTTPConnection:
+        return http.client.HTTPConnection("127.0.0.1", self.port, timeout=10)
+
     def flask(self, *args: str, input: str | None = None) -> str:
         """What `flask ...` prints in this server's environment; it must succeed."""
         command = [sys.executable, "-m", "flask", *args]
@@ -192,54 +223,40 @@ class Server:
     def new_key(self, name: str = "test key", tier: str = "free", type: str = "production") -> str:
         """A new key of some user, written by hand: a command would take half a second for it."""
         number, is_old = divmod(self._keys, KEYS_PER_USER)
-        owner, user = f"user{number}", USER_ID + number
+        user, owner, now = USER_ID + number, f"user{number}", int(time.time())
         if not is_old:
             if not (self.postgres or self._database.exists()):
                 self.flask("user", "list")  # makes the tables
-            values = (user, owner, f"{owner}@example.com", NOBODY, 0)
-            self._insert('"user" (id, username, email, password_hash, created_at)', values)
+            columns = "id, username, email, password_hash, created_at"
+            values = (user, owner, f"{owner}@example.com", NOBODY, now)
+            self.execute(f'INSERT INTO "user" ({columns}) VALUES (?, ?, ?, ?, ?)', *values)
         self._keys += 1
-        random = auth.base62(secrets.randbelow(62**auth.RANDOM_LENGTH), auth.RANDOM_LENGTH)
-        key = auth.full_key(type, random)
-        row = (key[auth.KEY_ID], user, name, type, tier, auth.digest(key), int(time.time()))
+        random = "".join(secrets.choice(auth.BASE62) for _ in range(40))
+        key = f"{PREFIXES[type]}{random[:8]}_{random[8:]}"
+        key += auth.checksum(key)
+        row = (random[:8], user, name, type, tier, auth.digest(key), now)
         columns = "id, user_id, name, type, tier, digest, created_at, total, reset, used"
-        self._insert(f"api_key ({columns})", (*row, 0, 0, 0))
+        places = "?, ?, ?, ?, ?, ?, ?, 0, 0, 0"
+        self.execute(f"INSERT INTO api_key ({columns}) VALUES ({places})", *row)
         return key
 
     def new_user(self, name: str) -> None:
         password, address = secrets.token_urlsafe(), f"{name}@example.com"
         self.flask("user", "create", name, address, "--password-stdin", input=f"{password}\n")
 
-    def _insert(self, table: str, values: tuple[object, ...]) -> None:
-        places = ", ".join(["?"] * len(values))
-        sql = f"INSERT INTO {table} VALUES ({places})"
+    def execute(self, sql: str, *values: object) -> list[Any]:
+        """Do something to the database by hand, whichever it is, or ask it."""
         if self.postgres:
             with psycopg.connect(self.env["DATABASE_URL"]) as connection:
-                connection.execute(sql.replace("?", "%s").encode(), values)
-            return
+                done = connection.execute(sql.replace("?", "%s").encode(), values)
+                return done.fetchall() if done.description else []
         with contextlib.closing(sqlite3.connect(self._database)) as database, database:
-            database.execute(sql, values)
-
-    def connection(self) -> http.client.HTTPConnection:
-        return http.client.HTTPConnection("127.0.0.1", self.port, timeout=10)
-
-    def _spawn(self, log: IO[bytes]) -> "subprocess.Popen[bytes]":
-        return subprocess.Popen(
-            serve_command(),
-            cwd=REPOSITORY,
-            env=self.env,
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            start_new_session=True,
-        )
+            return database.execute(sql, values).fetchall()
 
     def _answers(self) -> bool:
         assert self._process
         if self._process.poll() is not None:
             raise StartError(self._process.returncode, self.log())
-        connection = self.connection()
-        with contextlib.closing(connection), contextlib.suppress(OSError):
-            connection.request("GET", "/api/v1/status")
-            return connection.getresponse().status == 200
+        with contextlib.suppress(OSError):
+            return self.ask("/api/v1/status").status == 200
         return False
