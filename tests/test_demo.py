@@ -1,0 +1,261 @@
+"""Every command that starts the service leads to the same server; `python app.py` is the demo."""
+
+import contextlib
+import re
+import secrets
+import signal
+import socket
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from rawsocket import RawSocket, request_bytes
+from serving import (
+    REPOSITORY,
+    Server,
+    StartError,
+    clean_environment,
+    free_port,
+)
+from settings import PLATFORM_HOPS
+
+PYTHON = sys.executable
+TEST, TIME = "/api/v1/protected/test", "/api/v1/ws/time"
+KEY = re.compile(r"sk_live_\w+")
+ELSEWHERE = ["sh", "-c", 'cd / && exec "$@"', "sh"]
+COMMANDS: dict[str, list[str]] = {
+    "python /path/app.py": [*ELSEWHERE, PYTHON, str(REPOSITORY / "app.py")],
+    "gunicorn": [PYTHON, "-m", "gunicorn"],
+    "gunicorn --preload": [PYTHON, "-m", "gunicorn", "--preload"],
+    "gunicorn app:app": [PYTHON, "-m", "gunicorn", "app:app"],
+}
+
+
+@pytest.mark.parametrize("command", COMMANDS.values(), ids=list(COMMANDS))
+def test_every_command_leads_to_the_same_server(tmp_path: Path, command: list[str]) -> None:
+    server = Server(tmp_path, *command, GUNICORN_CMD_ARGS="--access-logfile -")
+    key = server.new_key()
+    with contextlib.closing(server), RawSocket(server.start().port) as stream:
+        stream.open(f"{TIME}?api_key={key}")
+        assert [stream.frame().json()["type"] for _ in range(2)] == ["auth_success", "time_update"]
+        assert server.ask(TEST, X_API_Key=key).status == 200
+        assert server.ask(f"{TIME}?api_key={key}").status == 426
+        with RawSocket(server.port) as client:
+            client.send(f"GET {TIME}?api_key={key}\r\n\r\n".encode())  # no version
+            assert client.answer().status == 400
+        status, seconds = server.stop()
+
+    assert (status, seconds < 5) == (0, True)
+    assert server.execute("SELECT total FROM api_key") == [(2,)]
+    assert [path.name for path in server.database.parent.iterdir()] == [server.database.name]
+    assert "Using worker: Worker" in server.log()
+    assert "Traceback" not in server.log()
+    assert key not in server.log()
+    assert "sk_live_" not in server.log().replace("sk_live_[redacted]", "")
+    assert f'"GET {TIME}" 426' in server.log(), "an access log without queries"
+    assert "api_key=[redacted]" in server.log(), "gunicorn's quote of what it cannot parse"
+
+
+# The demo
+
+
+@pytest.fixture
+def demo(tmp_path: Path) -> Iterator[Callable[[], Server]]:
+    """Makes servers that `python app.py` starts, on the same new database."""
+    with contextlib.ExitStack() as running:
+
+        def make() -> Server:
+            shared = {"DATABASE_URL": f"sqlite:///{tmp_path}/demo.db", "SECRET_KEY": ""}
+            directory, settings = tmp_path / secrets.token_hex(4), {"WEB_CONCURRENCY": ""} | shared
+            server = Server(directory, PYTHON, "app.py", **settings)
+            running.callback(server.close)
+            return server
+
+        yield make
+
+
+Demo = Callable[[], Server]
+
+
+def users(file: Path) -> list[str]:
+    with contextlib.closing(sqlite3.connect(file)) as connection:
+        return [name for (name,) in connection.execute("SELECT username FROM user")]
+
+
+def test_first_start_prints_what_works_and_the_second_no_secret(demo: Demo, tmp_path: Path) -> None:
+    server = demo().start()
+    lines = [line.strip() for line in server.log().splitlines()]
+    (key,) = set(KEY.findall(server.log()))
+    assert server.ask(TEST, X_API_Key=key).json()["api_key_name"] == "demo"
+    pasted = [line for line in lines if line.startswith(("export ", "curl "))]
+    assert len(pasted) == 6
+    typed = "\n".join(pasted).replace("curl ", "curl -sSf ")
+    done = subprocess.run(["sh", "-ec", typed], capture_output=True, text=True)
+    assert (done.returncode, done.stderr, done.stdout.count("{")) == (0, "", 5)
+
+    password = re.findall(r"user: demo    password: (\S{16})\n", server.log())[0]
+    form = f"username=demo&password={password}"
+    headers = {
+        "Host": "a",
+        "Content-Type": "application/x-www-form-urlencoded",
+        "Content-Length": str(len(form)),
+    }
+    with RawSocket(server.port) as client:
+        client.send(request_bytes("/log-in", headers, "POST") + form.encode())
+        answer = client.answer()
+    assert (answer.status, answer.headers["Location"]) == (303, "/settings/security")
+    assert f"Listening at: {server.url} " in server.log(), "for this machine only"
+    assert server.stop()[0] == 0
+
+    again = demo().start()
+    assert "sk_live_" not in again.log()
+    assert "password" not in again.log()
+    assert users(tmp_path / "demo.db") == ["demo"]
+
+
+def test_two_first_starts_at_once_print_one_key(demo: Demo, tmp_path: Path) -> None:
+    """Each serves on its own port, or says in one line why not."""
+    servers, refused = [demo(), demo()], []
+    with ThreadPoolExecutor(2) as threads:
+        for starting in [threads.submit(server.start) for server in servers]:
+            try:
+                starting.result()
+            except StartError as error:
+                refused.append([line for line in error.output.splitlines() if "[INFO]" not in line])
+    printed = [key for server in servers for key in set(KEY.findall(server.log()))]
+    assert (len(printed), users(tmp_path / "demo.db")) == (1, ["demo"])
+    assert not [server.log() for server in servers if "Traceback" in server.log()]
+    assert all(len(lines) == 1 for lines in refused)
+
+
+@pytest.mark.parametrize(("argument", "status"), [("--help", 0), ("--port=8001", 2)])
+def test_help_of_the_demo_says_what_it_does(tmp_path: Path, argument: str, status: int) -> None:
+    done = run([PYTHON, "app.py", argument], tmp_path)
+    assert (done.returncode, done.stderr) == (status, "")
+    assert done.stdout.startswith("usage: python app.py\n")
+    assert not (tmp_path / "demo.db").exists()
+
+
+@pytest.mark.parametrize("output", [">&-", ">/dev/full"])
+def test_secret_that_cannot_be_printed_makes_no_user(demo: Demo, output: str) -> None:
+    server = demo()
+    server.command = ["sh", "-c", f'exec "$@" {output}', "sh", *server.command]
+    server.start()
+    assert server.log_lines("the demo's key cannot be printed, so it was not created: ")
+    assert "sk_live_" not in server.log()
+    assert server.stop()[0] == 0
+    assert users(Path(server.env["DATABASE_URL"].removeprefix("sqlite:///"))) == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("moment", ["Listening at", "Booting worker", "sk_live_"])
+def test_signal_during_the_start_stops_the_demo_in_order(
+    tmp_path: Path, number: signal.Signals, moment: str
+) -> None:
+    with subprocess.Popen(
+        [PYTHON, "app.py"],
+        cwd=REPOSITORY,
+        env=environment(tmp_path),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    ) as process:
+        assert process.stdout
+        line = ""
+        while moment not in line:
+            line = process.stdout.readline()
+        process.send_signal(number)
+        rest = process.communicate(timeout=10)[0]
+    assert (process.returncode, "Traceback" in rest) == (0, False)
+    assert [path.name for path in tmp_path.iterdir()] == ["demo.db"]
+
+
+# What is refused
+
+
+def environment(directory: Path, **settings: str) -> dict[str, str]:
+    defaults = {"DATABASE_URL": f"sqlite:///{directory}/demo.db", "PORT": str(free_port())}
+    return clean_environment(**defaults | settings)
+
+
+def run(command: list[str], directory: Path, **settings: str) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
+        command,
+        cwd=REPOSITORY,
+        env=environment(directory, **settings),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=20,
+    )
+
+
+def refusal(command: str, directory: Path, **settings: str) -> str:
+    """The one line with which `python ...` fails; it prints nothing else."""
+    done = run([PYTHON, *command.split()], directory, **settings)
+    assert done.returncode not in (0, None), done
+    assert (done.stdout, done.stderr.count("\n")) == ("", 1), done
+    return done.stderr.rstrip("\n")
+
+
+def test_taken_port_is_one_line_and_spends_no_secret(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        message = refusal("app.py", tmp_path, PORT=str(port))
+    reason = f"PORT: {port} on 127.0.0.1: Address already in use"
+    assert message == f"{reason}; try PORT={port + 1}"
+    assert not (tmp_path / "demo.db").exists()
+
+
+@pytest.mark.parametrize("variable", PLATFORM_HOPS)
+def test_demo_on_a_platform_is_refused(tmp_path: Path, variable: str) -> None:
+    message = refusal("app.py", tmp_path, **{variable: "anything"})
+    assert message.startswith(f"{variable} is set: on a platform, start `gunicorn`")
+    assert not (tmp_path / "demo.db").exists()
+
+
+@pytest.mark.parametrize(
+    ("command", "variable", "value"),
+    [
+        ("app.py", "DATABASE_URL", f"sqlite:////tmp/{'a' * 300}"),
+        ("app.py", "SECRET_KEY", "\udcff"),
+        ("app.py", "WEB_CONCURRENCY", "auto"),
+        ("-m gunicorn", "DATABASE_URL", "sqlite:////etc"),
+        ("-m gunicorn", "DATABASE_URL", "sqlite:////no/such/directory/x.db"),
+        ("-m gunicorn", "DATABASE_URL", "oracle://db"),
+        ("-m gunicorn", "RATE_LIMITS", "free=lots"),
+        ("-m gunicorn", "SECRET_KEY", ""),
+        ("-m flask user list", "PORT", "http"),
+    ],
+)
+def test_wrong_setting_is_one_line_of_every_command(
+    tmp_path: Path, command: str, variable: str, value: str
+) -> None:
+    settings = {"SECRET_KEY": secrets.token_hex()} | {variable: value}
+    message = refusal(command, tmp_path, **settings)
+    assert message.startswith(variable)
+    assert variable != "SECRET_KEY" or value or "python3 -c" in message
+
+
+def test_database_that_is_none_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "demo.db").write_text("Dear reader, " * 100)
+    done = run([PYTHON, "-m", "gunicorn"], tmp_path, SECRET_KEY=secrets.token_hex())
+    _, line = done.stderr.splitlines()  # the first is gunicorn's "Starting"
+    assert (done.returncode != 0, line.startswith("DATABASE_URL")) == (True, True)
+
+
+def test_flask_run_is_one_line_that_says_what_to_run(tmp_path: Path) -> None:
+    assert "python app.py" in refusal("-m flask run", tmp_path)
+
+
+@pytest.mark.parametrize("command", ["app.py", "-m gunicorn"])
+def test_too_few_open_files_are_one_line(tmp_path: Path, command: str) -> None:
+    limited = ["sh", "-c", 'ulimit -n 100 && exec "$@"', "sh", PYTHON, *command.split()]
+    done = run(limited, tmp_path, SECRET_KEY=secrets.token_hex())
+    message = "ulimit -n is 100; at least 128 files are needed\n"
+    assert (done.returncode != 0, done.stderr) == (True, message)
