@@ -1,4 +1,4 @@
-"""What client libraries see of the service: each runs its script in `clients`."""
+"""Client libraries against the service, each by its script in `clients`, and the page on them."""
 
 import importlib.util
 import json
@@ -10,215 +10,216 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 
-from serving import REPOSITORY, Server, eventually
+from serving import REPOSITORY, Server, clean_environment, eventually, free_port
+
+pytestmark = pytest.mark.ci
 
 HERE = Path(__file__).parent / "clients"
-PAGE = REPOSITORY / "docs/testing-clients.md"
+PAGE = (REPOSITORY / "docs/testing-clients.md").read_text()
 BROWSERS = ["chromium", "chromium-browser", "google-chrome"]
-HTTP_CLIENTS = ["urllib3", "requests", "httpx", "aiohttp", "chromium"]
-HTTP_CLIENTS += ["fetch", "axios-retry", "got"]
+HTTP_CLIENTS = ["requests", "httpx", "aiohttp", "chromium", "fetch", "axios-retry", "got"]
 SOCKET_CLIENTS = ["websockets", "websocket-client", "aiohttp", "ws", "wscat", "chromium"]
-MODULES = {"websocket-client": "websocket", "chromium": "playwright"}  # where the name is another
+MODULES = {"websocket-client": "websocket", "chromium": "playwright"}  # where the name differs
 SECONDS = 90  # for all clients at once, on a busy machine
+REFUSALS = {  # what each client sees of a refused socket
+    "websockets": {"status": 401, "code": "missing_api_key"},
+    "websocket-client": {"status": 401, "code": "missing_api_key"},
+    "aiohttp": {"status": 401},
+    "ws": {"status": 401, "code": "missing_api_key"},
+    "wscat": {"status": 401},
+    "chromium": {"events": ["error"], "code": 1006},
+}
 
-Report = dict[str, Any]
-Reports = Callable[[str], Report]
-
-
-class Run(NamedTuple):
-    """One client at work; what it reports goes to a file."""
-
-    process: "subprocess.Popen[bytes]"
-    output: Path
-    errors: Path
-
-    def report(self) -> Report:
-        """Its steps so far."""
-        report: Report = {}
-        for line in self.output.read_text().split("\n")[:-1]:
-            report |= json.loads(line)
-        return report
-
-    def is_done(self) -> bool:
-        """Whether it needs the server no longer, but to see it stop."""
-        return self.process.poll() is not None or "ticks" in self.report()
+Reports = Callable[[str], dict[str, Any]]
 
 
 def missing(client: str) -> str:
     """Why this client cannot run here; empty if it can."""
-    script = script_of(client)
-    if script.suffix == ".mjs" or client == "wscat":
-        if not shutil.which("node"):
-            return "node is not installed"
-        if client != "fetch" and not (HERE / "node_modules" / client).is_dir():
-            return f"the npm package {client} is not installed in tests/clients"
-        return ""
+    if script_of(client).suffix == ".mjs" or client == "wscat":
+        installed = client == "fetch" or (HERE / "node_modules" / client).is_dir()
+        return "" if installed and shutil.which("node") else f"{client} is not installed"
     if not importlib.util.find_spec(MODULES.get(client, client)):
-        return f"the Python package {MODULES.get(client, client)} is not installed"
-    if client == "chromium" and not any(map(shutil.which, BROWSERS)):
-        return "no browser found"
-    return ""
+        return f"{client} is not installed"
+    return "" if client != "chromium" or any(map(shutil.which, BROWSERS)) else "no browser found"
 
 
 def script_of(client: str) -> Path:
-    name = f"with_{client.replace('-', '_')}"
-    return next(path for path in (HERE / f"{name}.py", HERE / f"{name}.mjs") if path.exists())
+    return next(HERE.glob(f"with_{client.replace('-', '_')}.*"))
 
 
-def run(client: str, directory: Path, **variables: str) -> Run:
+def run(client: str, output: Path, **variables: str) -> "subprocess.Popen[bytes]":
     script = script_of(client)
-    interpreter = sys.executable if script.suffix == ".py" else "node"
-    output, errors = directory / f"{client}.out", directory / f"{client}.err"
-    with output.open("wb") as out, errors.open("wb") as err:
-        process = subprocess.Popen(
-            [interpreter, str(script)],
+    with output.open("wb") as out, output.with_suffix(".err").open("wb") as errors:
+        return subprocess.Popen(
+            [sys.executable if script.suffix == ".py" else "node", str(script)],
             cwd=HERE,
             env={**os.environ, **variables},
             stdin=subprocess.DEVNULL,
             stdout=out,
-            stderr=err,
+            stderr=errors,
             start_new_session=True,
         )
-    return Run(process, output, errors)
 
 
 @pytest.fixture(scope="module")
 def reports(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Reports]:
     """All clients at once against one server, which stops when each has its three seconds."""
-    directory = tmp_path_factory.mktemp("clients")
-    names = dict.fromkeys([*HTTP_CLIENTS, *SOCKET_CLIENTS, "ratelimit-header-parser"])
-    server = Server(directory, RATE_LIMITS="free=1000/hour,one=1/second")
-    runs: dict[str, Run] = {}
+    folder = tmp_path_factory.mktemp("clients")
+    clients = [c for c in dict.fromkeys(HTTP_CLIENTS + SOCKET_CLIENTS) if not missing(c)]
+    server = Server(folder, RATE_LIMITS="free=1000/hour,one=1/second")
+    runs: dict[str, subprocess.Popen[bytes]] = {}
+
+    def report(client: str) -> dict[str, Any]:
+        """What it has reported so far."""
+        if reason := missing(client):
+            pytest.skip(reason)
+        steps: dict[str, Any] = {}
+        for line in (folder / client).read_text().split("\n")[:-1]:
+            steps |= json.loads(line)
+        assert not runs[client].poll(), (folder / f"{client}.err").read_text()
+        return steps
+
+    def is_done(client: str) -> bool:
+        return runs[client].poll() is not None or "ticks" in report(client)
+
     try:
-        server.start()
-        shared = {"URL": server.url, "KEY": server.new_key("clients")}
-        for name in names:
-            if not missing(name):
-                limited = server.new_key(tier="one") if name in HTTP_CLIENTS else ""
-                runs[name] = run(name, directory, **shared, LIMITED_KEY=limited)
-        for name, running in runs.items():
-            eventually(running.is_done, SECONDS, f"{name} has not got its ticks")
+        shared = {"URL": server.start().url, "KEY": server.new_key("clients")}
+        for client in clients:
+            limited = server.new_key(tier="one")
+            runs[client] = run(client, folder / client, **shared, LIMITED_KEY=limited)
+        eventually(lambda: all(map(is_done, clients)), SECONDS, "not every client has its ticks")
         server.stop()
-        for running in runs.values():
-            running.process.wait(SECONDS)
-
-        def report(client: str) -> Report:
-            if reason := missing(client):
-                pytest.skip(reason)
-            assert runs[client].process.returncode == 0, runs[client].errors.read_text()
-            return runs[client].report()
-
+        for process in runs.values():
+            process.wait(SECONDS)
         yield report
     finally:
-        for running in runs.values():
-            if running.process.poll() is None:
-                os.killpg(running.process.pid, signal.SIGKILL)
-                running.process.wait()
+        for process in runs.values():
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
         server.close()
 
 
 @pytest.mark.parametrize("client", HTTP_CLIENTS)
-def test_a_client_gets_the_documented_answers(reports: Reports, client: str) -> None:
+def test_a_client_gets_the_documented_responses(reports: Reports, client: str) -> None:
     paths = json.loads((REPOSITORY / "openapi.json").read_text())["paths"]
     documented = {
         path: item["get"]["responses"]["200"]["content"]["application/json"]["example"].keys()
         for path, item in paths.items()
     }
 
-    answers = reports(client)["answers"]
-
-    assert {path: body.keys() for path, body in answers.items()} == documented
-    assert answers["/api/v1/protected/test"]["api_key_name"] == "clients"
+    assert {path: body.keys() for path, body in reports(client)["answers"].items()} == documented
 
 
 @pytest.mark.parametrize("client", HTTP_CLIENTS)
 def test_a_client_over_the_limit_waits_until_it_is_served(reports: Reports, client: str) -> None:
     moments = reports(client)["limited"]
 
-    assert None not in moments, "a refused request"
+    assert None not in moments, "a rejected request"
     assert len({moment[: len("2026-11-21T03:49:09")] for moment in moments}) == 3
 
 
-@pytest.mark.parametrize(
-    ("client", "seen"),
-    [
-        ("websockets", {"status": 401, "code": "missing_api_key"}),
-        ("websocket-client", {"status": 401, "code": "missing_api_key"}),
-        ("aiohttp", {"status": 401}),
-        ("ws", {"status": 401, "code": "missing_api_key"}),
-        ("wscat", {"status": 401}),
-        ("chromium", {"events": ["error"], "code": 1006}),
-    ],
-)
-def test_a_refused_socket_is_seen_as_one(reports: Reports, client: str, seen: Report) -> None:
-    assert reports(client)["refused"] == seen
-
-
 @pytest.mark.parametrize("client", SOCKET_CLIENTS)
-def test_a_socket_gets_its_ticks(reports: Reports, client: str) -> None:
-    assert reports(client)["ticks"] == ["auth_success", *["time_update"] * 3]
+def test_a_client_sees_refusal_ticks_and_stop_of_a_socket(reports: Reports, client: str) -> None:
+    report = reports(client)
 
-
-@pytest.mark.parametrize("client", SOCKET_CLIENTS)
-def test_a_socket_sees_1001_when_the_server_stops(reports: Reports, client: str) -> None:
-    assert reports(client)["closed"] == 1001
-
-
-@pytest.mark.parametrize("client", ["websockets", "ws"])
-def test_a_socket_offered_subprotocols_accepts_the_first(reports: Reports, client: str) -> None:
-    assert reports(client)["subprotocol"] == "demo"
+    assert report["refused"] == REFUSALS[client]
+    assert report["ticks"] == ["auth_success", *["time_update"] * 3]
+    assert report["closed"] == 1001
 
 
 def test_the_table_of_clients_has_all_that_are_run() -> None:
-    rows = re.findall(r"^\| ([a-z0-9-]+) \|", PAGE.read_text(), re.MULTILINE)
-    scripts = [path.stem.removeprefix("with_").replace("_", "-") for path in HERE.glob("with_*")]
+    rows = re.findall(r"^\| ([a-z0-9-]+) \|", PAGE.split("## Clients")[1], re.MULTILINE)
 
-    assert sorted(rows) == sorted(["client", *scripts])
-
-
-def shown(heading: str) -> tuple[str, str]:
-    """The first command under a heading of the page, and what the page says it prints."""
-    section = PAGE.read_text().split(f"### {heading}\n")[1].split("\n#")[0]
-    found = re.search(r"```sh\n(.*?)```\n+```text\n(.*?)```", section, re.DOTALL)
-    assert found
-    return found[1], found[2]
+    assert sorted(rows) == sorted({"client", *HTTP_CLIENTS, *SOCKET_CLIENTS})
 
 
-@pytest.fixture(scope="module")
-def five_a_day(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """The limit of the page, but no turn of the window meanwhile."""
-    server = Server(tmp_path_factory.mktemp("page"), RATE_LIMITS="free=5/day")
+def bash(script: str, cwd: Path, env: dict[str, str]) -> str:
+    """What the commands print; each of them must succeed."""
+    done = subprocess.run(
+        ["bash", "-ec", script], cwd=cwd, env=env, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("start", ["**429.**", "**401.**", "A message of more than"])
+def test_a_command_of_the_page_prints_what_it_says(tmp_path: Path, start: str) -> None:
+    section = PAGE.split(f"\n{start}")[1]
+    _, command, _, expected, *_ = re.split(r"```(?:sh|text)?\n", section)
+    server = Server(tmp_path, RATE_LIMITS="free=5/day")  # no window ends meanwhile
+    command = command.replace(":8000", f":{server.port}").replace(
+        ".venv/bin/python", sys.executable
+    )
     try:
-        yield server.start()
+        printed = bash(command, tmp_path, server.env | {"KEY": server.start().new_key()})
     finally:
         server.close()
 
+    assert printed.strip() == expected.strip()
 
-@pytest.mark.parametrize(
-    "heading",
-    ["A 429 in ten seconds", "401", "426", "1009: a message too large", "1003: a binary message"],
-)
-def test_a_command_of_the_page_prints_what_it_says(five_a_day: Server, heading: str) -> None:
-    if not shutil.which("curl"):
-        pytest.skip("curl is not installed")
-    command, expected = shown(heading)
-    command = command.replace("127.0.0.1:8000", f"127.0.0.1:{five_a_day.port}")
-    command = command.replace(".venv/bin/python", sys.executable)
-    key = five_a_day.new_key()
 
-    done = subprocess.run(
-        ["bash", "-c", command], env={**os.environ, "KEY": key}, capture_output=True, text=True
+def yaml_block(word: str) -> Any:
+    yaml = pytest.importorskip("yaml", reason="PyYAML is not installed")
+    return next(
+        yaml.safe_load(block)
+        for block in re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)
+        if block.startswith(word)
     )
 
-    assert done.stdout == expected
+
+CLIENT_TEST = """
+import os, urllib.request
+def test_key():
+    headers = {"X-API-Key": os.environ["KEY"]}
+    url = os.environ["URL"] + "/api/v1/protected/test"
+    assert urllib.request.urlopen(urllib.request.Request(url, headers=headers)).status == 200
+"""
 
 
-def test_ratelimit_header_parser_reads_only_the_older_headers(reports: Reports) -> None:
-    report = reports("ratelimit-header-parser")
+def test_the_job_for_github_actions_runs_client_tests(tmp_path: Path) -> None:
+    """Its steps one after the other; this environment stands in for a new one."""
+    job, port = yaml_block("jobs")["jobs"]["test"], str(free_port())
+    (tmp_path / "test_client.py").write_text(CLIENT_TEST)
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    env = clean_environment(PORT=port, PATH=path, URL=job["env"]["URL"].replace("8000", port))
+    new = f"ln -s {sys.prefix} .venv"
+    printed, github_env = "", tmp_path / "env"
+    try:
+        for step in job["steps"][1:]:
+            script = step["run"].replace("DEMO_SERVICE", str(REPOSITORY)).replace("8000", port)
+            script = re.sub("python3 -m venv .venv && .*", new, script)
+            printed = bash(
+                script,
+                tmp_path / step.get("working-directory", ""),
+                env | {"GITHUB_ENV": str(github_env)},
+            )
+            lines = github_env.read_text().splitlines() if github_env.exists() else []
+            env |= dict(line.split("=", 1) for line in lines)
+    finally:
+        log = (tmp_path / "demo-service/service.log").read_text()
+        os.kill(int(re.findall(r"\[(\d+)\] \[INFO\] Listening", log)[0]), signal.SIGTERM)
+    assert "1 passed" in printed
 
-    assert report["older headers"] == 1000
-    assert report["all headers"] is None, "it reads RateLimit now: change the table of clients"
+
+def test_the_compose_file_runs_client_tests(tmp_path: Path) -> None:
+    """The page's commands, with a server in place of the container `demo`."""
+    demo, tests = (yaml_block("services")["services"][name] for name in ("demo", "tests"))
+    assert (REPOSITORY / demo["build"]["dockerfile"]).exists()
+    (tmp_path / "test_client.py").write_text(CLIENT_TEST)
+    server = Server(tmp_path, WEB_CONCURRENCY="1")
+    url = tests["environment"][1].replace("http://demo:8000", server.url)
+    docker = """docker() { case $2 in
+        exec) shift 4; cd $REPOSITORY; "$@";;
+        run) env $URL $TESTS;;
+    esac; }"""
+    commands = PAGE.split("```sh\n")[-1].partition("```")[0]
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    given = {"PATH": path, "REPOSITORY": str(REPOSITORY), "URL": url, "TESTS": tests["command"]}
+    try:
+        assert "1 passed" in bash(f"{docker}\n{commands}", tmp_path, server.start().env | given)
+    finally:
+        server.close()

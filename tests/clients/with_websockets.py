@@ -6,7 +6,6 @@ import json
 from script import KEY, MESSAGES, TIME, report
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
-from websockets.typing import Subprotocol
 
 try:
     connect(TIME)
@@ -15,11 +14,7 @@ except InvalidStatus as refused:
     code = json.loads(answer.body or b"{}").get("code")
     report("refused", {"status": answer.status_code, "code": code})
 
-key = {"X-API-Key": KEY}
-with connect(TIME, additional_headers=key, subprotocols=[Subprotocol("demo")]) as ws:
-    report("subprotocol", ws.subprotocol)
-
-with connect(TIME, additional_headers=key) as ws:
+with connect(TIME, additional_headers={"X-API-Key": KEY}) as ws:
     report("ticks", [json.loads(ws.recv())["type"] for _ in range(MESSAGES)])
     with contextlib.suppress(ConnectionClosed):
         while True:

@@ -2,8 +2,6 @@
 import WebSocket from 'ws'
 import { key, messages, report, time } from './script.mjs'
 
-const headers = { 'X-API-Key': key }
-
 const refused = await new Promise((resolve) => {
   new WebSocket(time).on('unexpected-response', (request, response) => {
     let body = ''
@@ -13,16 +11,8 @@ const refused = await new Promise((resolve) => {
 })
 report('refused', refused)
 
-const subprotocol = await new Promise((resolve) => {
-  const offering = new WebSocket(time, ['demo'], { headers })
-  offering.on('open', () => resolve(offering.protocol))
-  offering.on('error', (error) => resolve(error.message)) // when the server accepts none
-  offering.on('open', () => offering.close())
-})
-report('subprotocol', subprotocol)
-
 const types = []
-const ws = new WebSocket(time, { headers })
+const ws = new WebSocket(time, { headers: { 'X-API-Key': key } })
 ws.on('message', (data) => {
   types.push(JSON.parse(data).type)
   if (types.length === messages) report('ticks', types)
