@@ -5,10 +5,12 @@ import pwd
 import secrets
 import shutil
 import signal
+import socket
 import subprocess
 import tempfile
+import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -166,3 +168,57 @@ def connected(url: str) -> Iterator["psycopg.Connection[Any]"]:
         yield connection
     finally:
         connection.close()
+
+
+class Network:
+    """Between a service and its server; it may die silently, as a network does."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster, self._deadly = cluster, None  # type: Cluster, bytes | None
+        self._ends: list[socket.socket] = []
+        self._dead = set[socket.socket]()
+        self._threads = [threading.Thread(target=self._accept)]
+        self._listener = socket.create_server(("127.0.0.1", free_port()))
+        self._threads[0].start()
+
+    def url(self, url: str) -> str:
+        """The same database, by way of this network."""
+        port = self._listener.getsockname()[1]
+        return url.replace(f":{self._cluster.port}/", f":{port}/")
+
+    def die(self, word: bytes = b"") -> None:
+        """Swallow everything of each connection whose client sends this word, from there on."""
+        self._deadly = word
+
+    def heal(self) -> None:
+        """Let new connections live; what is dead stays dead."""
+        self._deadly = None
+
+    def close(self) -> None:
+        for sock in (self._listener, *self._ends):
+            with suppress(OSError):
+                sock.shutdown(socket.SHUT_RDWR)
+        for thread in self._threads:
+            thread.join()
+        for sock in (self._listener, *self._ends):
+            sock.close()
+
+    def _accept(self) -> None:
+        with suppress(OSError):
+            while True:
+                client, _ = self._listener.accept()
+                server = socket.create_connection(("127.0.0.1", self._cluster.port))
+                self._ends += [client, server]
+                for ends in ((client, server, client), (server, client, client)):
+                    self._threads.append(threading.Thread(target=self._carry, args=ends))
+                    self._threads[-1].start()
+
+    def _carry(self, source: socket.socket, target: socket.socket, client: socket.socket) -> None:
+        with suppress(OSError):
+            while data := source.recv(65_536):
+                if source is client and self._deadly is not None and self._deadly in data:
+                    self._dead.add(client)
+                if client not in self._dead:
+                    target.sendall(data)
+            if client not in self._dead:
+                target.shutdown(socket.SHUT_WR)

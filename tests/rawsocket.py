@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable, Iterator
 from email.parser import Parser
 from typing import Any, NamedTuple
+from urllib.parse import urlencode
 
 CONTINUATION, TEXT, BINARY, CLOSE, PING, PONG = 0, 1, 2, 8, 9, 10
 RESET = (socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # for setsockopt: at close
@@ -226,3 +227,10 @@ def request_bytes(
 ) -> bytes:
     lines = [f"{method} {path} {version}", *(f"{name}: {text}" for name, text in headers.items())]
     return "\r\n".join([*lines, "", ""]).encode("latin-1")
+
+
+def form_bytes(path: str, **fields: str) -> bytes:
+    """A request that sends a form, as a browser does."""
+    body, kind = urlencode(fields).encode(), "application/x-www-form-urlencoded"
+    headers = {"Host": "a", "Content-Type": kind, "Content-Length": str(len(body))}
+    return request_bytes(path, headers, "POST") + body

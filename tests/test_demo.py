@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from rawsocket import RawSocket, request_bytes
+from rawsocket import RawSocket, form_bytes
 from serving import (
     REPOSITORY,
     Server,
@@ -99,14 +99,8 @@ def test_first_start_prints_what_works_and_the_second_no_secret(demo: Demo, tmp_
     assert (done.returncode, done.stderr, done.stdout.count("{")) == (0, "", 5)
 
     password = re.findall(r"user: demo    password: (\S{16})\n", server.log())[0]
-    form = f"username=demo&password={password}"
-    headers = {
-        "Host": "a",
-        "Content-Type": "application/x-www-form-urlencoded",
-        "Content-Length": str(len(form)),
-    }
     with RawSocket(server.port) as client:
-        client.send(request_bytes("/log-in", headers, "POST") + form.encode())
+        client.send(form_bytes("/log-in", username="demo", password=password))
         answer = client.answer()
     assert (answer.status, answer.headers["Location"]) == (303, "/settings/security")
     assert f"Listening at: {server.url} " in server.log(), "for this machine only"

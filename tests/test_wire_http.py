@@ -10,7 +10,7 @@ from datetime import datetime, timezone
 import pytest
 
 from conftest import StartServer
-from rawsocket import Answer, RawSocket, request_bytes
+from rawsocket import Answer, RawSocket, form_bytes, request_bytes
 from serving import Server, eventually
 
 PUBLIC = ["/api/v1/demo/year", "/api/v1/status"]
@@ -384,16 +384,11 @@ class TestGarbage:
         assert statuses == [200, 404, 200, 401]
 
     def test_half_a_form_changes_nothing(self, server: Server) -> None:
-        form = b"username=half&email=half@example.com&password=long+enough+word"
-        headers = {
-            "Host": "a",
-            "Content-Type": "application/x-www-form-urlencoded",
-            "Content-Length": str(len(form)),
-        }
+        fields = {"username": "half", "email": "half@example.com", "password": "long enough word"}
+        form = form_bytes("/sign-up", **fields)
         with RawSocket(server.port) as broken:
-            broken.send(request_bytes("/sign-up", headers, "POST") + form[:-4])
+            broken.send(form[:-4])
             broken.sock.shutdown(socket.SHUT_WR)
             assert broken.answer().status == 400
 
-        whole = request_bytes("/sign-up", headers, "POST") + form
-        assert sent(server, whole).status == 303, "the name is still free"
+        assert sent(server, form).status == 303, "the name is still free"

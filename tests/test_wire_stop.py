@@ -22,7 +22,7 @@ import pytest
 
 from conftest import StartPatched, StartServer
 from load import Load, accepted
-from rawsocket import RawSocket, handshake_bytes, request_bytes
+from rawsocket import RawSocket, form_bytes, handshake_bytes, request_bytes
 from serving import (
     REPOSITORY,
     Server,
@@ -313,14 +313,9 @@ class TestSecrecy:
         assert line.isprintable()
 
     def test_a_password_hash_and_an_address_are_in_no_log(self, talkative: Server) -> None:
-        form = b"username=eve&email=eve@secret.example&password=long+enough+word"
-        headers = {
-            "Host": "a",
-            "Content-Type": "application/x-www-form-urlencoded",
-            "Content-Length": str(len(form)),
-        }
+        fields = {"username": "eve", "email": "eve@secret.example", "password": "long enough"}
         with RawSocket(talkative.port) as client:
-            client.send(request_bytes("/sign-up", headers, "POST") + form)
+            client.send(form_bytes("/sign-up", **fields))
             assert client.answer().status == 303
 
         eventually(lambda: talkative.log_lines('"POST /sign-up" 303'))

@@ -1,0 +1,271 @@
+"""The real server beside a database that is locked, slow or away."""
+
+import contextlib
+import fcntl
+import os
+import sqlite3
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from conftest import StartPatched, StartServer
+from load import Load
+from postgresql import Cluster, Network, connected
+from rawsocket import RawSocket, form_bytes
+from serving import REPOSITORY, Server, eventually
+
+TEST, ME, STATUS = "/api/v1/protected/test", "/api/v1/user/me", "/api/v1/status"
+TIME = "/api/v1/ws/time"
+
+
+@contextlib.contextmanager
+def locked(server: Server) -> Iterator[sqlite3.Connection]:
+    """Meanwhile another process is writing to the SQLite file."""
+    other = sqlite3.connect(server.database, isolation_level=None, check_same_thread=False)
+    with contextlib.closing(other):
+        other.execute("BEGIN IMMEDIATE")
+        yield other
+
+
+class TestSqlite:
+    @pytest.mark.parametrize(("seconds", "outages"), [(0.3, 0), (3, 1)])
+    def test_while_another_process_writes_requests_go_on_and_none_is_lost(
+        self, start_server: StartServer, seconds: float, outages: int
+    ) -> None:
+        """A short lock, as that of a command, is nothing to log."""
+        server = start_server()
+        key = server.new_key(tier="pro")
+        latencies: list[float] = []
+        with locked(server) as other, RawSocket(server.port) as client:
+            until = time.monotonic() + seconds
+            while (started := time.monotonic()) < until:
+                assert client.request(TEST, X_API_Key=key).status == 200
+                latencies.append(time.monotonic() - started)
+                time.sleep(0.01)
+            other.execute("ROLLBACK")
+
+        total = [(len(latencies),)]
+        eventually(lambda: server.execute("SELECT total FROM api_key") == total, 2)
+        assert sorted(latencies)[-2] < 0.1  # the worst may be the machine's own hiccup
+        assert len(server.log_lines("database unavailable")) == outages
+
+    @pytest.mark.parametrize("ends", [True, False])
+    def test_at_the_stop_it_waits_for_a_lock_and_says_what_is_lost(
+        self, start_server: StartServer, ends: bool
+    ) -> None:
+        server = start_server()
+        keys = [server.new_key() for _ in range(2)]
+        with locked(server) as other:
+            answers = [server.ask(TEST, X_API_Key=key).status for key in keys * 2]
+            unlocking = threading.Timer(1, other.execute, ["ROLLBACK"])
+            if ends:
+                unlocking.start()
+            status, seconds = server.stop()
+        assert (answers, status, seconds < 5) == ([200] * 4, 0, True)
+        lines = server.log_lines("could not be saved")
+        assert server.restart().total(keys[0]) == (2 if ends else 0)
+        assert len(lines) == (0 if ends else 1)
+        assert ends or "the last 4 requests of 2 keys" in lines[0]
+
+    @pytest.mark.ci
+    def test_slow_disk_holds_up_nobody_during_a_checkpoint(
+        self, start_patched: StartPatched, tmp_path: Path
+    ) -> None:
+        (tmp_path / "slow.c").write_text(SLOW_DISK.replace("COUNT", str(tmp_path / "count")))
+        library = str(tmp_path / "slow.so")
+        compiled = ["cc", "-shared", "-fPIC", "-o", library, str(tmp_path / "slow.c")]
+        try:
+            subprocess.run(compiled, check=True)
+        except FileNotFoundError:
+            pytest.skip("there is no C compiler")
+        often = "import storage.sqlite; storage.sqlite.SYNCS_PER_CLEANUP = 2"
+        server = start_patched(often, LD_PRELOAD=library, RATE_LIMITS="free=1000000/day")
+        count, key, _ = tmp_path / "count", server.new_key(), server.database
+        with Load(server.port, key, connections=4) as load:
+            before = count.stat().st_size
+            eventually(lambda: count.stat().st_size >= before + 4, 20)
+            replies = load.stop()
+        assert max(reply.seconds for reply in replies) < 0.3
+
+
+SLOW_DISK = """
+#include <fcntl.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+int fsync(int file) {
+    int count = open("COUNT", O_WRONLY | O_APPEND | O_CREAT, 0600);
+    write(count, "x", 1);
+    close(count);
+    usleep(400000);
+    return syscall(SYS_fsync, file);
+}
+
+int fdatasync(int file) { return fsync(file); }
+"""
+
+
+class TestEither:
+    """With SQLite, and with PostgreSQL under --postgres."""
+
+    def test_without_its_table_it_says_so_once_and_recovers(
+        self, start_server: StartServer
+    ) -> None:
+        server = start_server()
+        key = server.new_key()
+        server.execute("ALTER TABLE api_key RENAME TO gone")
+
+        def is_unavailable() -> bool:
+            answer = server.ask(ME, X_API_Key=key)
+            return (answer.status, answer.json().get("code")) == (503, "unavailable")
+
+        eventually(is_unavailable)
+        for _ in range(20):
+            answer = server.ask(TEST, X_API_Key=key)
+            assert (answer.status, answer.json()["code"]) == (503, "unavailable")
+            assert int(answer.headers["Retry-After"]) >= 1
+        assert server.ask(STATUS).status == 200
+        processes = len(server.worker_pids)
+        assert 1 <= len(server.log_lines("database unavailable")) <= processes
+        assert "Traceback" not in server.log()
+
+        server.execute("ALTER TABLE gone RENAME TO api_key")
+        eventually(lambda: server.ask(ME, X_API_Key=key).status == 200)
+        eventually(lambda: server.log_lines("database available again"))
+
+    @pytest.mark.parametrize("command", ["rotate", "create"])
+    def test_command_whose_output_nobody_reads_locks_nobody_out(
+        self, start_server: StartServer, command: str
+    ) -> None:
+        server = start_server()
+        key = server.new_key()
+        (owner,) = server.execute('SELECT username FROM "user"')[0]
+        words = ["rotate", key[8:16]] if command == "rotate" else ["create", owner, "new"]
+        with full_pipe() as output:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "flask", "key", *words],
+                cwd=REPOSITORY,
+                env=server.env,
+                stdout=output,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+            statuses = set()
+            with process, RawSocket(server.port) as client:
+                while process.poll() is None:
+                    started = time.monotonic()
+                    statuses.add(client.request(TEST, X_API_Key=key).status)
+                    assert time.monotonic() - started < 1
+                    time.sleep(0.05)
+                assert process.stderr
+                error = process.stderr.read()
+
+        assert (process.returncode != 0, error.count("\n")) == (True, 1)
+        assert "cannot be printed" in error
+        assert statuses == {200}
+        assert server.execute("SELECT count(*), max(rotated_at) FROM api_key") == [(1, None)]
+        assert not server.log_lines("unavailable")
+
+
+@contextlib.contextmanager
+def full_pipe() -> Iterator[int]:
+    """The end to write to of a pipe that takes nothing more."""
+    reader, writer = os.pipe()
+    flags = fcntl.fcntl(writer, fcntl.F_GETFL)
+    fcntl.fcntl(writer, fcntl.F_SETFL, flags | os.O_NONBLOCK)
+    with contextlib.suppress(BlockingIOError):
+        while os.write(writer, bytes(4096)):
+            pass
+    fcntl.fcntl(writer, fcntl.F_SETFL, flags)
+    try:
+        yield writer
+    finally:
+        os.close(reader)
+        os.close(writer)
+
+
+class TestPostgres:
+    def test_command_on_a_dead_network_is_one_line_within_ten_seconds(
+        self, cluster: Cluster, start_server: StartServer
+    ) -> None:
+        server = start_server(DATABASE_URL=cluster.new_database())
+        key = server.new_key()
+        with contextlib.ExitStack() as stack:
+            commands = []
+            for word in (b"", b"BEGIN", b"UPDATE", b"COMMIT"):
+                network = stack.enter_context(contextlib.closing(Network(cluster)))
+                network.die(word)
+                url = network.url(server.env["DATABASE_URL"])
+                commands.append(
+                    subprocess.Popen(
+                        [sys.executable, "-m", "flask", "key", "revoke", key[8:16]],
+                        cwd=REPOSITORY,
+                        env=server.env | {"DATABASE_URL": url},
+                        stderr=subprocess.PIPE,
+                        text=True,
+                    )
+                )
+            for command in commands:
+                error = command.communicate(timeout=20)[1]
+                assert (command.returncode != 0, error.count("\n")) == (True, 1), error
+                assert "DATABASE_URL" in error
+
+    def test_pages_on_a_dead_network_are_503_and_do_not_keep_the_background_waiting(
+        self, cluster: Cluster, start_server: StartServer
+    ) -> None:
+        direct, network = cluster.new_database(), Network(cluster)
+
+        def sign_up(name: str) -> tuple[int, float]:
+            fields = {"username": name, "email": f"{name}@example.com", "password": "x" * 10}
+            started = time.monotonic()
+            with RawSocket(server.port) as client:
+                client.send(form_bytes("/sign-up", **fields))
+                return client.answer().status, time.monotonic() - started
+
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(contextlib.closing(network))
+            server = start_server(DATABASE_URL=network.url(direct))
+            client = stack.enter_context(RawSocket(server.port))
+            threads = stack.enter_context(ThreadPoolExecutor(6))
+            client.open(f"{TIME}?api_key={server.new_key()}")
+            assert sign_up("before")[0] == 303
+            for word in (b"BEGIN", b"INSERT", b"COMMIT"):
+                network.die(word)
+                names = [f"{word.decode().lower()}{number}" for number in range(2)]
+                for status, seconds in threads.map(sign_up, names):
+                    assert (status, seconds < 1.2 + 0.4) == (503, True), (word, seconds)
+                network.heal()
+            Cluster.query(direct, "UPDATE api_key SET revoked_at = 1")
+            ended = time.monotonic()
+            assert client.close_code() == 1008
+            assert time.monotonic() - ended < 2
+            assert sign_up("after")[0] == 303
+        assert "Traceback" not in server.log()
+
+    def test_locked_key_fails_only_its_own_requests(
+        self, cluster: Cluster, start_server: StartServer
+    ) -> None:
+        url = cluster.new_database()
+        server = start_server(DATABASE_URL=url)
+        held, free = server.new_key(), server.new_key()
+        with connected(url) as other, Load(server.port, held, free, rest=0.02) as load:
+            eventually(lambda: len(load.replies) > 100)
+            other.execute("BEGIN")
+            other.execute(f"SELECT * FROM api_key WHERE id = '{held[8:16]}' FOR UPDATE")
+            locked = time.monotonic()
+            time.sleep(1.5)
+            other.execute("ROLLBACK")
+            unlocked = time.monotonic()
+            eventually(lambda: 200 in {r.status for r in load.replies if r.started > unlocked})
+            replies = load.stop()
+
+        assert {reply.status for reply in replies if reply.key == free} == {200}
+        during = [r for r in replies if locked < r.started < unlocked - 0.7]
+        assert {reply.status for reply in during if reply.key == held} == {503}
+        assert max(reply.seconds for reply in replies) < 1

@@ -1,0 +1,126 @@
+"""What the worker leans on inside gunicorn and gevent, where no wire test would notice a change."""
+
+import contextlib
+import inspect
+import os
+import signal
+from collections.abc import Iterator
+from typing import Any
+
+import gevent
+import pytest
+from gevent import socket as gsocket
+from gevent.pool import Pool
+from gunicorn import util
+from gunicorn.config import Config
+from gunicorn.errors import AppImportError
+from gunicorn.http import wsgi
+from gunicorn.workers.ggevent import GeventWorker
+
+from server.log import Log
+from server.worker import Worker, speed_up
+from settings import SettingsError
+
+GET = b"GET / HTTP/1.1\r\nHost: a\r\n\r\n"
+
+
+@pytest.fixture
+def worker() -> Iterator[Worker]:
+    """A worker whose application answers `Hello`, as it is before it is run."""
+    cfg = Config()
+    worker = Worker(1, os.getpid(), [], None, 30, cfg, Log(cfg))
+    worker.pool, worker.idle = Pool(100), set()
+    worker.wsgi = hello
+    yield worker
+    worker.tmp.close()
+
+
+def hello(environ: dict[str, Any], start_response: Any) -> list[bytes]:
+    start_response("200 OK", [("Content-Length", "5")])
+    return [b"Hello"]
+
+
+@contextlib.contextmanager
+def connected(worker: Worker) -> Iterator[Any]:
+    """A connection that the worker serves."""
+    here, there = gsocket.socketpair()
+    with here:
+        serving = worker.pool.spawn(worker.handle, there, there, ("127.0.0.1", 1))
+        yield here
+        serving.kill()
+
+
+@pytest.mark.parametrize(
+    "name", ["init_process", "init_signals", "load_wsgi", "run", "handle", "handle_request"]
+)
+def test_method_that_is_replaced_takes_what_gunicorn_gives(name: str) -> None:
+    ours, theirs = (getattr(owner, name) for owner in (Worker, GeventWorker))
+    assert list(inspect.signature(ours).parameters) == list(inspect.signature(theirs).parameters)
+
+
+def test_stop_is_heard_before_the_app_is_loaded(
+    worker: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Until then a signal would go to the handlers of the master, which the worker has not left."""
+    handlers: list[Any] = []
+    stops = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT)
+    before = [signal.getsignal(number) for number in stops]
+
+    def load(worker: Worker) -> None:
+        handlers.extend(signal.getsignal(number) for number in stops)
+
+    monkeypatch.setattr(GeventWorker, "init_process", load)
+    try:
+        worker.init_process()
+    finally:
+        for number, handler in zip(stops, before, strict=True):
+            signal.signal(number, handler)
+    assert handlers == [worker.handle_exit] * 3
+
+
+def test_wrong_setting_while_loading_ends_gunicorn(worker: Worker) -> None:
+    def fail() -> None:
+        raise SettingsError("DATABASE_URL: no")
+
+    worker.app = type("App", (), {"wsgi": staticmethod(fail)})
+    with pytest.raises(AppImportError, match="DATABASE_URL: no"):
+        worker.load_wsgi()
+
+
+def test_pipelined_requests_leave_others_their_turn(worker: Worker) -> None:
+    """After sleep(0) gevent looks for input of others only every 50 turns."""
+    order: list[str] = []
+
+    def note(environ: dict[str, Any], start_response: Any) -> list[bytes]:
+        order.append(environ["PATH_INFO"])
+        return hello(environ, start_response)
+
+    worker.wsgi = note
+    with connected(worker) as busy, connected(worker) as other:
+        busy.sendall(GET * 280)
+
+        def ask_one_by_one() -> None:
+            for _ in range(10):
+                other.sendall(GET.replace(b"/", b"/other", 1))
+                other.recv(4096)
+
+        gevent.spawn(ask_one_by_one).get(timeout=5)
+    assert order.count("/other") == 10
+    assert order.count("/") < 100
+
+
+def test_speed_up_spares_gunicorn_work_for_each_request(
+    worker: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gc.freeze", lambda: None)
+    monkeypatch.setattr(util, "http_date", lambda now: f"second {now:d}")
+    monkeypatch.setattr(wsgi, "WSGIErrorsWrapper", lambda cfg: object())
+    speed_up(worker.cfg)
+    worker.cfg.__dict__["keepalive"] = 77
+
+    assert worker.cfg.keepalive == 77, "a plain attribute wins"
+    first, second = (wsgi.base_environ(worker.cfg)["wsgi.errors"] for _ in range(2))
+    assert first is second
+    with connected(worker) as client:
+        client.sendall(GET)
+        assert b"\r\nDate: second " in client.recv(4096)
