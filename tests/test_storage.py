@@ -1,0 +1,436 @@
+"""Both stores: keys found, counts saved, old rows deleted. The second needs `pytest --postgres`."""
+
+import logging
+import sqlite3
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+
+import gevent
+import peewee
+import pytest
+
+import accounts
+import auth
+import models
+from models import DAY, HOUR, ApiKey, HourlyUsage, User
+from ratelimit import Allowance, Limiter, Quota, Usage
+from serving import eventually
+from settings import Settings, load
+from storage import Store, outage, sqlite
+from storage.database import create_tables, open_database, open_store
+from storage.outage import Outage
+
+LONG = Quota("long", 5, 10**9)  # no window turns during a test
+END = (int(time.time()) // LONG.seconds + 1) * LONG.seconds
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Settings]:
+    """Each database in turn, with empty tables."""
+    if request.param == "postgres":
+        url = request.getfixturevalue("cluster").new_database()
+    else:
+        url = f"sqlite:///{tmp_path}/test.db"
+    settings = load({"DATABASE_URL": url})
+    create_tables(settings)
+    open_database(settings, patience=10)
+    yield settings
+    models.database.close_all()
+
+
+in_sqlite = pytest.mark.parametrize("place", ["sqlite"], indirect=True)
+
+
+@pytest.fixture
+def store(place: Settings) -> Iterator[Store]:
+    opened = open_store(place)
+    yield opened
+    opened.close()
+
+
+@pytest.fixture
+def grace(place: Settings) -> User:
+    with models.database.connection_context():
+        user: User = User.create(username="grace", email="grace@example.com", password_hash="")
+    return user
+
+
+@pytest.fixture
+def new_id(grace: User) -> Callable[..., str]:
+    """Makes keys of Grace with these columns; returns the id."""
+
+    def create(**columns: object) -> str:
+        key_id: str = auth.create_key(grace, "ci", "production")[0].id
+        with models.database.connection_context():
+            if columns:
+                ApiKey.update(**columns).where(ApiKey.id == key_id).execute()
+        return key_id
+
+    return create
+
+
+NewId = Callable[..., str]
+
+
+def key_of(store: Store, key_id: str) -> ApiKey:
+    found = store.find(key_id)
+    assert found
+    return found
+
+
+def remaining(allowance: Allowance | None) -> int | None:
+    assert allowance
+    return allowance.remaining if allowance.accepted else None
+
+
+def hours() -> list[tuple[int, str, int]]:
+    with models.database.connection_context():
+        rows = HourlyUsage.select(HourlyUsage.hour, HourlyUsage.key_id, HourlyUsage.requests)
+        return sorted(rows.tuples())
+
+
+# Finding
+
+
+def test_key_is_found_with_all_its_columns(store: Store, new_id: NewId) -> None:
+    key_id = new_id(tier="pro", expires_at=1, rotated_at=2, last_used_at=3, total=4)
+    with models.database.connection_context():
+        row = ApiKey.get_by_id(key_id)
+    assert key_of(store, key_id).__data__ == row.__data__
+
+
+@pytest.mark.parametrize("key_id", ["", "nobody's", "%", "a" * 1000])
+def test_unknown_id_finds_nothing(store: Store, new_id: NewId, key_id: str) -> None:
+    assert store.find(key_id) is None
+    assert store.find(new_id().swapcase()) is None
+
+
+# Counting
+
+
+@pytest.mark.parametrize(
+    ("stored", "granted", "after"),
+    [
+        pytest.param(Usage(), [4, 3], Usage(2, END, 2), id="never used"),
+        pytest.param(Usage(7, END, 3), [1, 0], Usage(9, END, 5), id="used in this window"),
+        pytest.param(Usage(7, END, 4), [0, None], Usage(8, END, 5), id="one is left"),
+        pytest.param(Usage(7, END, 6), [None, None], Usage(7, END, 6), id="used up"),
+        pytest.param(Usage(7, END - 10**9, 5), [4, 3], Usage(9, END, 2), id="a past window"),
+        pytest.param(Usage(7, END - 1, 5), [4, 3], Usage(9, END, 2), id="of another tier"),
+        pytest.param(Usage(7, END + 10**9, 5), [4, 3], Usage(9, END, 2), id="the clock was ahead"),
+    ],
+)
+def test_limiter_and_database_have_the_same_rule_for_a_window(
+    store: Store, new_id: NewId, stored: Usage, granted: list[int | None], after: Usage
+) -> None:
+    key = key_of(store, new_id(**stored._asdict()))
+    assert [remaining(store.hit(key, LONG)) for _ in range(2)] == granted
+    store.sync(set())
+    assert key_of(store, key.id).usage == after
+
+    limiter = Limiter()
+    assert [remaining(limiter.hit(key.id, LONG, stored)) for _ in range(2)] == granted
+    assert stored.plus(limiter.counted.get(key.id, Usage())) == after
+
+
+def test_counts_add_up_in_the_row_and_in_the_hour(
+    store: Store, new_id: NewId, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, two, unused = new_id(), new_id(), new_id()
+    for _ in range(2):
+        for key_id in (one, two, two):
+            store.hit(key_of(store, key_id), LONG)
+        store.sync(set())
+        store.sync(set())
+    assert [key_of(store, key_id).total for key_id in (one, two, unused)] == [2, 4, 0]
+    last_used = [key_of(store, key_id).last_used_at for key_id in (one, unused)]
+    assert last_used == [pytest.approx(time.time(), abs=60), None]
+    per_key = {key_id: sum(n for _, of, n in hours() if of == key_id) for key_id in (one, two)}
+    assert per_key == {one: 2, two: 4}
+    assert all(hour % HOUR == 0 and time.time() - hour < 2 * HOUR for hour, _, _ in hours())
+
+
+def test_cost_of_zero_asks_no_database(place: Settings, store: Store, new_id: NewId) -> None:
+    key = key_of(store, new_id(**Usage(7, END, 3)._asdict()))
+    with models.database.connection_context():
+        models.database.drop_tables([ApiKey])
+    asked = store.hit(key, LONG, cost=0)
+    assert asked
+    assert asked._replace(seconds_left=0) == (LONG, True, 2, END, 0, 7)
+    with models.database.connection_context():
+        models.database.create_tables([ApiKey])
+
+
+# Keys that end, and rows that are old
+
+
+def test_sync_tells_which_open_keys_have_ended(
+    place: Settings, store: Store, new_id: NewId
+) -> None:
+    live = {new_id(), new_id(expires_at=models.now() + 60), new_id(rotated_at=1)}
+    ended = {new_id(expires_at=models.now()), new_id(revoked_at=1), "deleted!"}
+    assert store.sync(live | ended) == ended
+
+
+def test_open_keys_may_be_more_than_one_query_takes(store: Store, new_id: NewId) -> None:
+    """SQLite takes 32,766 values in a query at most, PostgreSQL 65,535."""
+    strangers = {f"{number:08}" for number in range(70_000)}
+    assert store.sync(strangers | {new_id()}) == strangers
+
+
+def test_keys_that_ended_more_than_30_days_ago_are_deleted(store: Store, new_id: NewId) -> None:
+    long_ago, lately = models.now() - 30 * DAY - 60, models.now() - 30 * DAY + 60
+    kept = [
+        new_id(created_at=0),
+        new_id(created_at=0, last_used_at=1),
+        new_id(revoked_at=lately),
+        new_id(expires_at=lately),
+        new_id(rotated_at=long_ago, expires_at=lately),
+    ]
+    gone = [new_id(revoked_at=long_ago), new_id(expires_at=long_ago)]
+    store.sync(set())
+    assert [key_id for key_id in kept + gone if store.find(key_id)] == kept
+
+
+def test_hours_are_deleted_after_a_day(place: Settings, store: Store) -> None:
+    this = models.now() // HOUR * HOUR
+    with models.database.connection_context():
+        for age in (0, 24, 26):
+            HourlyUsage.create(hour=this - age * HOUR, key_id="a" * 8, requests=1)
+    store.sync(set())
+    assert [(this - hour) // HOUR for hour, _, _ in hours()] == [24, 0]
+
+
+# Rotating
+
+
+def test_of_rotations_at_once_one_makes_a_successor(place: Settings, new_id: NewId) -> None:
+    """All have read the key before the first of them changes it."""
+    with models.database.connection_context():
+        key = ApiKey.get_by_id(new_id())
+
+    def rotate(_: int) -> bool:
+        try:
+            return bool(auth.rotate_key(key))
+        except accounts.Invalid:
+            return False
+
+    with ThreadPoolExecutor(4) as threads:  # with SQLite, each transaction runs without a break
+        run = threads.map if place.postgres else map
+        assert sorted(run(rotate, range(4))) == [False, False, False, True]
+    with models.database.connection_context():
+        assert ApiKey.select().count() == 2
+
+
+# SQLite: counts wait in memory
+
+
+@pytest.fixture
+def other(place: Settings) -> Iterator[sqlite3.Connection]:
+    """Another program's connection to the same file."""
+    with closing(sqlite3.connect(place.sqlite, isolation_level=None)) as connection:
+        yield connection
+
+
+@contextmanager
+def locked(connection: sqlite3.Connection) -> Iterator[None]:
+    """For a while, another program writes."""
+    connection.execute("BEGIN IMMEDIATE")
+    yield
+    connection.execute("ROLLBACK")
+
+
+def saved(connection: sqlite3.Connection) -> list[tuple[int, int | None]]:
+    """The total of each key, and that of its hours."""
+    query = "SELECT total, (SELECT sum(requests) FROM hourly_usage WHERE key_id = id) FROM api_key"
+    return connection.execute(query).fetchall()
+
+
+@in_sqlite
+def test_key_whose_user_was_deleted_by_hand_is_not_found(
+    store: Store, new_id: NewId, other: sqlite3.Connection
+) -> None:
+    key_id = new_id()
+    other.execute("DELETE FROM user")  # a connection without foreign keys
+    assert store.find(key_id) is None
+    assert store.sync({key_id}) == {key_id}
+
+
+@in_sqlite
+def test_locked_file_loses_no_count_and_saves_none_twice(
+    store: Store, new_id: NewId, other: sqlite3.Connection
+) -> None:
+    key = key_of(store, new_id())
+    store.hit(key, LONG)
+    with locked(other):
+        for _ in range(2):
+            with pytest.raises(peewee.OperationalError):
+                store.sync(set())
+            store.hit(key, LONG)
+    store.sync(set())
+    store.sync(set())
+    assert saved(other) == [(3, 3)]
+
+
+@in_sqlite
+def test_save_that_fails_half_way_saves_nothing(
+    store: Store, new_id: NewId, other: sqlite3.Connection
+) -> None:
+    key = key_of(store, new_id())
+    store.hit(key, LONG)
+    other.execute("ALTER TABLE hourly_usage RENAME COLUMN requests TO away")
+    with pytest.raises(peewee.OperationalError):
+        store.sync(set())
+    other.execute("ALTER TABLE hourly_usage RENAME COLUMN away TO requests")
+    assert saved(other) == [(0, None)]
+    store.sync(set())
+    assert saved(other) == [(1, 1)]
+
+
+@in_sqlite
+def test_usage_changed_by_hand_counts_though_requests_wait_to_be_saved(
+    store: Store, new_id: NewId, other: sqlite3.Connection
+) -> None:
+    key_id = new_id()
+    store.hit(key_of(store, key_id), LONG)
+    store.sync(set())
+    store.hit(key_of(store, key_id), LONG)
+    other.execute("UPDATE api_key SET used = 3, total = 500")
+    store.sync(set())
+    assert key_of(store, key_id).usage == Usage(501, END, 4)
+
+
+@in_sqlite
+def test_counts_of_a_deleted_key_stop_no_others(
+    store: Store, new_id: NewId, other: sqlite3.Connection
+) -> None:
+    gone, kept = key_of(store, new_id()), key_of(store, new_id())
+    store.hit(gone, LONG)
+    store.hit(kept, LONG)
+    other.execute("DELETE FROM api_key WHERE id = ?", (gone.id,))
+    store.sync(set())
+    assert saved(other) == [(1, 1)]
+
+
+@in_sqlite
+def test_close_saves_what_is_left_as_soon_as_the_file_is_free(
+    store: Store, new_id: NewId, other: sqlite3.Connection
+) -> None:
+    store.hit(key_of(store, new_id()), LONG)
+    with locked(other):
+        closing_store = gevent.spawn(store.close)
+        gevent.sleep(0.15)
+        assert not closing_store.ready()
+    closing_store.get(timeout=5)
+    assert saved(other) == [(1, 1)]
+
+
+@in_sqlite
+def test_loss_at_the_close_is_logged_with_its_size(
+    store: Store,
+    new_id: NewId,
+    other: sqlite3.Connection,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(sqlite, "LAST_SECONDS", 0.1)
+    one, two = key_of(store, new_id()), key_of(store, new_id())
+    for key in (one, two, two):
+        store.hit(key, LONG)
+    with locked(other):
+        store.close()
+    words = "the last 3 requests of 2 keys could not be saved: database is locked"
+    assert caplog.messages == [words]
+
+
+@in_sqlite
+def test_close_without_counts_says_nothing_of_a_loss(
+    store: Store, other: sqlite3.Connection, caplog: pytest.LogCaptureFixture
+) -> None:
+    with locked(other):
+        store.close()
+    assert not caplog.messages
+
+
+@in_sqlite
+def test_checkpoint_copies_the_log_into_the_file(
+    place: Settings, store: Store, new_id: NewId, tmp_path: Path
+) -> None:
+    """Otherwise the log would grow for ever."""
+    store.hit(key_of(store, new_id()), LONG)
+    store.sync(set())
+
+    def copy_has_the_count() -> bool:
+        (tmp_path / "copy.db").write_bytes(place.sqlite.read_bytes())  # without the log
+        with closing(sqlite3.connect(tmp_path / "copy.db")) as copy:
+            return copy.execute("SELECT total FROM api_key").fetchall() == [(1,)]
+
+    eventually(copy_has_the_count)
+
+
+@in_sqlite
+def test_after_the_close_there_is_one_file(store: Store, new_id: NewId, tmp_path: Path) -> None:
+    store.hit(key_of(store, new_id()), LONG)
+    models.database.close_all()
+    store.close()
+    assert [file.name for file in tmp_path.iterdir()] == ["test.db"]
+
+
+# SQLite: the plan of each query
+
+
+@in_sqlite
+@pytest.mark.parametrize("analyzed", [False, True])
+def test_with_100000_keys_each_query_searches_and_none_scans(
+    store: Store, other: sqlite3.Connection, caplog: pytest.LogCaptureFixture, analyzed: bool
+) -> None:
+    numbers = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < {})"
+    user = "SELECT i, i, i, '', 0 FROM n"
+    key = "SELECT printf('%08d', i), i % 4000 + 1, 'k', 'production', 'free', '', 0, 9e9, 0, 0, 0"
+    columns = "id, user_id, name, type, tier, digest, created_at, expires_at, total, reset, used"
+    other.execute(f"INSERT INTO user {numbers.format(4000)} {user}")
+    other.execute(f"INSERT INTO api_key ({columns}) {numbers.format(100_000)} {key} FROM n")
+    other.execute(f"INSERT INTO hourly_usage {numbers.format(10_000)} SELECT i, 'a', 1 FROM n")
+    if analyzed:
+        other.execute("ANALYZE")
+    caplog.set_level(logging.DEBUG, "peewee")
+    store.find(f"{1:08}")
+    store.sync({f"{number:08}" for number in range(1000)})
+
+    asked = [record.msg for record in caplog.records if isinstance(record.msg, tuple)]
+    queries = {
+        sql: other.execute(f"EXPLAIN QUERY PLAN {sql}", values or ()) for sql, values in asked
+    }
+    plans = {sql: [row[3] for row in rows] for sql, rows in queries.items()}
+    assert len(plans) == 4, "find, ended keys, old hours, old keys"
+    steps = [step for plan in plans.values() for step in plan]
+    assert not [step for step in steps if step.startswith("SCAN")]
+    conditions = {step.rpartition("(")[2].rstrip(")") for step in steps if "SEARCH" in step}
+    one_row = {"id=?", "rowid=?", "hour=? AND key_id=?"}
+    assert conditions <= one_row | {"hour<?", "revoked_at<?", "expires_at<?"}
+
+
+# The log of an outage
+
+
+def test_outage_is_logged_when_it_begins_and_when_it_has_been_over_for_a_while(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    clock, seen = SimpleNamespace(now=1000.0), Outage()
+    monkeypatch.setattr(outage, "time", SimpleNamespace(monotonic=lambda: clock.now))
+    seen.over()
+    for _ in range(3):  # some requests fail, some do not
+        seen.note(OSError("locked\nDETAIL: a value"))
+        clock.now += outage.QUIET_SECONDS
+        seen.over()
+    assert caplog.messages == ["database unavailable: locked"]
+    clock.now += 0.1
+    seen.over()
+    seen.over()
+    assert caplog.messages[1:] == ["database available again"]
+    seen.note(OSError("gone"))
+    assert caplog.messages[2:] == ["database unavailable: gone"]
