@@ -23,6 +23,7 @@ from protocol.timestamps import date_time, timestamp, utc
 from ratelimit import Allowance, Limiter
 from server import demo
 from server.background import Background
+from settings import Settings
 from storage.database import open_database, open_store
 
 API_VERSION = "1.0.0"
@@ -36,9 +37,17 @@ class CompactJson(DefaultJSONProvider):
 
 
 class Service(Flask):
-    """Flask with a short cut that saves 5 % of a request."""
+    """Flask with JSON as above, the API's headers, and a short cut that saves 5 % of a request."""
 
     json_provider_class = CompactJson
+
+    def __init__(self, config: Settings) -> None:
+        super().__init__(__name__, static_folder="web/static")
+        self.secret_key = config.secret_key
+        self.url_map.merge_slashes = False  # or it would redirect, to whatever Host was sent
+        self.wsgi_app = with_api_headers(self.wsgi_app)  # type: ignore[method-assign]
+        if hops := config.proxy_hops:
+            self.wsgi_app = ProxyFix(self.wsgi_app, x_for=hops)  # type: ignore[method-assign]
 
     def create_url_adapter(self, request: Request | None) -> MapAdapter | None:
         """Match a plain request by path and method; no route depends on the host."""
@@ -51,44 +60,28 @@ class Service(Flask):
 api = Blueprint("api", __name__, url_prefix="/api/v1")
 
 
-def create_app(config: settings.Settings | None = None, demo: bool = False) -> Flask:
-    """Build the application; raises SettingsError. For the demo, gunicorn.conf.py greets the user.
+def create_app(config: Settings | None = None, demo: bool = False) -> Flask:
+    """Build the application; raises SettingsError. Nothing is asked of the database yet.
 
-    Nothing is asked of the database yet.
+    For the `demo`, gunicorn.conf.py creates a user with a key once the port is bound.
     """
     cli.refuse_flask_run()
     config = config or settings.load()
     open_database(config)
+    store = open_store(config)
+    guard = auth.Guard(config.quotas, store)
+    opened = sockets.OpenSockets(config.max_sockets, config.max_sockets_per_caller)
 
-    app = Service(__name__, static_folder="web/static")
-    app.secret_key = config.secret_key
-    app.url_map.merge_slashes = False  # or it would redirect, to whatever Host was sent
-    app.extensions |= services(config) | {"settings": config, "demo": demo}
-
+    app = Service(config)
+    app.extensions |= {"settings": config, "demo": demo, "store": store, "guard": guard}
+    app.extensions |= {"sockets": opened, "ticker": sockets.Ticker(), "throttles": Limiter()}
+    app.extensions["background"] = Background(guard, store, opened)
     app.before_request(check_request)
     app.register_blueprint(api)
     app.add_url_rule("/<any('openapi.json', 'asyncapi.json'):name>", view_func=description)
     for part in (sockets, web, cli, problems):
         part.register(app)
-    app.wsgi_app = with_api_headers(app.wsgi_app)  # type: ignore[method-assign]
-    if hops := config.proxy_hops:
-        app.wsgi_app = ProxyFix(app.wsgi_app, x_for=hops, x_proto=1)  # type: ignore[method-assign]
     return app
-
-
-def services(config: settings.Settings) -> dict[str, Any]:
-    """What lives as long as the app; found in `app.extensions`."""
-    store = open_store(config)
-    guard = auth.Guard(config.quotas, store)
-    open_sockets = sockets.OpenSockets(config.max_sockets, config.max_sockets_per_caller)
-    return {
-        "store": store,
-        "guard": guard,
-        "sockets": open_sockets,
-        "ticker": sockets.Ticker(),
-        "background": Background(guard, store, open_sockets),
-        "throttles": Limiter(),
-    }
 
 
 def __getattr__(name: str) -> Any:

@@ -18,7 +18,6 @@ import auth
 import models
 from models import ApiKey, User, database
 from protocol.timestamps import date_time
-from server.log import redact
 from settings import SettingsError
 from storage.database import create_tables
 from storage.outage import one_line
@@ -44,9 +43,6 @@ class Commands(AppGroup):
             fail(f"DATABASE_URL: {one_line(error)}")
         except ValueError as error:  # accounts.Invalid, UnicodeError
             fail(str(error))
-        except click.ClickException as error:  # somebody may have given a key in place of an ID
-            error.message = redact(error.message)  # type: ignore[misc]
-            raise
 
 
 users = Commands("user", help="Create, list, change and delete users.")
@@ -64,8 +60,8 @@ def refuse_flask_run() -> None:
     context = click.get_current_context(silent=True)
     if context and context.command is flask.cli.run_command:
         raise SettingsError(
-            "`flask run` cannot serve this app. Run `python app.py`; to reload when a file changes, "
-            "GUNICORN_CMD_ARGS=--reload python app.py"
+            "`flask run` cannot serve this app: run `python app.py`, or, to reload changed files, "
+            "`GUNICORN_CMD_ARGS=--reload python app.py`"
         )
 
 

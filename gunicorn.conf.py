@@ -4,22 +4,22 @@ from gevent import monkey
 
 monkey.patch_all()  # before anything else is imported, in the master, too
 
-import signal  # noqa: E402
-import sys  # noqa: E402
-from pathlib import Path  # noqa: E402
+import signal
+import sys
+from pathlib import Path
 
-from gunicorn.arbiter import Arbiter  # noqa: E402
+from gunicorn.arbiter import Arbiter
 
 chdir = str(Path(__file__).parent)  # also when it is started from another folder
 sys.path.insert(0, chdir)
 
-import settings  # noqa: E402
-from models import database  # noqa: E402
-from server import demo  # noqa: E402
-from server.log import Log  # noqa: E402
-from server.worker import Worker  # noqa: E402
-from settings import SettingsError  # noqa: E402
-from storage.database import create_tables  # noqa: E402
+import settings
+from models import database
+from server import demo
+from server.log import Log
+from server.worker import Worker
+from settings import SettingsError
+from storage.database import create_tables
 
 settings.raise_file_limit()
 service = settings.load()
@@ -42,6 +42,7 @@ keepalive = 100 if service.proxy_hops else 5
 graceful_timeout = 5  # seconds; the worker needs less
 control_socket_disable = True  # two services of one user would take each other's
 http_parser = "python"  # "auto" takes a less strict one where that is installed
+sendfile = False  # it would bypass the worker's way to send a response in one piece
 # Only PROXY_HOPS says whom to trust; gunicorn itself takes nothing from forwarding headers.
 forwarded_allow_ips, forwarder_headers = "*", ""
 secure_scheme_headers: dict[str, str] = {}
@@ -69,10 +70,7 @@ def one_process(server: Arbiter) -> None:
 
 
 def when_ready(server: Arbiter) -> None:
-    address = ", ".join(map(str, server.LISTENERS))
-    name = "PostgreSQL" if service.postgres else service.sqlite
-    tiers = ", ".join(f"{q.tier} {q.limit} per {q.seconds} s" for q in service.quotas.values())
-    server.log.info("serving %s, database %s, tiers: %s", address, name, tiers)
+    server.log.info("Database: %s", "PostgreSQL" if service.postgres else service.sqlite)
     for warning in settings.warnings(service):
         server.log.warning(warning)
 

@@ -18,22 +18,12 @@ except ImportError:
     raise SystemExit("This service needs a POSIX system; on Windows, run it in WSL.") from None
 
 HERE = Path(__file__).parent
-DEFAULTS = {
-    "PORT": "8000",
-    "DATABASE_URL": "sqlite:///demo.db",
-    "SECRET_KEY": "",
-    "RATE_LIMITS": "free=1000/hour,pro=10000/hour",
-    "MAX_SOCKETS": "5000",
-    "MAX_SOCKETS_PER_CALLER": "100",
-    "SIGNUPS": "open",
-    "PROXY_HOPS": "0",
-    "WEB_CONCURRENCY": "1",
-}
+NAMES = {"PORT", "DATABASE_URL", "SECRET_KEY", "RATE_LIMITS", "MAX_SOCKETS", "SIGNUPS"}
+NAMES |= {"MAX_SOCKETS_PER_CALLER", "PROXY_HOPS", "WEB_CONCURRENCY"}
 # How many entries the routers of each platform append to X-Forwarded-For.
-PLATFORM_HOPS = {"DYNO": "1", "FLY_APP_NAME": "2", "RENDER": "3", "RAILWAY_ENVIRONMENT": "0"}
+PLATFORM_HOPS = {"DYNO": "1", "FLY_APP_NAME": "2", "RENDER": "3", "RAILWAY_ENVIRONMENT": "2"}
 URL_FORMS = "sqlite:///FILE or postgresql://USER:PASSWORD@HOST/NAME (percent-encoded)"
 NEEDS_DRIVER = "PostgreSQL needs psycopg: uncomment its line in requirements.txt and install again"
-MIN_FILES = 128  # open files without which the server cannot work
 SPARE_FILES = 256  # open files kept for requests, the database and logs, not for WebSockets
 SIMILAR = 0.85  # how similar to a setting a variable must be to be taken for a misspelt one
 
@@ -47,7 +37,7 @@ class SettingsError(SystemExit):
 
 @dataclass(frozen=True)
 class Settings:
-    """All settings, checked."""
+    """All settings; `load` holds the defaults."""
 
     sqlite: Path  # the database file; unused if `postgres` is set
     postgres: str | None = field(repr=False)  # the URL, with its password
@@ -70,31 +60,27 @@ class Settings:
 def load(environ: Mapping[str, str] = os.environ) -> Settings:
     """Read the settings; raises SettingsError for the first wrong one."""
     platform = next(filter(environ.get, PLATFORM_HOPS), "")
-    hops = PLATFORM_HOPS.get(platform, DEFAULTS["PROXY_HOPS"])
-    read = partial(_read, DEFAULTS | {"PROXY_HOPS": hops}, environ)
-    sqlite, postgres = read("DATABASE_URL", _database)
+
+    def read(name: str, default: str, parse: Callable[[str], Any]) -> Any:
+        try:
+            return parse(environ.get(name) or default)
+        except (OSError, ValueError) as error:
+            raise SettingsError(f"{name}: {error}") from None
+
+    sqlite, postgres = read("DATABASE_URL", "sqlite:///demo.db", _database)
     return Settings(
         sqlite=sqlite,
         postgres=postgres,
-        port=read("PORT", partial(_whole, low=1, high=65535)),
-        secret_key=read("SECRET_KEY", _secret),
-        quotas=read("RATE_LIMITS", parse_quotas),
-        max_sockets=read("MAX_SOCKETS", _sockets),
-        max_sockets_per_caller=read("MAX_SOCKETS_PER_CALLER", _whole),
-        signups=read("SIGNUPS", _is_open),
-        proxy_hops=read("PROXY_HOPS", partial(_whole, high=10)),
-        web_concurrency=read("WEB_CONCURRENCY", partial(_whole, low=1)),
+        port=read("PORT", "8000", partial(_whole, low=1, high=65535)),
+        secret_key=read("SECRET_KEY", "", _secret),
+        quotas=read("RATE_LIMITS", "free=1000/hour,pro=10000/hour", parse_quotas),
+        max_sockets=read("MAX_SOCKETS", "5000", _sockets),
+        max_sockets_per_caller=read("MAX_SOCKETS_PER_CALLER", "100", _whole),
+        signups=read("SIGNUPS", "open", _is_open),
+        proxy_hops=read("PROXY_HOPS", PLATFORM_HOPS.get(platform, "0"), partial(_whole, high=10)),
+        web_concurrency=read("WEB_CONCURRENCY", "1", partial(_whole, low=1)),
         platform=platform,
     )
-
-
-def _read(
-    defaults: Mapping[str, str], environ: Mapping[str, str], name: str, parse: Callable[[str], Any]
-) -> Any:
-    try:
-        return parse(environ.get(name) or defaults[name])
-    except (OSError, ValueError) as error:
-        raise SettingsError(f"{name}: {error}") from None
 
 
 def _whole(text: str, low: int = 0, high: int = 10**6) -> int:
@@ -156,8 +142,8 @@ def warnings(settings: Settings, environ: Mapping[str, str] = os.environ) -> Ite
     if settings.platform and not settings.postgres and not _on_volume(settings.sqlite):
         lost = "is set, and platforms lose files that are not on a mounted volume"
         yield f"{settings.platform} {lost}: {settings.sqlite}; see DATABASE_URL"
-    for name in sorted(environ.keys() - DEFAULTS.keys()):
-        for setting in get_close_matches(name, DEFAULTS, n=1, cutoff=SIMILAR):
+    for name in sorted(environ.keys() - NAMES):
+        for setting in get_close_matches(name, NAMES, n=1, cutoff=SIMILAR):
             yield f"{name} is not a setting of this service; did you mean {setting}?"
 
 
@@ -171,10 +157,8 @@ def file_limit() -> int:
 
 
 def raise_file_limit() -> None:
-    """Raise the limit on open files as far as allowed; raises SettingsError if it is too low."""
+    """Raise the limit on open files as far as allowed."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     for files in (max(soft, 10_240), hard):  # macOS says that it is infinite, and takes 10,240
         with suppress(ValueError, OSError):
             resource.setrlimit(resource.RLIMIT_NOFILE, (files, hard))
-    if file_limit() < MIN_FILES:
-        raise SettingsError(f"ulimit -n is {file_limit()}; at least {MIN_FILES} files are needed")

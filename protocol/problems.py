@@ -7,13 +7,8 @@ from typing import Any
 
 from flask import Flask, Response, request
 from peewee import DataError, IntegrityError, PeeweeException
-from werkzeug.exceptions import (
-    BadRequest,
-    HTTPException,
-    InternalServerError,
-    RequestTimeout,
-    ServiceUnavailable,
-)
+from werkzeug import exceptions
+from werkzeug.exceptions import HTTPException
 from werkzeug.routing.exceptions import WebsocketMismatch
 
 from protocol.requests import is_api
@@ -57,8 +52,8 @@ def register(app: Flask) -> None:
     app.register_error_handler(PeeweeException, _database_error)
     app.register_error_handler(Exception, _bug)
     # The client was too slow, or left in the middle of its request.
-    app.register_error_handler(TimeoutError, lambda error: _http_error(RequestTimeout()))
-    app.register_error_handler(ConnectionError, lambda error: _http_error(BadRequest()))
+    app.register_error_handler(TimeoutError, lambda error: _http_error(exceptions.RequestTimeout()))
+    app.register_error_handler(ConnectionError, lambda error: _http_error(exceptions.BadRequest()))
 
 
 def _http_error(error: HTTPException) -> HTTPException:
@@ -72,11 +67,11 @@ def _http_error(error: HTTPException) -> HTTPException:
 def _database_error(error: Exception) -> HTTPException:
     # PostgreSQL cannot store a NUL; a user may be deleted while a key is made.
     if isinstance(error, (DataError, IntegrityError)):
-        return _http_error(BadRequest())
+        return _http_error(exceptions.BadRequest())
     outage.note(error)
-    return _http_error(ServiceUnavailable(retry_after=1))
+    return _http_error(exceptions.ServiceUnavailable(retry_after=1))
 
 
 def _bug(error: Exception) -> HTTPException:
     log.exception("bug in %s %s", request.method, request.path)
-    return _http_error(InternalServerError())
+    return _http_error(exceptions.InternalServerError())

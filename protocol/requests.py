@@ -19,10 +19,9 @@ def is_api() -> bool:
 def check_request() -> Response | None:
     """Refuse a request that no view could answer, and answer a CORS pre-flight."""
     environ = request.environ
-    # RFC 9112 part 3.2. A WebSocket handshake without a Host has an error of its own.
-    if environ["SERVER_PROTOCOL"] == "HTTP/1.1" and not environ.get("HTTP_HOST"):
-        if "/ws/" not in request.path:
-            abort(400)
+    lacks_host = environ["SERVER_PROTOCOL"] == "HTTP/1.1" and not environ.get("HTTP_HOST")
+    if lacks_host and "/ws/" not in request.path:  # a bad handshake has an error of its own
+        abort(400)  # RFC 9112 part 3.2
     if "HTTP_TRANSFER_ENCODING" in environ:  # a body of unknown length
         abort(413 if is_api() else 411)
     if int(environ.get("CONTENT_LENGTH") or 0) > MAX_BODY_BYTES:

@@ -95,6 +95,7 @@ class WebSocket:
     def __init__(self, server: Server) -> None:
         self._sock, self._wire = server.sock, server.ws
         server.connected = False  # or flask-sock would send a close frame, too
+        self._fileno = server.sock.fileno()
         self._greenlet = gevent.getcurrent()
         self._unsent = memoryview(b"")
         self._ping_at = time.monotonic() + PING_SECONDS
@@ -131,7 +132,7 @@ class WebSocket:
     def push(self, data: bytes) -> None:
         """Send a frame from another greenlet without waiting; if it does not fit, interrupt."""
         try:
-            sent = 0 if self._unsent else os.write(self._sock.fileno(), data)
+            sent = 0 if self._unsent else os.write(self._fileno, data)
         except OSError:
             sent = 0
         if sent < len(data):

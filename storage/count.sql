@@ -1,13 +1,17 @@
--- Counts hits of many keys at once: for each key its quota, and how many hits there are.
+-- Counts hits of many keys at once. Each hit has a number, a key's id, and the quota of its tier.
 -- set_config: the commit does not wait for the disk, and a lock is not waited for for long. A pooler
 -- would refuse these settings for the connection.
 WITH asked AS MATERIALIZED (
-    SELECT *, set_config('synchronous_commit', 'off', true), set_config('lock_timeout', '300', true)
-    FROM json_to_recordset(%s) AS hit (id text, seconds bigint, quota bigint, hits bigint)
+    SELECT *, set_config('synchronous_commit', 'off', true), set_config('lock_timeout', '250', true)
+    FROM unnest(%s::text[], %s::bigint[], %s::bigint[]) WITH ORDINALITY
+        AS hit (id, quota, seconds, number)
+),
+wanted AS (
+    SELECT id, min(quota) AS quota, min(seconds) AS seconds, count(*) AS hits FROM asked GROUP BY id
 ),
 -- In the order of the ids: two processes that lock the same rows cannot deadlock.
 locked AS MATERIALIZED (
-    SELECT id, seconds, quota, hits, total, reset, used FROM api_key JOIN asked USING (id)
+    SELECT id, quota, seconds, hits, total, reset, used FROM api_key JOIN wanted USING (id)
     ORDER BY id FOR UPDATE OF api_key
 ),
 -- The server's clock, read once a row is locked: the same for all processes, and never too old.
@@ -31,6 +35,12 @@ charted AS (
     INSERT INTO hourly_usage (hour, key_id, requests)
     SELECT floor(now / 3600)::bigint * 3600, id, granted FROM counted WHERE granted > 0
     ON CONFLICT (hour, key_id) DO UPDATE SET requests = hourly_usage.requests + excluded.requests
+),
+-- Of the hits of one key, the first ones are granted.
+placed AS (
+    SELECT number, id, row_number() OVER (PARTITION BY id ORDER BY number) AS place FROM asked
 )
--- The numbers before these hits, how many of them were granted, and the seconds left.
-SELECT id, total, reset, used, granted, reset - now FROM counted
+-- For each hit: its number, and the fields of an Allowance after its quota.
+SELECT number, place <= granted, greatest(0, quota - used - least(place, granted)), reset,
+    ceil(reset - now)::int, total + least(place, granted)
+FROM placed JOIN counted USING (id)

@@ -1,5 +1,7 @@
 """The connections of pages and commands: opening the database, and creating its tables."""
 
+from contextlib import suppress
+
 import peewee
 from playhouse.pool import PooledSqliteDatabase
 
@@ -50,6 +52,8 @@ def create_tables(settings: Settings) -> None:
     try:
         if not settings.postgres:
             settings.sqlite.touch(mode=0o600)
+            with suppress(PermissionError):  # it has another owner, who chose its mode
+                settings.sqlite.chmod(0o600)
         with database.connection_context(), database.atomic():
             if settings.postgres:
                 database.execute_sql(ALONE)

@@ -5,9 +5,7 @@ up the next one. So the busier a process is, the less a request costs, and no re
 before it is counted. Needs psycopg, which is optional.
 """
 
-import json
 import math
-from collections import Counter
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -72,22 +70,12 @@ class Postgres(PooledPostgresqlDatabase):
         except gevent.Timeout:
             raise OperationalError(f"no connection within {self.patience} s") from None
 
-    def _is_closed(self, conn: Any) -> bool:
-        """Whether the server has closed it. peewee would send a query each time to find out."""
-        try:
-            for _ in range(2):  # the first reads what the server said before it closed
-                conn.pgconn.consume_input()
-        except psycopg.Error:
-            return True
-        return bool(conn.closed)
-
 
 class Hit(NamedTuple):
     """A request that is to be counted."""
 
     key_id: str
     quota: Quota
-    cost: int
 
 
 class PostgresStore:
@@ -107,7 +95,7 @@ class PostgresStore:
     def hit(self, key: ApiKey, quota: Quota, cost: int = 1) -> Allowance | None:
         if not cost:
             return self._remembered.hit(key.id, quota, key.usage, cost)
-        allowance: Allowance | None = self._ask(Hit(key.id, quota, cost))
+        allowance: Allowance | None = self._ask(Hit(key.id, quota))
         return allowance
 
     def sync(self, key_ids: set[str]) -> set[str]:
@@ -165,37 +153,20 @@ class PostgresStore:
         return [found.get(item) if isinstance(item, str) else next(counted) for item in items]
 
     def _count(self, hits: list[Hit]) -> list[Allowance | OperationalError | None]:
-        asked: dict[str, dict[str, Any]] = {}
-        for key_id, (_, limit, seconds), cost in hits:
-            new = {"id": key_id, "seconds": seconds, "quota": limit, "hits": 0}
-            asked.setdefault(key_id, new)["hits"] += cost
-        missing: OperationalError | None = None  # a key that is not counted has been deleted
+        ids, quotas = zip(*hits, strict=True)
+        _, limits, seconds = zip(*quotas, strict=True)
+        asked = [list(ids), list(limits), list(seconds)]
+        answers: list[Allowance | OperationalError | None] = [None] * len(hits)
         try:
-            rows = self._query(COUNT, [json.dumps(list(asked.values()))])
-        except (
-            LockNotAvailable
-        ):  # somebody holds a row for long: fail the requests of that key only
-            rows = self._query(COUNT_UNLOCKED, [json.dumps(list(asked.values()))])
-            missing = OperationalError("the key's row is locked")
-        counted = {row[0]: row for row in rows}
-        before = Counter[str]()
-        allowances: list[Allowance | OperationalError | None] = []
-        for hit in hits:
-            row = counted.get(hit.key_id)
-            allowances.append(_allowance(hit, row, before[hit.key_id]) if row else missing)
-            before[hit.key_id] += hit.cost
-        return allowances
+            rows = self._query(COUNT, asked)
+        except LockNotAvailable:  # somebody holds a row for long: only its own requests fail
+            rows = self._query(COUNT_UNLOCKED, asked)
+            answers = [OperationalError("the row of the key is locked")] * len(hits)
+        for number, *allowance in rows:
+            answers[number - 1] = Allowance(quotas[number - 1], *allowance)
+        return answers
 
     def _query(self, sql: str, parameters: list[Any]) -> list[Any]:
         if not self._connection:
             self._connection = psycopg.connect(self._url, autocommit=True)
         return self._connection.execute(sql.encode(), parameters).fetchall()
-
-
-def _allowance(hit: Hit, row: Any, before: int) -> Allowance:
-    """What one hit was granted, after those `before` it in the same query."""
-    _, total, reset, used, granted, left = row
-    counted = min(granted, before + hit.cost)
-    remaining = max(0, hit.quota.limit - used - counted)
-    accepted = before + hit.cost <= granted
-    return Allowance(hit.quota, accepted, remaining, reset, math.ceil(left), total + counted)

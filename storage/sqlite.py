@@ -13,7 +13,7 @@ from pathlib import Path
 
 import gevent
 from gevent.threadpool import ThreadPool
-from peewee import PeeweeException, SqliteDatabase
+from peewee import OperationalError, PeeweeException, SqliteDatabase
 
 from models import HOUR, ApiKey, now
 from ratelimit import Allowance, Limiter, Quota
@@ -38,8 +38,7 @@ class SqliteStore:
     """A Store of one process."""
 
     def __init__(self, file: Path) -> None:
-        options = {"thread_safe": False, "lock_type": "IMMEDIATE", "pragmas": PRAGMAS}
-        self._database = SqliteDatabase(str(file), timeout=0, **options)
+        self._database = SqliteDatabase(str(file), timeout=0, thread_safe=False, pragmas=PRAGMAS)
         self._file, self._limiter, self._thread = str(file), Limiter(), ThreadPool(1)
         self._syncs = 0
 
@@ -70,7 +69,7 @@ class SqliteStore:
                     self._log_loss(error)
                     break
                 gevent.sleep(0.1)
-        self._thread.join()
+        self._thread.apply(checkpoint, (self._file,))  # closing copies the rest without waiting
         self._database.close()
 
     def _save(self) -> None:
@@ -79,9 +78,14 @@ class SqliteStore:
         counted = sorted(self._limiter.counted.items())  # in the table's order: it writes less
         usage = [(use.total, use.used, use.reset, use.reset, moment, key) for key, use in counted]
         hours = [(moment - moment % HOUR, key, use.total) for key, use in counted]
-        with self._database.atomic():
-            self._database.cursor().executemany(SAVE, usage)
-            self._database.cursor().executemany(SAVE_HOUR, hours)
+        connection = self._database.connection()
+        try:
+            with connection:  # commits, or rolls back
+                connection.execute("BEGIN IMMEDIATE")
+                connection.executemany(SAVE, usage)
+                connection.executemany(SAVE_HOUR, hours)
+        except sqlite3.Error as error:
+            raise OperationalError(str(error)) from None
         self._limiter.forget()
 
     def _log_loss(self, error: Exception) -> None:
