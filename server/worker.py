@@ -104,26 +104,31 @@ class Worker(GeventWorker):
             self.idle.discard(client)
 
     def handle_request(self, listener_name: Any, req: Any, sock: Any, addr: Any) -> None:
-        """Answer a request, then let others have their turn. StopIteration ends the connection.
+        """Answer a request, then let others have their turn. StopIteration ends the connection."""
+        self.idle.discard(sock)
+        sock.settimeout(SEND_SECONDS)
+        try:
+            self.answer(listener_name, req, sock, addr)
+        except TimeoutError:
+            raise StopIteration from None
+        sock.settimeout(None)
+        self.idle.add(sock)
+        gevent.sleep(TURN_SECONDS)
+
+    def answer(self, listener_name: Any, req: Any, sock: Any, addr: Any) -> None:
+        """Call the app and send its response. After a long or chunked body the connection closes.
 
         gunicorn would discard a body of any length, and nobody would have a turn meanwhile.
         """
-        self.idle.discard(sock)
-        sock.settimeout(SEND_SECONDS)
         if unread(req) > MAX_BODY_BYTES:
             req.force_close()
         response = OnePiece(sock)
         try:
             super().handle_request(listener_name, req, response, addr)
-        except TimeoutError:
-            raise StopIteration from None
         finally:
             response.flush()
             if unread(req) and (req.should_close() or not self.alive):
                 drain(sock)
-        sock.settimeout(None)
-        self.idle.add(sock)
-        gevent.sleep(TURN_SECONDS)
 
 
 class OnePiece:
