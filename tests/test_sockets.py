@@ -1,56 +1,32 @@
-"""Who is admitted and how each connection ends, over a pair of sockets in this process."""
+"""Who is admitted to a WebSocket, and how each connection ends, without a server."""
 
 import logging
 import socket
 from collections.abc import Callable, Iterator
-from types import SimpleNamespace
 from typing import cast
 
 import gevent
 import pytest
 from flask import Flask, g
-from simple_websocket import Server
-from wsproto.connection import Connection, ConnectionType
 
 from auth import Guard
-from models import Key
+from models import ApiKey
 from protocol.problems import Problem
 from protocol.websocket import Close, Closed, WebSocket
 from ratelimit import Allowance
-from rawsocket import CLOSE, UPGRADE, RawSocket
-from server.worker import OnePiece
+from rawsocket import CLOSE, UPGRADE, Frame, RawSocket
 from sockets import OpenSockets, serve
+from test_websocket import accepted
 
 
-class Listener:
-    """Stands in for a WebSocket; remembers how it was ended."""
+class OpenSocket:
+    """Stands in for a WebSocket; remembers how it was interrupted."""
 
     def __init__(self) -> None:
         self.codes: list[int] = []
 
-    def end(self, code: int) -> None:
+    def interrupt(self, code: int) -> None:
         self.codes.append(code)
-
-
-@pytest.fixture
-def room() -> OpenSockets:
-    """Room for three, and for two of each caller."""
-    return OpenSockets(limit=3, limit_per_caller=2)
-
-
-Open = Callable[[str | None], Listener]
-
-
-@pytest.fixture
-def opened(room: OpenSockets) -> Open:
-    """Opens a socket of this key, or an echo socket."""
-
-    def open_one(key_id: str | None) -> Listener:
-        listener = Listener()
-        room.key_ids[cast(WebSocket, listener)] = key_id
-        return listener
-
-    return open_one
 
 
 def refusal(room: OpenSockets, caller: str) -> tuple[int, str]:
@@ -62,55 +38,46 @@ def refusal(room: OpenSockets, caller: str) -> tuple[int, str]:
     return response.status_code, response.get_json()["code"]
 
 
-def test_third_socket_of_a_caller_is_refused(room: OpenSockets) -> None:
-    room.reserve("ada")
-    room.reserve("ada")
+# Room
 
+
+def test_caller_and_server_have_a_limit() -> None:
+    room = OpenSockets(limit=3, limit_per_caller=2)
+    room.reserve("ada")
+    room.reserve("ada")
     assert refusal(room, "ada") == (429, "too_many_sockets")
     room.reserve("grace")
-
-
-def test_fourth_socket_of_all_is_refused(room: OpenSockets) -> None:
-    for caller in ("ada", "grace", "::1"):
-        room.reserve(caller)
-
     assert refusal(room, "mary") == (503, "too_many_sockets")
 
 
-def test_keys_are_those_with_sockets_open(room: OpenSockets, opened: Open) -> None:
-    for key_id in ("ada", "ada", None):
-        opened(key_id)
+def test_ended_keys_and_a_stop_close_their_sockets() -> None:
+    room = OpenSockets(limit=9, limit_per_caller=9)
+    one, two, grace, echo = sockets = [OpenSocket() for _ in range(4)]
+    for ws, key_id in zip(sockets, ("ada", "ada", "grace", None), strict=True):
+        room.key_ids[cast(WebSocket, ws)] = key_id
+    assert room.keys() == {"ada", "grace"}
 
-    assert room.keys() == {"ada"}
-
-
-def test_revoking_ends_the_sockets_of_these_keys_only(room: OpenSockets, opened: Open) -> None:
-    one, two, other, echo = (opened(key_id) for key_id in ("ada", "ada", "grace", None))
-    room.revoke({"ada", "nobody"})
-
+    room.end({"ada", "nobody"})
     assert one.codes == two.codes == [Close.REVOKED]
-    assert other.codes == echo.codes == []
+    assert grace.codes == echo.codes == []
 
-
-def test_shutting_down_ends_all_and_admits_no_more(room: OpenSockets, opened: Open) -> None:
-    listeners = [opened("ada"), opened(None)]
     room.shut_down()
-
-    assert [listener.codes for listener in listeners] == [[Close.GOING_AWAY], [Close.GOING_AWAY]]
+    assert grace.codes == echo.codes == [Close.GOING_AWAY]
     assert refusal(room, "mary") == (503, "too_many_sockets")
 
 
-# Places
+# Handshakes
 
 
 @pytest.fixture
-def handshake(app: Flask, key: str) -> Callable[[], int]:
-    """Ask for a time socket; returns the status after a moment in which the socket is open."""
+def handshake(app: Flask) -> Callable[..., int]:
+    """Asks for a WebSocket; returns the status after a moment in which the socket is open."""
 
-    def ask() -> int:
-        headers = {**UPGRADE, "X-API-Key": key}
+    def ask(path: str, address: str = "127.0.0.1", **headers: str) -> int:
+        environ = {"REMOTE_ADDR": address, "SERVER_PROTOCOL": "HTTP/1.1"}
+        named = UPGRADE | {name.replace("_", "-"): value for name, value in headers.items()}
         try:
-            with app.test_request_context("/api/v1/ws/time", headers=headers):
+            with app.test_request_context(path, headers=named, environ_overrides=environ):
                 app.preprocess_request()
                 gevent.sleep(0.02)
                 return 101
@@ -120,40 +87,58 @@ def handshake(app: Flask, key: str) -> Callable[[], int]:
     return ask
 
 
+Handshake = Callable[..., int]
+
+
+def test_echo_sockets_are_capped_by_caller_and_time_sockets_by_key(
+    app: Flask, handshake: Handshake, key: str
+) -> None:
+    app.extensions["sockets"].limit_per_caller = 1
+    requests = [
+        ("/api/v1/ws/echo", "2001:db8:1:2::3", {}, 101),
+        ("/api/v1/ws/echo", "2001:db8:1:2::4", {}, 429),  # of the same /64
+        ("/api/v1/ws/echo", "2001:db8:1:3::3", {}, 101),
+        ("/api/v1/ws/time", "2001:db8:1:2::3", {"X_API_Key": key}, 101),
+        ("/api/v1/ws/time", "192.0.2.1", {"X_API_Key": key}, 429),
+    ]
+    asked = [gevent.spawn(handshake, path, who, **key) for path, who, key, _ in requests]
+    gevent.joinall(asked)
+    assert [asking.value for asking in asked] == [status for *_, status in requests]
+    assert handshake("/api/v1/ws/echo", "2001:db8:1:2::4") == 101, "there is room again"
+
+
 def test_of_two_handshakes_at_once_one_gets_the_last_place(
-    app: Flask, handshake: Callable[[], int], monkeypatch: pytest.MonkeyPatch
+    app: Flask, handshake: Handshake, key: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With PostgreSQL others have their turn while a request is counted."""
     app.extensions["sockets"].limit_per_caller = 1
     spend = Guard.spend
 
-    def spend_slowly(guard: Guard, key: Key, cost: int = 1) -> Allowance:
+    def spend_slowly(guard: Guard, key: ApiKey, cost: int = 1) -> Allowance:
         gevent.sleep(0.01)
         return spend(guard, key, cost)
 
     monkeypatch.setattr(Guard, "spend", spend_slowly)
-    both = gevent.joinall([gevent.spawn(handshake), gevent.spawn(handshake)])
-
-    assert sorted(asked.value for asked in both) == [101, 429]
-    assert handshake() == 101, "the place is free again"
+    both = [gevent.spawn(handshake, "/api/v1/ws/time", X_API_Key=key) for _ in range(2)]
+    gevent.joinall(both)
+    assert sorted(asking.value for asking in both) == [101, 429]
 
 
 def test_handshake_that_cannot_be_counted_leaves_its_place(
-    app: Flask, handshake: Callable[[], int], monkeypatch: pytest.MonkeyPatch
+    app: Flask, handshake: Handshake, key: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     app.extensions["sockets"].limit_per_caller = 1
     spend = Guard.spend
 
-    def use_up(guard: Guard, key: Key, cost: int = 1) -> Allowance:
+    def use_up(guard: Guard, key: ApiKey, cost: int = 1) -> Allowance:
         if cost:
             raise Problem(429, "rate_limited", "It was the last request.")
         return spend(guard, key, cost)
 
     with monkeypatch.context() as patch:
         patch.setattr(Guard, "spend", use_up)
-        assert handshake() == 429
-
-    assert handshake() == 101
+        assert handshake("/api/v1/ws/time", X_API_Key=key) == 429
+    assert handshake("/api/v1/ws/time", X_API_Key=key) == 101
 
 
 # Endings
@@ -167,17 +152,18 @@ def ended_by(app: Flask) -> Iterator[Callable[[BaseException], RawSocket]]:
 
     def run(ending: BaseException) -> RawSocket:
         def handler(ws: WebSocket) -> None:
+            assert list(app.extensions["sockets"].key_ids) == [ws]
             raise ending
 
-        sock = OnePiece(there, SimpleNamespace(take_buffered=bytes))
-        server = SimpleNamespace(sock=sock, ws=Connection(ConnectionType.SERVER), connected=True)
+        server = accepted(there)
         with app.test_request_context("/api/v1/ws/echo?api_key=private"):
             g.key = None
-            serve(handler, cast(Server, server))
-        assert not server.connected
+            serve(handler, server)
         assert not app.extensions["sockets"].key_ids, "only open sockets are kept"
         there.close()
-        return RawSocket.over(here)
+        client = RawSocket.over(here)
+        assert client.answer().status == 101
+        return client
 
     with here, there:
         yield run
@@ -189,9 +175,7 @@ EndedBy = Callable[[BaseException], RawSocket]
 def test_bug_closes_1011_and_is_logged_without_the_query(
     ended_by: EndedBy, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.INFO)
     client = ended_by(ZeroDivisionError("a bug"))
-
     assert client.frame().close_code == 1011
     assert client.ended()
     assert "ZeroDivisionError" in caplog.text
@@ -204,16 +188,16 @@ def test_client_that_is_lost_is_sent_nothing_and_is_no_bug(
     ended_by: EndedBy, caplog: pytest.LogCaptureFixture, ending: BaseException
 ) -> None:
     caplog.set_level(logging.INFO)
-    client = ended_by(ending)
-
-    assert client.ended()
+    assert ended_by(ending).ended()
     assert [record.levelname for record in caplog.records] == ["INFO", "INFO"]
     assert caplog.messages[-1].endswith(": 1006")
 
 
-def test_close_code_is_sent_and_logged(ended_by: EndedBy, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("code", [1008, 4000])
+def test_any_close_code_is_sent_and_logged(
+    ended_by: EndedBy, caplog: pytest.LogCaptureFixture, code: int
+) -> None:
+    """So a new one is one entry in `Close`."""
     caplog.set_level(logging.INFO)
-    client = ended_by(Closed(Close.REVOKED))
-
-    assert client.frame() == (CLOSE, (Close.REVOKED).to_bytes(2, "big"))
-    assert caplog.messages[-1].endswith(": 1008")
+    assert ended_by(Closed(code)).frame() == Frame(CLOSE, code.to_bytes(2, "big"))
+    assert caplog.messages[-1].endswith(f": {code}")

@@ -23,7 +23,7 @@ class Endless:
         return bytes(10)
 
 
-def test_input_without_end_is_discarded_for_a_time_and_others_have_their_turn(
+def test_endless_input_is_discarded_for_a_time_and_others_have_their_turn(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(tcp, "DRAIN_SECONDS", 0.05)
