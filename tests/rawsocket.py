@@ -158,12 +158,13 @@ class RawSocket:
         """Whether the server closes the connection, in good order, saying nothing more."""
         return not self._buffer and self.sock.recv(65_536) == b""
 
-    def is_closed(self) -> bool:
-        """Whether the server ends the connection, in whatever way."""
+    def rest(self) -> int:
+        """How many bytes still come before the server ends the connection, in whatever way."""
+        size = 0
         with contextlib.suppress(ConnectionError):
-            while self.sock.recv(1 << 20):
-                pass
-        return True
+            while data := self.sock.recv(1 << 20):
+                size += len(data)
+        return size
 
     def fill(self, data: bytes, seconds: float = 0.0, limit: int = 1 << 30) -> int:
         """Send these bytes again and again until the server takes no more for some time.

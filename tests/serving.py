@@ -27,21 +27,9 @@ from rawsocket import Answer, RawSocket
 REPOSITORY = Path(__file__).parent.parent
 START_SECONDS = 15
 SETTINGS = {
-    "PORT",
-    "DATABASE_URL",
-    "SECRET_KEY",
-    "RATE_LIMITS",
-    "MAX_SOCKETS",
-    "MAX_SOCKETS_PER_CALLER",
-    "SIGNUPS",
-    "PROXY_HOPS",
-    "WEB_CONCURRENCY",
-    "GUNICORN_CMD_ARGS",
-    "FORWARDED_ALLOW_IPS",
-    "DYNO",
-    "RENDER",
-    "FLY_APP_NAME",
-    "RAILWAY_ENVIRONMENT",
+    *("PORT", "DATABASE_URL", "SECRET_KEY", "RATE_LIMITS", "SIGNUPS", "PROXY_HOPS"),
+    *("MAX_SOCKETS", "MAX_SOCKETS_PER_CALLER", "WEB_CONCURRENCY", "GUNICORN_CMD_ARGS"),
+    *("FORWARDED_ALLOW_IPS", "DYNO", "RENDER", "FLY_APP_NAME", "RAILWAY_ENVIRONMENT"),
 }
 KEYS_PER_USER = 25
 USER_ID = 1000  # above those that the service gives

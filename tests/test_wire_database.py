@@ -139,7 +139,7 @@ class TestEither:
         eventually(lambda: server.ask(ME, X_API_Key=key).status == 200)
         eventually(lambda: server.log_lines("database available again"))
 
-    @pytest.mark.parametrize("command", ["rotate", "create"])
+    @pytest.mark.parametrize("command", ["rotate", pytest.param("create", marks=pytest.mark.ci)])
     def test_command_whose_output_nobody_reads_locks_nobody_out(
         self, start_server: StartServer, command: str
     ) -> None:

@@ -1,6 +1,5 @@
 """The REST half over real connections: status, body and headers exactly as promised."""
 
-import json
 import re
 import socket
 import time
@@ -17,6 +16,10 @@ PUBLIC = ["/api/v1/demo/year", "/api/v1/status"]
 PROTECTED = ["/api/v1/protected/test", "/api/v1/user/me", "/api/v1/usage/stats"]
 YEAR, STATUS, TEST, ME, STATS = PUBLIC + PROTECTED
 SOCKETS = ["/api/v1/ws/echo", "/api/v1/ws/time"]
+EXPOSED = {
+    *("RateLimit", "RateLimit-Policy", "Retry-After", "WWW-Authenticate"),
+    *("X-RateLimit-Limit", "X-RateLimit-Remaining", "X-RateLimit-Reset"),
+}
 CHALLENGE = 'ApiKey realm="api", header="X-API-Key"'
 MILLISECONDS = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z")
 SECONDS = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ")
@@ -72,11 +75,7 @@ class TestSuccess:
         answer = server.ask(STATUS, X_API_Key=server_key if good else key)
 
         assert answer.status == 200
-        assert answer.json() == {
-            "status": "operational",
-            "version": "1.0.0",
-            "authenticated": good,
-        }
+        assert answer.json() == {"status": "operational", "version": "1.0.0", "authenticated": good}
 
     def test_protected_test_describes_the_key(self, server: Server) -> None:
         key = server.new_key("laptop", tier="pro", type="development")
@@ -125,6 +124,7 @@ class TestSuccess:
         assert get.headers["Content-Type"] == "application/json"
         assert get.headers["Cache-Control"] == "no-store"
         assert get.headers["Access-Control-Allow-Origin"] == "*"
+        assert set(get.headers["Access-Control-Expose-Headers"].split(", ")) >= EXPOSED
         assert "Set-Cookie" not in get.headers
         assert get.body.endswith(b"}\n")
 
@@ -216,15 +216,9 @@ class TestErrors:
     @pytest.mark.parametrize("path", ["/api/", "/api/v1", "/api/v1/nothing", "/api/v2/status"])
     def test_no_such_path(self, server: Server, path: str) -> None:
         answer = server.ask(path)
+        words = {"type": "about:blank", "title": "Not Found", "code": "not_found"}
 
-        assert answer.status == 404
-        assert problem(answer) | {"detail": ""} == {
-            "type": "about:blank",
-            "title": "Not Found",
-            "status": 404,
-            "detail": "",
-            "code": "not_found",
-        }
+        assert problem(answer) == {**words, "status": 404, "detail": answer.json()["detail"]}
 
     @pytest.mark.parametrize("method", ["POST", "PUT", "PATCH", "DELETE", "TRACE", "BREW"])
     def test_wrong_method(self, server: Server, method: str) -> None:
@@ -256,21 +250,6 @@ class TestErrors:
         assert answer.headers["Access-Control-Allow-Headers"].startswith("X-API-Key, Content-Type")
         assert "GET" in answer.headers["Access-Control-Allow-Methods"]
 
-    def test_pages_of_other_origins_may_read_the_limits(self, server: Server) -> None:
-        exposed = server.ask(TEST).headers["Access-Control-Expose-Headers"]
-
-        assert {
-            *("RateLimit", "RateLimit-Policy", "Retry-After", "WWW-Authenticate"),
-            *("X-RateLimit-Limit", "X-RateLimit-Remaining", "X-RateLimit-Reset"),
-        } <= set(exposed.split(", "))
-
-    def test_openapi_is_served_to_any_origin(self, server: Server) -> None:
-        answer = server.ask("/openapi.json")
-
-        assert (answer.status, answer.headers["Content-Type"]) == (200, "application/json")
-        assert answer.headers["Access-Control-Allow-Origin"] == "*"
-        assert isinstance(json.loads(answer.body), dict)
-
     def test_an_error_outside_the_api_is_html(self, server: Server) -> None:
         answer = server.ask("/nothing")
 
@@ -287,13 +266,8 @@ class TestErrors:
 
         answer = server.ask(f"{ME}?api_key=secret&q=private", X_API_Key=key)
 
-        assert problem(answer) == {
-            "type": "about:blank",
-            "title": "Internal Server Error",
-            "status": 500,
-            "detail": "Something went wrong on our side.",
-            "code": "internal_error",
-        }
+        assert refusal(answer) == (500, "internal_error")
+        assert problem(answer)["detail"] == "Something went wrong on our side."
         assert "Traceback" in server.log()
         assert server.log_lines(ME)
         assert not any(word in server.log() for word in ("secret", "private", key))
@@ -335,21 +309,17 @@ ODD = {
     "bad query": b"GET /api/v1/status?%ff=%&&=;api_key HTTP/1.1\r\nHost: a\r\n\r\n",
 }
 REFUSED = {*range(400, 500), 501, 505}
-UNDERSTOOD = {200, 400, 401, 404}
+ANSWERED = {200, 400, 401, 404}
 
 
 class TestGarbage:
-    @pytest.mark.parametrize(
-        ("raw", "expected"),
-        [
-            *(pytest.param(raw, REFUSED, id=name) for name, raw in GARBAGE.items()),
-            *(pytest.param(raw, UNDERSTOOD, id=name) for name, raw in ODD.items()),
-        ],
-    )
-    def test_no_request_is_a_bug(self, server: Server, raw: bytes, expected: set[int]) -> None:
+    @pytest.mark.parametrize("name", GARBAGE | ODD)
+    def test_no_request_is_a_bug(self, server: Server, name: str) -> None:
         logged = len(server.log())
 
-        assert sent(server, raw).status in expected
+        assert sent(server, (GARBAGE | ODD)[name]).status in (
+            REFUSED if name in GARBAGE else ANSWERED
+        )
         assert "Traceback" not in server.log()[logged:]
 
     @pytest.mark.parametrize("headers", [{}, {"Host": ""}, {"Upgrade": "h2c"}])
