@@ -75,8 +75,13 @@ def test_second_start_keeps_the_rows(config: Settings) -> None:
 
 
 @pytest.mark.parametrize("umask", [0o000, 0o022, 0o077])
-def test_new_database_is_for_its_owner_only(config: Settings, tmp_path: Path, umask: int) -> None:
+@pytest.mark.parametrize("is_new", [True, False])
+def test_database_is_for_its_owner_only(
+    config: Settings, tmp_path: Path, umask: int, is_new: bool
+) -> None:
     before = os.umask(umask)
+    if not is_new:
+        config.sqlite.touch(0o666)
     try:
         create_tables(config)
         with models.database.connection_context():  # so that there is a log of writes
