@@ -21,15 +21,14 @@ pytestmark = pytest.mark.ci
 HERE = Path(__file__).parent / "clients"
 PAGE = (REPOSITORY / "docs/testing-clients.md").read_text()
 BROWSERS = ["chromium", "chromium-browser", "google-chrome"]
-HTTP_CLIENTS = ["requests", "httpx", "aiohttp", "chromium", "fetch", "axios-retry", "got"]
-SOCKET_CLIENTS = ["websockets", "websocket-client", "aiohttp", "ws", "wscat", "chromium"]
+HTTP_CLIENTS = ["requests", "chromium", "fetch", "axios-retry", "got"]
+SOCKET_CLIENTS = ["websockets", "websocket-client", "ws", "wscat", "chromium"]
 MODULES = {"websocket-client": "websocket", "chromium": "playwright"}  # where the name differs
 PATH = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
 SECONDS = 90  # for all clients at once, on a busy machine
 REFUSALS = {  # what each client sees of a refused socket
     "websockets": {"status": 401, "code": "missing_api_key"},
     "websocket-client": {"status": 401, "code": "missing_api_key"},
-    "aiohttp": {"status": 401},
     "ws": {"status": 401, "code": "missing_api_key"},
     "wscat": {"status": 401},
     "chromium": {"events": ["error"], "code": 1006},
@@ -54,16 +53,10 @@ def script_of(client: str) -> Path:
 
 def run(client: str, output: Path, **variables: str) -> "subprocess.Popen[bytes]":
     script = script_of(client)
+    command = [sys.executable if script.suffix == ".py" else "node", str(script)]
+    how: dict[str, Any] = {"cwd": HERE, "env": os.environ | variables, "start_new_session": True}
     with output.open("wb") as out, output.with_suffix(".err").open("wb") as errors:
-        return subprocess.Popen(
-            [sys.executable if script.suffix == ".py" else "node", str(script)],
-            cwd=HERE,
-            env={**os.environ, **variables},
-            stdin=subprocess.DEVNULL,
-            stdout=out,
-            stderr=errors,
-            start_new_session=True,
-        )
+        return subprocess.Popen(command, stdout=out, stderr=errors, **how)
 
 
 @pytest.fixture(scope="module")

@@ -152,19 +152,6 @@ def test_an_example_matches_its_schema(name: str) -> None:
     jsonschema.Draft202012Validator(whole, format_checker=checker).validate(example)
 
 
-def test_no_fixed_value_confuses_generators() -> None:
-    """Without a type they make it `any`; a fixed boolean is compared with the text "true"."""
-
-    def confusing(node: Any, path: str) -> Iterator[str]:
-        if isinstance(node, dict):
-            if {"const", "enum"} & node.keys() and node.get("type", "boolean") == "boolean":
-                yield path
-            for name, inner in node.items():
-                yield from confusing(inner, f"{path}/{name}")
-
-    assert list(confusing(DOCUMENT["components"], "#")) == []
-
-
 @pytest.mark.ci
 @pytest.mark.parametrize("caller", ["with a key", "without a key", "over the limit"])
 def test_schemathesis_finds_nothing(
@@ -209,20 +196,3 @@ def test_a_generated_python_client_calls_the_service(
 
     assert "WARNING" not in printed.upper()
     assert "requests_remaining=" in called
-
-
-@pytest.mark.ci
-def test_generated_typescript_is_strict_and_calls_the_service(
-    described: Server, key: str, tmp_path: Path
-) -> None:
-    (tmp_path / "node_modules").symlink_to(CLIENTS / "node_modules")
-    (tmp_path / "package.json").write_text('{"type": "module"}')
-    shutil.copy(CLIENTS / "call_generated.ts", tmp_path)
-    options = ["--strict", "--skipLibCheck", "--types", "node", "--target", "es2022"]
-
-    run("openapi-typescript", str(OPENAPI), "-o", "api.ts", cwd=tmp_path)
-    run("tsc", *options, "--module", "nodenext", "call_generated.ts", cwd=tmp_path)
-    called = run("node", "call_generated.js", cwd=tmp_path, URL=described.url, KEY=key)
-
-    assert json.loads(called)["code"] == "missing_api_key"
-    assert json.loads(called)["remaining"] < 1000

@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from flask import Flask
@@ -59,28 +60,18 @@ def rows(title: str, text: str = README) -> list[list[str]]:
     return [line.strip("| ").split(" | ") for line in "".join(tables).splitlines()]
 
 
-def tracked() -> list[str]:
-    """The files of the project; skips a test outside of a git repository."""
-    command = ["git", "ls-files", "--cached", "-z"]
-    listed = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True)
-    if listed.returncode:
-        pytest.skip(f"git lists no files: {listed.stderr.strip()}")
-    return [name for name in listed.stdout.split("\0")[:-1] if (REPOSITORY / name).exists()]
-
-
 def pattern(text: str) -> str:
     """With what differs from run to run taken out."""
     return YEAR.sub("YEAR", MOMENT.sub("MOMENT", text.strip()))
 
 
 class Checkout:
-    """A copy of what git tracks, in which bash runs pasted commands."""
+    """A copy of the project, in which bash runs pasted commands."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.ports = folder / "copy", {"8000": free_port(), "8001": free_port()}
-        for name in tracked():
-            (self.folder / name).parent.mkdir(parents=True, exist_ok=True)
-            (self.folder / name).write_bytes((REPOSITORY / name).read_bytes())
+        private = shutil.ignore_patterns(".*", "*.db*", "node_modules", "__pycache__")
+        shutil.copytree(REPOSITORY, self.folder, ignore=private)
         # The environment of these tests stands in for a new one. pip only checks that it would do.
         (folder / "python3").write_text(
             f'#!/bin/sh\n[ "$1 $2" = "-m venv" ] && exec ln -sfn {shlex.quote(sys.prefix)} "$3"\n'
@@ -95,15 +86,9 @@ class Checkout:
 
     def paste(self, commands: str, **environment: str) -> str:
         """What the commands print; each of them must succeed."""
-        done = subprocess.run(
-            ["bash", "-c", f"set -e\n{self._on_our_ports(commands)}"],
-            cwd=self.folder,
-            env=self.env | environment,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=120,
-        )
+        pasted, env = ["bash", "-ec", self._on_our_ports(commands)], self.env | environment
+        how: dict[str, Any] = {"capture_output": True, "text": True, "timeout": 120}
+        done = subprocess.run(pasted, cwd=self.folder, env=env, **how)
         assert done.returncode == 0, f"{commands}\n{done.stdout}{done.stderr}"
         return done.stdout
 
@@ -111,15 +96,9 @@ class Checkout:
     def running(self, command: str) -> Iterator[Callable[[], str]]:
         """Paste a command that serves, and end it with Ctrl-C; gives what it has printed so far."""
         with self._log.open("w") as log:
-            process = subprocess.Popen(
-                ["bash", "-c", self._on_our_ports(command)],
-                cwd=self.folder,
-                env=self.env,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-            )
+            pasted = ["bash", "-c", self._on_our_ports(command)]
+            place: dict[str, Any] = {"cwd": self.folder, "env": self.env, "start_new_session": True}
+            process = subprocess.Popen(pasted, stdout=log, stderr=log, **place)
         try:
             eventually(lambda: self._serves(process), 30, command)
             yield self._log.read_text
@@ -242,7 +221,8 @@ class TestFacts:
                 assert not anchor or anchor in anchors(file), target
 
     def test_map_names_every_module_and_package(self) -> None:
-        top = {name.partition("/")[0] for name in tracked() if name.endswith(".py")} - {"docs"}
+        found = [*REPOSITORY.glob("[a-z]*.py"), *REPOSITORY.glob("[a-z]*/*.py")]
+        top = {path.relative_to(REPOSITORY).parts[0] for path in found} - {"docs"}
         cells = " ".join(row[0] for row in rows("Where things are", CONTRIBUTING))
         assert set(re.findall(r"\]\(([^)]+)\)", cells)) == top | {"deploy"}
 
@@ -255,12 +235,13 @@ class TestFacts:
                 part = name.rpartition(".")[2]
                 assert re.search(rf"^ *(def|class) {part}\b|^{part} =", source, re.MULTILINE), name
 
-    def test_settings_table_names_what_is_read(self) -> None:
+    def test_settings_table_is_what_is_read(self) -> None:
+        """Every setting is in it; given its defaults, the settings are those without any."""
         table = {row[0].strip("`"): row[1].strip("`") for row in rows("Settings and commands")}
-        assert table.keys() == settings.DEFAULTS.keys()
+        assert table.keys() == settings.NAMES
         hops = {PLATFORMS[name]: hops for name, hops in settings.PLATFORM_HOPS.items()}
         assert hops == dict(re.findall(r"(\w+) (\d)", table["PROXY_HOPS"]))
-        assert table | {"SECRET_KEY": "", "PROXY_HOPS": "0"} == settings.DEFAULTS
+        assert settings.load(table | {"SECRET_KEY": "", "PROXY_HOPS": "0"}) == settings.load({})
 
     def test_endpoints_are_those_of_the_app(self, app: Flask) -> None:
         rules = {rule.rule for rule in app.url_map.iter_rules() if rule.rule.startswith("/api/")}

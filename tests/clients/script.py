@@ -1,9 +1,9 @@
-"""What every Python script in this directory shares: where to ask, and how to report.
+"""What every Python script in this folder shares: where to ask, and how to report.
 
 A script runs each step that its client can do, and prints one line of JSON for each:
 
 - `answers`: the body at each path.
-- `limited`: the timestamp in each answer to a key of one request a second; null if there is none.
+- `limited`: the timestamp in each response to a key of one request per second.
 - `refused`: what the client can see of a refused socket.
 - `ticks`: the types of the first messages of the time socket.
 - `closed`: the close code when the server stops.
@@ -12,21 +12,13 @@ A script runs each step that its client can do, and prints one line of JSON for 
 import json
 import os
 
-URL = os.environ["URL"]
-WS_URL = "ws" + URL.removeprefix("http")
-KEY = os.environ["KEY"]
-LIMITED_KEY = os.environ["LIMITED_KEY"]
+URL, KEY, LIMITED_KEY = (os.environ[name] for name in ("URL", "KEY", "LIMITED_KEY"))
 API = "/api/v1"
-PATHS = [
-    f"{API}/demo/year",
-    f"{API}/status",
-    f"{API}/protected/test",
-    f"{API}/user/me",
-    f"{API}/usage/stats",
-]
+NAMES = ("demo/year", "status", "protected/test", "user/me", "usage/stats")
+PATHS = [f"{API}/{name}" for name in NAMES]
 LIMITED = f"{API}/protected/test"
 CALLS = 3  # with the limited key
-TIME = f"{WS_URL}{API}/ws/time"
+TIME = f"ws{URL.removeprefix('http')}{API}/ws/time"
 MESSAGES = 4  # one greeting and three seconds
 
 
