@@ -70,6 +70,13 @@ def eventually(condition: Callable[[], object], seconds: float = 5, what: str = 
         time.sleep(0.02)
 
 
+def random_key(type: str = "production") -> str:
+    """A well-formed key that nobody has."""
+    random = "".join(secrets.choice(auth.BASE62) for _ in range(40))
+    key = f"{PREFIXES[type]}{random[:8]}_{random[8:]}"
+    return key + auth.checksum(key)
+
+
 class StartError(Exception):
     """The server ended by itself; `status` is its exit status, `output` what it printed."""
 
@@ -219,10 +226,8 @@ class Server:
             values = (user, owner, f"{owner}@example.com", NOBODY, now)
             self.execute(f'INSERT INTO "user" ({columns}) VALUES (?, ?, ?, ?, ?)', *values)
         self._keys += 1
-        random = "".join(secrets.choice(auth.BASE62) for _ in range(40))
-        key = f"{PREFIXES[type]}{random[:8]}_{random[8:]}"
-        key += auth.checksum(key)
-        row = (random[:8], user, name, type, tier, auth.digest(key), now)
+        key = random_key(type)
+        row = (key[8:16], user, name, type, tier, auth.digest(key), now)
         columns = "id, user_id, name, type, tier, digest, created_at, total, reset, used"
         places = "?, ?, ?, ?, ?, ?, ?, 0, 0, 0"
         self.execute(f"INSERT INTO api_key ({columns}) VALUES ({places})", *row)
