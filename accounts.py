@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import gevent
-from gevent.threadpool import ThreadPool
+from gevent.lock import BoundedSemaphore
 from peewee import IntegrityError, fn
 from werkzeug.exceptions import ServiceUnavailable
 from werkzeug.security import check_password_hash, generate_password_hash
@@ -25,7 +25,7 @@ RULES = {
 }
 NOBODY = f"scrypt:32768:8:1${'0' * 16}${'0' * 128}"  # a hash that no password has
 QUEUE_SECONDS = 5  # to wait for the passwords that are hashed before this one
-HASHING = ThreadPool(1)  # each takes 32 MiB; many together would slow the requests
+ONE_AT_A_TIME = BoundedSemaphore()  # a hash takes 32 MiB; many together would slow the requests
 
 
 class Invalid(ValueError):
@@ -104,6 +104,7 @@ def verify_password(user: User | None, password: str) -> bool:
 
 
 def _scrypt(function: Callable[..., object], *args: str) -> object:
-    """Run in a thread, one at a time, because it takes 50 ms; raises ServiceUnavailable."""
-    with gevent.Timeout(QUEUE_SECONDS, ServiceUnavailable(retry_after=QUEUE_SECONDS)):
-        return HASHING.apply(function, args)
+    """Run in a thread, because it takes 50 ms; raises ServiceUnavailable."""
+    busy = ServiceUnavailable(retry_after=QUEUE_SECONDS)
+    with gevent.Timeout(QUEUE_SECONDS, busy), ONE_AT_A_TIME:
+        return gevent.get_hub().threadpool.apply(function, args)

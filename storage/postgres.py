@@ -100,7 +100,7 @@ class PostgresStore:
 
     def sync(self, key_ids: set[str]) -> set[str]:
         with database.connection_context():
-            delete_old_rows(database, "FOR UPDATE SKIP LOCKED")
+            delete_old_rows(database, "ctid", "FOR UPDATE SKIP LOCKED")
             return ended_keys(key_ids, database)
 
     def close(self) -> None:

@@ -11,10 +11,11 @@ OWNED = 'EXISTS (SELECT 1 FROM "user" WHERE "user".id = api_key.user_id)'
 FIND = f"SELECT {', '.join(COLUMNS)} FROM api_key WHERE {OWNED} AND id "
 KEEP_DAYS = 30  # for which keys are kept after they have ended
 # Some rows at a time, so that nobody waits for long.
-DELETE_HOURS = """DELETE FROM hourly_usage WHERE (hour, key_id) IN (
-    SELECT hour, key_id FROM hourly_usage WHERE hour < {before} LIMIT 1000 {lock})"""
-DELETE_KEYS = """DELETE FROM api_key WHERE id IN (
-    SELECT id FROM api_key WHERE revoked_at < {before} OR expires_at < {before} LIMIT 100 {lock})"""
+DELETE_HOURS = """DELETE FROM hourly_usage WHERE {row} IN (
+    SELECT {row} FROM hourly_usage WHERE hour < {before} LIMIT 2000 {lock})"""
+DELETE_KEYS = """DELETE FROM api_key WHERE {row} IN (
+    SELECT {row} FROM api_key WHERE revoked_at < {before} OR expires_at < {before}
+    LIMIT 100 {lock})"""
 
 
 def made_of(row: tuple[object, ...]) -> ApiKey:
@@ -29,13 +30,14 @@ def ended_keys(ids: set[str], database: peewee.Database) -> set[str]:
     return ids - {key_id for (key_id,) in query.tuples().bind(database)} if ids else ids
 
 
-def delete_old_rows(database: peewee.Database, lock: str = "") -> None:
-    """Delete hours of more than a day ago, and keys that have ended long ago.
+def delete_old_rows(database: peewee.Database, row: str = "rowid", lock: str = "") -> None:
+    """Delete hours of more than a day ago, and keys that ended long ago.
 
-    Several processes may do this at once: with `lock`, each skips rows that another deletes.
+    `row` is what the database calls the place of a row. Several processes may do this at once: with
+    `lock`, each skips the rows that another deletes.
     """
-    moment = now()
-    hours = DELETE_HOURS.format(before=moment - (CHART_HOURS + 1) * HOUR, lock=lock)
-    keys = DELETE_KEYS.format(before=moment - KEEP_DAYS * DAY, lock=lock)
-    for query in (hours, keys):
-        database.execute_sql(query)
+    for query, seconds in (
+        (DELETE_HOURS, (CHART_HOURS + 1) * HOUR),
+        (DELETE_KEYS, KEEP_DAYS * DAY),
+    ):
+        database.execute_sql(query.format(before=now() - seconds, row=row, lock=lock))
