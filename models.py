@@ -52,7 +52,7 @@ class ApiKey(Table):
     created_at = BigIntegerField(default=now)
     expires_at = BigIntegerField(null=True, index=True)
     rotated_at = BigIntegerField(null=True)
-    revoked_at = BigIntegerField(null=True, index=True)
+    revoked_at = BigIntegerField(null=True)
     last_used_at = BigIntegerField(null=True)
     total = BigIntegerField(default=0)
     reset = BigIntegerField(default=0)
@@ -81,6 +81,11 @@ class ApiKey(Table):
     @property
     def usage(self) -> Usage:
         return Usage(self.total, self.reset, self.used)
+
+
+# Only of revoked keys: with all of them, SQLite would search it for the live ones.
+revoked = ApiKey.revoked_at.is_null(False)
+ApiKey.add_index(ApiKey.index(ApiKey.revoked_at, where=revoked, name="api_key_revoked"))
 
 
 class HourlyUsage(Table):
