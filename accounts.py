@@ -87,10 +87,10 @@ def delete(user: User) -> None:
 def find(name: str) -> User | None:
     """The user with this user name or email address, ignoring case."""
     with database.connection_context():
-        found: User | None = User.get_or_none(
-            (fn.LOWER(User.username) == fn.LOWER(name)) | (fn.LOWER(User.email) == fn.LOWER(name))
+        lower = fn.LOWER(name)
+        return User.get_or_none(
+            (fn.LOWER(User.username) == lower) | (fn.LOWER(User.email) == lower)
         )
-    return found
 
 
 def hash_password(password: str) -> str:

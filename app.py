@@ -69,7 +69,7 @@ def create_app(config: Settings | None = None, demo: bool = False) -> Flask:
     config = config or settings.load()
     open_database(config)
     store = open_store(config)
-    guard = auth.Guard(config.quotas, store)
+    guard = auth.Guard(config.rate_limits, store)
     opened = sockets.OpenSockets(config.max_sockets, config.max_sockets_per_caller)
 
     app = Service(config)

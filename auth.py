@@ -165,8 +165,7 @@ class Guard:
 
 def guard() -> Guard:
     """The app's guard."""
-    found: Guard = current_app.extensions["guard"]
-    return found
+    return current_app.extensions["guard"]
 
 
 def require_api_key(view: View) -> View:

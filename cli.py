@@ -202,12 +202,12 @@ def user_named(username: str) -> User:
 
 
 def live_key(key_id: str) -> ApiKey:
-    key: ApiKey | None = ApiKey.get_or_none(ApiKey.id == key_id, ApiKey.live())
-    return key or fail("There is no live key with this ID.")
+    found = ApiKey.get_or_none(ApiKey.id == key_id, ApiKey.live())
+    return found or fail("There is no live key with this ID.")
 
 
 def existing_tier(tier: str) -> str:
-    tiers = current_app.extensions["settings"].quotas
+    tiers = current_app.extensions["settings"].rate_limits
     if tier not in tiers:
         fail(f"RATE_LIMITS has no tier {tier!r}, only {', '.join(tiers)}.")
     return tier

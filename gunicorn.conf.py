@@ -70,7 +70,7 @@ def one_process(server: Arbiter) -> None:
 
 
 def when_ready(server: Arbiter) -> None:
-    server.log.info("Database: %s", "PostgreSQL" if service.postgres else service.sqlite)
+    server.log.info("Database: %s", service.sqlite or "PostgreSQL")
     for warning in settings.warnings(service):
         server.log.warning(warning)
 

@@ -4,7 +4,7 @@ import os
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
@@ -18,8 +18,6 @@ except ImportError:
     raise SystemExit("This service needs a POSIX system; on Windows, run it in WSL.") from None
 
 HERE = Path(__file__).parent
-NAMES = {"PORT", "DATABASE_URL", "SECRET_KEY", "RATE_LIMITS", "MAX_SOCKETS", "SIGNUPS"}
-NAMES |= {"MAX_SOCKETS_PER_CALLER", "PROXY_HOPS", "WEB_CONCURRENCY"}
 # How many entries the routers of each platform append to X-Forwarded-For.
 PLATFORM_HOPS = {"DYNO": "1", "FLY_APP_NAME": "2", "RENDER": "3", "RAILWAY_ENVIRONMENT": "2"}
 URL_FORMS = "sqlite:///FILE or postgresql://USER:PASSWORD@HOST/NAME (percent-encoded)"
@@ -33,54 +31,6 @@ class SettingsError(SystemExit):
 
     It is a SystemExit, so it ends app.py, gunicorn and `flask` with that line and no traceback.
     """
-
-
-@dataclass(frozen=True)
-class Settings:
-    """All settings; `load` holds the defaults."""
-
-    sqlite: Path  # the database file; unused if `postgres` is set
-    postgres: str | None = field(repr=False)  # the URL, with its password
-    port: int
-    secret_key: str | None = field(repr=False)
-    quotas: dict[str, Quota]
-    max_sockets: int
-    max_sockets_per_caller: int
-    signups: bool
-    proxy_hops: int
-    web_concurrency: int
-    platform: str  # the variable by which the platform was recognised, or ""
-
-    @property
-    def workers(self) -> int:
-        """With SQLite only one: each would count for itself, and double every allowance."""
-        return self.web_concurrency if self.postgres else 1
-
-
-def load(environ: Mapping[str, str] = os.environ) -> Settings:
-    """Read the settings; raises SettingsError for the first wrong one."""
-    platform = next(filter(environ.get, PLATFORM_HOPS), "")
-
-    def read(name: str, default: str, parse: Callable[[str], Any]) -> Any:
-        try:
-            return parse(environ.get(name) or default)
-        except (OSError, ValueError) as error:
-            raise SettingsError(f"{name}: {error}") from None
-
-    sqlite, postgres = read("DATABASE_URL", "sqlite:///demo.db", _database)
-    return Settings(
-        sqlite=sqlite,
-        postgres=postgres,
-        port=read("PORT", "8000", partial(_whole, low=1, high=65535)),
-        secret_key=read("SECRET_KEY", "", _secret),
-        quotas=read("RATE_LIMITS", "free=1000/hour,pro=10000/hour", parse_quotas),
-        max_sockets=read("MAX_SOCKETS", "5000", _sockets),
-        max_sockets_per_caller=read("MAX_SOCKETS_PER_CALLER", "100", _whole),
-        signups=read("SIGNUPS", "open", _is_open),
-        proxy_hops=read("PROXY_HOPS", PLATFORM_HOPS.get(platform, "0"), partial(_whole, high=10)),
-        web_concurrency=read("WEB_CONCURRENCY", "1", partial(_whole, low=1)),
-        platform=platform,
-    )
 
 
 def _whole(text: str, low: int = 0, high: int = 10**6) -> int:
@@ -105,17 +55,17 @@ def _is_open(text: str) -> bool:
     return text == "open"
 
 
-def _database(url: str) -> tuple[Path, str | None]:
+def _database(url: str) -> Path | str:
     """The SQLite file, or the URL of PostgreSQL as psycopg and peewee want it."""
     if re.match("postgres(ql)?://", url):
-        return Path(), _postgres(url.replace("postgres://", "postgresql://", 1))
+        return _postgres(url.replace("postgres://", "postgresql://", 1))
     found = re.fullmatch("sqlite:///(.+)", url)
     if not found or ":memory:" in url:  # it may hold a password, so it is not repeated
         raise ValueError(f"must be {URL_FORMS}")
     path = HERE / found[1]  # the same file, from whatever folder a command runs
     if path.is_dir() or not os.access(path.parent, os.W_OK | os.X_OK):
         raise ValueError(f"{path} cannot be created or opened")
-    return path, None
+    return path
 
 
 def _postgres(url: str) -> str:
@@ -135,16 +85,69 @@ def _postgres(url: str) -> str:
     return url
 
 
+def setting(default: str, parse: Callable[[str], Any]) -> Any:
+    """A field that is read from the variable of the same name, in capitals."""
+    return field(repr=False, metadata={"default": default, "parse": parse})
+
+
+@dataclass(frozen=True)
+class Settings:
+    """All settings. They may hold passwords, so none of them is printed."""
+
+    database_url: Path | str = setting("sqlite:///demo.db", _database)
+    port: int = setting("8000", partial(_whole, low=1, high=65535))
+    secret_key: str | None = setting("", _secret)
+    rate_limits: dict[str, Quota] = setting("free=1000/hour,pro=10000/hour", parse_quotas)
+    max_sockets: int = setting("5000", _sockets)
+    max_sockets_per_caller: int = setting("100", _whole)
+    signups: bool = setting("open", _is_open)
+    proxy_hops: int = setting("0", partial(_whole, high=10))
+    web_concurrency: int = setting("1", partial(_whole, low=1))
+    platform: str = ""  # the variable by which the platform was recognised
+
+    @property
+    def sqlite(self) -> Path | None:
+        """The database file, or None."""
+        return self.database_url if isinstance(self.database_url, Path) else None
+
+    @property
+    def postgres(self) -> str | None:
+        """The URL of PostgreSQL, with its password, or None."""
+        return self.database_url if isinstance(self.database_url, str) else None
+
+    @property
+    def workers(self) -> int:
+        """With SQLite only one: each would count for itself, and double every allowance."""
+        return self.web_concurrency if self.postgres else 1
+
+
+NAMES = {each.name.upper() for each in fields(Settings) if each.metadata}
+
+
+def load(environ: Mapping[str, str] = os.environ) -> Settings:
+    """Read the settings; raises SettingsError for the first wrong one."""
+    platform = next(filter(environ.get, PLATFORM_HOPS), "")
+    defaults, values = {"PROXY_HOPS": PLATFORM_HOPS.get(platform)}, {}
+    for each in (each for each in fields(Settings) if each.metadata):
+        name = each.name.upper()
+        text = environ.get(name) or defaults.get(name) or each.metadata["default"]
+        try:
+            values[each.name] = each.metadata["parse"](text)
+        except (OSError, ValueError) as error:
+            raise SettingsError(f"{name}: {error}") from None
+    return Settings(**values, platform=platform)
+
+
 def warnings(settings: Settings, environ: Mapping[str, str] = os.environ) -> Iterator[str]:
     """What an operator should know at the start, though it is no error."""
     if settings.web_concurrency != settings.workers:
         yield "WEB_CONCURRENCY is ignored with SQLite: each worker would count for itself"
-    if settings.platform and not settings.postgres and not _on_volume(settings.sqlite):
+    if settings.platform and settings.sqlite and not _on_volume(settings.sqlite):
         lost = "is set, and platforms lose files that are not on a mounted volume"
         yield f"{settings.platform} {lost}: {settings.sqlite}; see DATABASE_URL"
     for name in sorted(environ.keys() - NAMES):
-        for setting in get_close_matches(name, NAMES, n=1, cutoff=SIMILAR):
-            yield f"{name} is not a setting of this service; did you mean {setting}?"
+        for meant in get_close_matches(name, NAMES, n=1, cutoff=SIMILAR):
+            yield f"{name} is not a setting of this service; did you mean {meant}?"
 
 
 def _on_volume(file: Path) -> bool:

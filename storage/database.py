@@ -33,24 +33,24 @@ def open_database(settings: Settings, patience: float | None = None) -> None:
         # A transaction that reads and then writes locks from its start, so it needs no retry.
         # A query without a connection_context is a mistake, so it fails.
         options = {"autoconnect": False, "lock_type": "IMMEDIATE", "pragmas": PRAGMAS}
-        file, timeout = str(settings.sqlite), patience or BUSY_SECONDS
-        database.initialize(PooledSqliteDatabase(file, **options))
-        database.obj.timeout = timeout
+        database.initialize(PooledSqliteDatabase(str(settings.sqlite), **options))
+        database.obj.timeout = patience or BUSY_SECONDS
 
 
 def open_store(settings: Settings) -> Store:
+    """Where keys are found and counted."""
     if settings.postgres:
         from storage.postgres import PostgresStore  # the driver is optional
 
         return PostgresStore(settings.postgres)
-    return SqliteStore(settings.sqlite)
+    return SqliteStore(str(settings.sqlite))
 
 
 def create_tables(settings: Settings) -> None:
     """Create the tables that are missing; raises SettingsError if the database cannot be used."""
     open_database(settings, COMMAND_SECONDS)
     try:
-        if not settings.postgres:
+        if settings.sqlite:
             settings.sqlite.touch(mode=0o600)
             with suppress(PermissionError):  # it has another owner, who chose its mode
                 settings.sqlite.chmod(0o600)
@@ -60,5 +60,5 @@ def create_tables(settings: Settings) -> None:
             database.create_tables(TABLES)
         database.close_all()
     except (OSError, peewee.PeeweeException) as error:
-        name = "PostgreSQL" if settings.postgres else settings.sqlite
-        raise SettingsError(f"DATABASE_URL: {name}: {one_line(error)}") from None
+        where = settings.sqlite or "PostgreSQL"
+        raise SettingsError(f"DATABASE_URL: {where}: {one_line(error)}") from None

@@ -95,8 +95,7 @@ class PostgresStore:
     def hit(self, key: ApiKey, quota: Quota, cost: int = 1) -> Allowance | None:
         if not cost:
             return self._remembered.hit(key.id, quota, key.usage, cost)
-        allowance: Allowance | None = self._ask(Hit(key.id, quota))
-        return allowance
+        return self._ask(Hit(key.id, quota))
 
     def sync(self, key_ids: set[str]) -> set[str]:
         with database.connection_context():

@@ -9,7 +9,6 @@ import logging
 import sqlite3
 import time
 from contextlib import closing, suppress
-from pathlib import Path
 
 import gevent
 from gevent.threadpool import ThreadPool
@@ -37,9 +36,9 @@ PRAGMAS = {"journal_mode": "wal", "synchronous": 0, "wal_autocheckpoint": 0, "fo
 class SqliteStore:
     """A Store of one process."""
 
-    def __init__(self, file: Path) -> None:
-        self._database = SqliteDatabase(str(file), timeout=0, thread_safe=False, pragmas=PRAGMAS)
-        self._file, self._limiter, self._thread = str(file), Limiter(), ThreadPool(1)
+    def __init__(self, file: str) -> None:
+        self._database = SqliteDatabase(file, timeout=0, thread_safe=False, pragmas=PRAGMAS)
+        self._file, self._limiter, self._thread = file, Limiter(), ThreadPool(1)
         self._syncs = 0
 
     def find(self, key_id: str) -> ApiKey | None:

@@ -1,7 +1,6 @@
 """The rules for what may be typed, users and their passwords."""
 
 import secrets
-import time
 
 import gevent
 import pytest
@@ -180,7 +179,6 @@ def test_others_have_their_turn_while_a_password_is_hashed(user: User, secret: s
 
 def test_password_that_would_wait_for_long_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(accounts, "QUEUE_SECONDS", 0.01)
-    accounts.HASHING.spawn(time.sleep, 0.2)
-    with pytest.raises(ServiceUnavailable) as refusal:
+    with accounts.ONE_AT_A_TIME, pytest.raises(ServiceUnavailable) as refusal:
         accounts.verify_password(None, "a password")
     assert refusal.value.retry_after
