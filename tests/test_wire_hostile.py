@@ -15,7 +15,6 @@ from conftest import StartPatched, StartServer
 from rawsocket import (
     CONTINUATION,
     PONG,
-    RESET,
     TEXT,
     RawSocket,
     close_frame,
@@ -82,16 +81,6 @@ class TestBodies:
         assert answer.status == (411 if is_page_and_chunked else 413)
         assert answer.headers["Connection"].lower() == "close"
 
-    def test_client_that_resets_in_the_middle_of_a_form_is_no_bug(self, server: Server) -> None:
-        logged = len(server.log())
-        for _ in range(20):
-            with RawSocket(server.port) as client:
-                client.sock.setsockopt(*RESET)
-                form = {"Host": "a", "Content-Length": "8"}
-                client.send(request_bytes("/log-in", form, "POST") + b"name")
-        assert latencies(server, 3)
-        assert "Traceback" not in server.log()[logged:]
-
     @pytest.mark.parametrize("headers", [CHUNKED, pytest.param(HUGE, marks=pytest.mark.ci)])
     def test_stop_during_bodies_without_end_loses_no_count(
         self, start_server: StartServer, headers: dict[str, str]
@@ -126,14 +115,6 @@ class TestTurns:
     def test_pipelined_requests_leave_others_their_turn(self, server: Server, sent: bytes) -> None:
         with flooding(server, b"", sent, reads=True):
             assert latencies(server)[10] < 0.2
-
-    def test_2000_chunks_of_a_byte_leave_others_their_turn(self, server: Server) -> None:
-        body = b"1\r\nx\r\n" * 2000 + b"0\r\n\r\n"
-        found = []
-        for path in ("/", STATUS) * 5:
-            with flooding(server, request_bytes(path, CHUNKED), body):
-                found += latencies(server, 4)
-        assert sorted(found)[20] < 0.2
 
     @pytest.mark.parametrize(("number", "status"), [(4, 200), (5, 431)])
     def test_header_has_32_kib_at_most(self, server: Server, number: int, status: int) -> None:
@@ -273,9 +254,3 @@ class TestSockets:
                 client.rest()
         assert "Traceback" not in server.log()[logged:]
         assert "bug" not in server.log()[logged:]
-
-    def test_endless_fragments_leave_others_their_turn(self, server: Server) -> None:
-        with RawSocket(server.port) as client:
-            client.open(ECHO).send(frame(TEXT, b"", fin=False))
-            with client.flooding(frame(CONTINUATION) * 2000):
-                assert latencies(server)[10] < 0.2

@@ -253,13 +253,6 @@ class TestErrors:
         assert answer.headers["Access-Control-Allow-Headers"].startswith("X-API-Key, Content-Type")
         assert "GET" in answer.headers["Access-Control-Allow-Methods"]
 
-    def test_an_error_outside_the_api_is_html(self, server: Server) -> None:
-        answer = server.ask("/nothing")
-
-        assert answer.status == 404
-        assert answer.headers["Content-Type"].startswith("text/html")
-        assert "Access-Control-Allow-Origin" not in answer.headers
-
     def test_a_bug_is_logged_without_the_query_and_leaks_nothing(
         self, start_server: StartServer
     ) -> None:
@@ -280,35 +273,23 @@ START = b"GET /api/v1/status HTTP/1.1\r\nHost: a\r\n"
 POST = b"POST /api/v1/status HTTP/1.1\r\nHost: a\r\n"
 GARBAGE = {
     "TLS": b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(range(256)),
-    "no path": b"GET\r\n\r\n",
     "HTTP/2 preface": b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
-    "unknown version": b"GET /api/v1/status HTTP/9.9\r\nHost: a\r\n\r\n",
     "header without colon": START + b"nonsense\r\n\r\n",
-    "space in a header name": b"GET /api/v1/status HTTP/1.1\r\nHost : a\r\n\r\n",
     "nul in a header": START + b"X: \0\r\n\r\n",
     "two hosts": START + b"Host: b\r\n\r\n",
-    "negative length": START + b"Content-Length: -1\r\n\r\n",
-    "two lengths": START + b"Content-Length: 1\r\nContent-Length: 2\r\n\r\nab",
     "length and chunks": POST + b"Content-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
     "bad chunk": POST + b"Transfer-Encoding: chunked\r\n\r\nzz\r\n\r\n",
-    "unknown coding": POST + b"Transfer-Encoding: nonsense\r\n\r\n",
     "long line": b"GET /" + b"a" * 10_000 + b" HTTP/1.1\r\nHost: a\r\n\r\n",
-    "many headers": START + b"X: y\r\n" * 200 + b"\r\n",
     "long header": START + b"X: " + b"y" * 10_000 + b"\r\n\r\n",
     "odd method": b"G@T /api/v1/status HTTP/1.1\r\nHost: a\r\n\r\n",
-    "connect": b"CONNECT example.com:443 HTTP/1.1\r\nHost: a\r\n\r\n",
 }
 ODD = {
     "bytes that are no UTF-8": b"GET /api/v1/%ff%fe HTTP/1.1\r\nHost: a\r\n\r\n",
-    "broken escape": b"GET /api/v1/%zz HTTP/1.1\r\nHost: a\r\n\r\n",
     "line break in the path": b"GET /api/v1/%0d%0aX:y HTTP/1.1\r\nHost: a\r\n\r\n",
-    "two slashes": b"GET //api/v1/status HTTP/1.1\r\nHost: a\r\n\r\n",
     "full address": b"GET http://a/api/v1/status HTTP/1.1\r\nHost: a\r\n\r\n",
-    "star": b"OPTIONS * HTTP/1.1\r\nHost: a\r\n\r\n",
     "Latin-1 host": b"GET /api/v1/status HTTP/1.1\r\nHost: \xe9\r\n\r\n",
     "strange host": b"GET /api/v1/status HTTP/1.1\r\nHost: a b/c?d@e:x\r\n\r\n",
     "Latin-1 key": b"GET /api/v1/user/me HTTP/1.1\r\nHost: a\r\nX-API-Key: \xff\r\n\r\n",
-    "bad cookie": START + b"Cookie: \xff;;=\r\n\r\n",
     "bad query": b"GET /api/v1/status?%ff=%&&=;api_key HTTP/1.1\r\nHost: a\r\n\r\n",
 }
 REFUSED = {*range(400, 500), 501, 505}
@@ -347,14 +328,6 @@ class TestGarbage:
             connection.send(head + body)
             assert connection.answer().status == 200
             assert connection.request(YEAR).status == 200
-
-    def test_pipelined_requests_are_answered_in_order(self, server: Server) -> None:
-        requests = [request_bytes(path, {"Host": "a"}) for path in (STATUS, "/api/", YEAR, ME)]
-        with RawSocket(server.port) as connection:
-            connection.send(b"".join(requests))
-            statuses = [connection.answer().status for _ in requests]
-
-        assert statuses == [200, 404, 200, 401]
 
     def test_half_a_form_changes_nothing(self, server: Server) -> None:
         fields = {"username": "half", "email": "half@example.com", "password": "long enough word"}

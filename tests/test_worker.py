@@ -13,13 +13,11 @@ from gevent import socket as gsocket
 from gevent.pool import Pool
 from gunicorn import util
 from gunicorn.config import Config
-from gunicorn.errors import AppImportError
 from gunicorn.http import wsgi
 from gunicorn.workers.ggevent import GeventWorker
 
 from server.log import Log
 from server.worker import Worker, speed_up
-from settings import SettingsError
 
 GET = b"GET / HTTP/1.1\r\nHost: a\r\n\r\n"
 
@@ -76,15 +74,6 @@ def test_stop_is_heard_before_the_app_is_loaded(
         for number, handler in zip(stops, before, strict=True):
             signal.signal(number, handler)
     assert handlers == [worker.handle_exit] * 3
-
-
-def test_wrong_setting_while_loading_ends_gunicorn(worker: Worker) -> None:
-    def fail() -> None:
-        raise SettingsError("DATABASE_URL: no")
-
-    worker.app = type("App", (), {"wsgi": staticmethod(fail)})
-    with pytest.raises(AppImportError, match="DATABASE_URL: no"):
-        worker.load_wsgi()
 
 
 def test_pipelined_requests_leave_others_their_turn(worker: Worker) -> None:
