@@ -1,4 +1,4 @@
-"""How the app is made, what it takes from proxies in front, and what its endpoints need of keys."""
+"""How the app is made, what its endpoints need, what it takes from proxies, and its errors."""
 
 import dataclasses
 import re
@@ -6,8 +6,9 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 
+import peewee
 import pytest
-from flask import Flask, request
+from flask import Flask, abort, request
 from flask.testing import FlaskClient
 
 import app as service
@@ -16,7 +17,9 @@ import models
 import settings
 from conftest import NewKey
 from models import User
+from protocol import problems
 from settings import HERE, Settings
+from storage.outage import Outage
 
 TEST, ME, STATUS = "/api/v1/protected/test", "/api/v1/user/me", "/api/v1/status"
 
@@ -81,6 +84,84 @@ def test_status_needs_a_good_key_but_no_allowance(client: FlaskClient, new_key: 
         pass
     answers = [client.get(STATUS, headers={"X-API-Key": key}) for key in (used_up, revoked)]
     assert [answer.get_json()["authenticated"] for answer in answers] == [True, False]
+
+
+# Paths, methods and bodies
+
+
+def test_path_with_two_slashes_at_the_start_is_the_same_path(client: FlaskClient, key: str) -> None:
+    """Flask reads it so, and the request is counted."""
+    answer = client.get(headers={"X-API-Key": key}, environ_overrides={"PATH_INFO": f"/{TEST}"})
+    assert answer.status_code == 200
+    assert answer.headers["Cache-Control"] == "no-store"
+    assert answer.headers["X-RateLimit-Remaining"] == "999"
+
+
+@pytest.mark.parametrize("path", ["/api/v1//status", "/api/v1/status//"])
+def test_other_doubled_slash_is_no_redirect(client: FlaskClient, path: str) -> None:
+    """It would lead to whatever Host was sent."""
+    assert client.get(path, base_url="http://mallory.example").status_code == 404
+
+
+def test_pages_are_for_their_own_origin_only(client: FlaskClient) -> None:
+    preflight = {"Access-Control-Request-Method": "GET"}
+    for answer in (client.get("/"), client.options("/log-in", headers=preflight)):
+        assert not [name for name, _ in answer.headers if name.startswith("Access-Control")]
+
+
+@pytest.mark.parametrize("path", [TEST, STATUS, "/api/v1/ws/echo", "/api/v1/ws/time"])
+def test_options_lists_the_methods(client: FlaskClient, path: str) -> None:
+    answer = client.options(path)
+    assert (answer.status_code, answer.data) == (200, b"")
+    assert set(answer.headers["Allow"].split(", ")) == {"GET", "HEAD", "OPTIONS"}
+
+
+@pytest.mark.parametrize(("more", "status"), [(0, 405), (1, 413)])
+def test_body_may_have_16_kib(client: FlaskClient, more: int, status: int) -> None:
+    assert client.post(STATUS, data=bytes(16_384 + more)).status_code == status
+
+
+# Errors
+
+
+@pytest.mark.parametrize("path", ["/api/failing", "/failing"])
+@pytest.mark.parametrize(
+    ("error", "status", "lines"),
+    [
+        (peewee.OperationalError("gone\nDETAIL: a value"), 503, ["database unavailable: gone"]),
+        (peewee.DataError("a NUL"), 400, []),
+        (peewee.IntegrityError("the user was deleted meanwhile"), 400, []),
+        (ConnectionResetError(), 400, []),
+    ],
+)
+def test_only_what_is_a_bug_is_logged_as_one(
+    app: Flask,
+    client: FlaskClient,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    path: str,
+    error: Exception,
+    status: int,
+    lines: list[str],
+) -> None:
+    def fail() -> str:
+        raise error
+
+    monkeypatch.setattr(problems, "outage", Outage())  # none has been logged yet
+    app.add_url_rule(path, path, fail)
+    answer = client.get(path)
+    assert answer.status_code == status
+    assert caplog.messages == lines
+    assert ("Retry-After" in answer.headers) == (status == 503)
+
+
+@pytest.mark.parametrize("status", [411, 415, 418, 422])
+def test_other_error_of_the_client_is_a_bad_request(
+    app: Flask, client: FlaskClient, status: int
+) -> None:
+    app.add_url_rule("/api/abort", "abort", lambda: abort(status))
+    answer = client.get("/api/abort")
+    assert (answer.status_code, answer.get_json(force=True)["code"]) == (400, "bad_request")
 
 
 # Proxies in front

@@ -3,15 +3,13 @@
 import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import cast
 
 import gevent
 import pytest
 from flask import Flask
 from flask.testing import FlaskClient
 
-import app as service
 import auth
 import models
 from conftest import NewKey
@@ -20,7 +18,6 @@ from protocol.websocket import Close, WebSocket
 from server import background as module
 from server.background import Background
 from settings import Settings
-from storage import outage as outages
 from storage.outage import Outage
 
 STATS = "/api/v1/usage/stats"
@@ -76,23 +73,6 @@ def test_counts_are_saved_by_a_sync_and_not_by_their_requests(
     assert total(key) == 2
 
 
-def test_counts_and_windows_go_on_in_the_next_process(
-    background: Background, config: Settings, ask: Ask, new_key: NewKey
-) -> None:
-    """The window may turn once meanwhile, but not twice."""
-    key = new_key(tier="five")
-    statuses = [ask(key) for _ in range(12)]
-    background.sync()
-    models.database.close_all()
-    successor = service.create_app(config).test_client()
-    answers = [successor.get(STATS, headers={"X-API-Key": key}) for _ in range(6)]
-    assert 5 <= (statuses + [answer.status_code for answer in answers]).count(200) <= 10
-    assert [answer for answer in answers if answer.status_code == 429]
-    change(key, tier="free")
-    last = service.create_app(config).test_client().get(STATS, headers={"X-API-Key": key})
-    assert last.get_json()["total_requests"] == statuses.count(200) + 1
-
-
 def test_run_syncs_until_it_is_stopped(
     background: Background, ask: Ask, key: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -107,15 +87,6 @@ def test_run_syncs_until_it_is_stopped(
 
 
 # Changes made elsewhere
-
-
-def test_key_revoked_elsewhere_is_refused_after_the_next_sync(
-    background: Background, ask: Ask, key: str
-) -> None:
-    assert ask(key) == 200
-    change(key, revoked_at=1)
-    background.sync()
-    assert ask(key) == 401
 
 
 def test_tier_changed_elsewhere_counts_after_the_next_sync(
@@ -197,31 +168,3 @@ def test_sync_that_fails_once_is_not_logged_but_twice_is(
         background.sync()
         assert caplog.messages == ["database unavailable: database is locked"] * lines
     assert total(key) == 3
-
-
-def test_end_of_an_outage_is_noticed(
-    background: Background,
-    ask: Ask,
-    key: str,
-    open_socket: Callable[[str], OpenSocket],
-    another: sqlite3.Connection,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    """Meanwhile nothing is closed and nothing is lost."""
-    clock: Any = SimpleNamespace(now=1000.0)
-    monkeypatch.setattr(outages, "time", SimpleNamespace(monotonic=lambda: clock.now))
-    ask(key)
-    ws = open_socket(key)
-    another.execute("ALTER TABLE api_key RENAME COLUMN expires_at TO away")
-    for _ in range(5):
-        background.sync()
-    assert (len(caplog.messages), ws.code) == (1, None)
-
-    another.execute("ALTER TABLE api_key RENAME COLUMN away TO expires_at")
-    background.sync()
-    clock.now += 60
-    background.sync()
-    background.sync()
-    assert caplog.messages[1:] == ["database available again"]
-    assert total(key) == 1

@@ -50,11 +50,6 @@ def refused(result: Result) -> str:
     return result.stderr.removeprefix("Error: ").rstrip("\n")
 
 
-def set_password(runner: FlaskCliRunner, name: str, password: str = PASSWORD) -> Result:
-    arguments = ["user", "password", name, "--password-stdin"]
-    return runner.invoke(args=arguments, input=f"{password}\n")
-
-
 def create_user(runner: FlaskCliRunner, *arguments: str, input: str = f"{PASSWORD}\n") -> Result:
     return runner.invoke(args=["user", "create", *arguments, "--password-stdin"], input=input)
 
@@ -88,44 +83,29 @@ def test_password_is_asked_for_twice_and_hidden(cli: FlaskCliRunner) -> None:
         assert bool(accounts.find("ada")) == (status == 0)
 
 
+@pytest.mark.usefixtures("ada")
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("name", "address", "message"),
     [
-        (("a", "bob@example.com"), "username: Use 2 to 32 letters"),
-        (("bob", "nowhere"), "email: Enter an address like ada@example.com."),
-        (("ADA", "bob@example.com"), "username: This is already taken."),
+        ("bob", "nowhere", "email: Enter an address like ada@example.com."),
+        ("ADA", "bob@example.com", "username: This is already taken."),
     ],
 )
 def test_wrong_or_taken_field_is_one_line(
-    cli: FlaskCliRunner, ada: User, arguments: tuple[str, str], message: str
+    cli: FlaskCliRunner, name: str, address: str, message: str
 ) -> None:
-    assert refused(create_user(cli, *arguments)).startswith(message)
+    assert refused(create_user(cli, name, address)) == message
     assert accounts.find("bob") is None
 
 
-@pytest.mark.parametrize("name", ["ADA", "ada@example.com"])
-def test_new_password_ends_all_sessions(
-    cli: FlaskCliRunner, client: FlaskClient, name: str
-) -> None:
+def test_new_password_ends_all_sessions(cli: FlaskCliRunner, client: FlaskClient) -> None:
     accounts.create("ada", "ada@example.com", "the old password")
     client.post("/log-in", data={"username": "ada", "password": "the old password"})
     assert client.get("/settings/profile").status_code == 200
-    assert done(set_password(cli, name)) == ""
+    arguments = ["user", "password", "ADA", "--password-stdin"]
+    assert done(cli.invoke(args=arguments, input=f"{PASSWORD}\n")) == ""
     assert accounts.verify_password(accounts.find("ada"), PASSWORD)
     assert client.get("/settings/profile").location.startswith("/log-in")
-
-
-def test_short_password_changes_nothing(cli: FlaskCliRunner, ada: User) -> None:
-    assert refused(set_password(cli, "ada", "short")).startswith("password: Use 10")
-    found = accounts.find("ada")
-    assert found
-    assert found.password_hash == ada.password_hash
-
-
-@pytest.mark.usefixtures("key")
-def test_deleted_user_is_gone_with_all_keys(cli: FlaskCliRunner) -> None:
-    assert done(cli.invoke(args=["user", "delete", "ada"])) == ""
-    assert (accounts.find("ada"), count()) == (None, 0)
 
 
 @pytest.mark.usefixtures("ada")
@@ -262,14 +242,9 @@ def test_wrong_key_is_one_line(
 )
 def test_duration_is_a_number_with_a_unit(text: str, seconds: int) -> None:
     assert commands.duration(text) == seconds
-
-
-@pytest.mark.parametrize(
-    "text", ["", "90", "d", "-1d", "1.5d", "1w", "1 d", "1d2h", "1D", "\u0661d", "999999d"]
-)
-def test_wrong_duration_is_refused(text: str) -> None:
-    with pytest.raises(click.BadParameter):
-        commands.duration(text)
+    for wrong in ("", "90", "d", "-1d", "1.5d", "1w", "1 d", "1d2h", "1D", "\u0661d", "999999d"):
+        with pytest.raises(click.BadParameter):
+            commands.duration(wrong)
 
 
 def test_tier_is_changed_to_one_that_is_listed(cli: FlaskCliRunner, key: str) -> None:
@@ -284,17 +259,13 @@ def test_revoked_key_is_bad_for_good(app: Flask, cli: FlaskCliRunner, key: str) 
     assert refused(cli.invoke(args=["key", "revoke", key[8:16]])) == NO_KEY
 
 
-@pytest.mark.parametrize("command", ["revoke", "tier", "rotate"])
-@pytest.mark.parametrize("which", ["unknown", "expired", "the whole key"])
-def test_only_a_live_key_can_be_changed(
-    cli: FlaskCliRunner, key: str, command: str, which: str
-) -> None:
-    if which == "expired":
-        with models.database.connection_context():
-            auth.change_key(key[8:16], expires_at=1)
-    key_id = {"unknown": "nobody's", "expired": key[8:16], "the whole key": key}[which]
-    arguments = [key_id, "pro"] if command == "tier" else [key_id]
-    assert refused(cli.invoke(args=["key", command, *arguments])) == NO_KEY
+@pytest.mark.parametrize("command", ["revoke ID", "tier ID pro", "rotate ID"])
+def test_only_a_live_key_can_be_changed(cli: FlaskCliRunner, key: str, command: str) -> None:
+    with models.database.connection_context():
+        auth.change_key(key[8:16], expires_at=1)
+    for key_id in ("nobody's", key[8:16], key):
+        arguments = [part.replace("ID", key_id) for part in command.split()]
+        assert refused(cli.invoke(args=["key", *arguments])) == NO_KEY
     assert count() == 1
 
 

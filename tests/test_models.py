@@ -2,21 +2,17 @@
 
 import os
 import shutil
-import sqlite3
 import subprocess
 import sys
-from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
 
 import peewee
 import pytest
 
-import accounts
 import models
 from models import ApiKey, User
-from settings import HERE, Settings, SettingsError
-from storage import database
+from settings import HERE, Settings
 from storage.database import create_tables
 from storage.outage import one_line
 
@@ -60,20 +56,6 @@ def test_state_of_a_key_and_whether_it_is_good(
 # The file
 
 
-def refusal(config: Settings) -> str:
-    """The one line with which the start fails."""
-    with pytest.raises(SettingsError) as mistake:
-        create_tables(config)
-    assert "\n" not in str(mistake.value)
-    return str(mistake.value)
-
-
-@pytest.mark.usefixtures("ada")
-def test_second_start_keeps_the_rows(config: Settings) -> None:
-    create_tables(config)
-    assert accounts.find("ada")
-
-
 @pytest.mark.parametrize("umask", [0o000, 0o022, 0o077])
 @pytest.mark.parametrize("is_new", [True, False])
 def test_database_is_for_its_owner_only(
@@ -91,24 +73,6 @@ def test_database_is_for_its_owner_only(
     modes = {path.name: path.stat().st_mode & 0o777 for path in tmp_path.glob("test.db*")}
     models.database.close_all()
     assert modes == dict.fromkeys(("test.db", "test.db-wal", "test.db-shm"), 0o600)
-
-
-def test_file_that_is_no_database_stops_the_start_and_stays_as_it_was(config: Settings) -> None:
-    config.sqlite.write_text("This is no database. " * 100)
-    assert refusal(config) == f"DATABASE_URL: {config.sqlite}: file is not a database"
-    assert config.sqlite.read_text() == "This is no database. " * 100
-
-
-@pytest.mark.usefixtures("app")
-def test_database_that_is_locked_for_long_stops_the_start(
-    config: Settings, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    models.database.close_all()
-    monkeypatch.setattr(database, "COMMAND_SECONDS", 0.1)
-    with closing(sqlite3.connect(config.sqlite, isolation_level=None)) as other:
-        other.execute("DROP TABLE hourly_usage")  # so that there is something to write
-        other.execute("BEGIN IMMEDIATE")
-        assert refusal(config) == f"DATABASE_URL: {config.sqlite}: database is locked"
 
 
 @pytest.mark.skipif(not shutil.which("unshare") or os.getuid() != 0, reason="needs mounts of root")
@@ -147,9 +111,3 @@ def test_full_disk_is_named_as_the_reason() -> None:
         with pytest.raises(peewee.OperationalError) as failure:
             insert_many_users()
     assert one_line(failure.value) == "database or disk is full"
-
-
-@pytest.mark.usefixtures("app")
-def test_query_without_a_connection_is_a_mistake() -> None:
-    with pytest.raises(peewee.InterfaceError):
-        User.select().exists()

@@ -1,77 +1,38 @@
-"""Who is admitted to a WebSocket, and how each connection ends, without a server."""
+"""Who is admitted to a WebSocket, and how connections end, over sockets of this process."""
 
+import contextlib
 import logging
 import socket
+import time
 from collections.abc import Callable, Iterator
-from typing import cast
+from types import SimpleNamespace
+from typing import Any
 
 import gevent
 import pytest
 from flask import Flask, g
+from gevent import socket as gsocket
+from simple_websocket import ConnectionClosed, Server
 
 from auth import Guard
 from models import ApiKey
+from protocol import websocket
 from protocol.problems import Problem
-from protocol.websocket import Close, Closed, WebSocket
+from protocol.websocket import SERVER_OPTIONS, Close, Closed, WebSocket, negotiate
 from ratelimit import Allowance
-from rawsocket import CLOSE, UPGRADE, Frame, RawSocket
-from sockets import OpenSockets, serve
-from test_websocket import accepted
+from rawsocket import CLOSE, PING, PONG, TEXT, UPGRADE, Frame, RawSocket, frame
+from sockets import serve
+
+ECHO, TIME = "/api/v1/ws/echo", "/api/v1/ws/time"
 
 
-class OpenSocket:
-    """Stands in for a WebSocket; remembers how it was interrupted."""
-
-    def __init__(self) -> None:
-        self.codes: list[int] = []
-
-    def interrupt(self, code: int) -> None:
-        self.codes.append(code)
-
-
-def refusal(room: OpenSockets, caller: str) -> tuple[int, str]:
-    """Status and code with which the caller is refused."""
-    with pytest.raises(Problem) as refused:
-        room.reserve(caller)
-    response = refused.value.get_response()
-    assert int(response.headers["Retry-After"]) >= 1
-    return response.status_code, response.get_json()["code"]
-
-
-# Room
-
-
-def test_caller_and_server_have_a_limit() -> None:
-    room = OpenSockets(limit=3, limit_per_caller=2)
-    room.reserve("ada")
-    room.reserve("ada")
-    assert refusal(room, "ada") == (429, "too_many_sockets")
-    room.reserve("grace")
-    assert refusal(room, "mary") == (503, "too_many_sockets")
-
-
-def test_ended_keys_and_a_stop_close_their_sockets() -> None:
-    room = OpenSockets(limit=9, limit_per_caller=9)
-    one, two, grace, echo = sockets = [OpenSocket() for _ in range(4)]
-    for ws, key_id in zip(sockets, ("ada", "ada", "grace", None), strict=True):
-        room.key_ids[cast(WebSocket, ws)] = key_id
-    assert room.keys() == {"ada", "grace"}
-
-    room.end({"ada", "nobody"})
-    assert one.codes == two.codes == [Close.REVOKED]
-    assert grace.codes == echo.codes == []
-
-    room.shut_down()
-    assert grace.codes == echo.codes == [Close.GOING_AWAY]
-    assert refusal(room, "mary") == (503, "too_many_sockets")
-
-
-# Handshakes
+# Admission
 
 
 @pytest.fixture
 def handshake(app: Flask) -> Callable[..., int]:
     """Asks for a WebSocket; returns the status after a moment in which the socket is open."""
+    app.extensions["sockets"].limit_per_caller = 1
 
     def ask(path: str, address: str = "127.0.0.1", **headers: str) -> int:
         environ = {"REMOTE_ADDR": address, "SERVER_PROTOCOL": "HTTP/1.1"}
@@ -91,27 +52,25 @@ Handshake = Callable[..., int]
 
 
 def test_echo_sockets_are_capped_by_caller_and_time_sockets_by_key(
-    app: Flask, handshake: Handshake, key: str
+    handshake: Handshake, key: str
 ) -> None:
-    app.extensions["sockets"].limit_per_caller = 1
     requests = [
-        ("/api/v1/ws/echo", "2001:db8:1:2::3", {}, 101),
-        ("/api/v1/ws/echo", "2001:db8:1:2::4", {}, 429),  # of the same /64
-        ("/api/v1/ws/echo", "2001:db8:1:3::3", {}, 101),
-        ("/api/v1/ws/time", "2001:db8:1:2::3", {"X_API_Key": key}, 101),
-        ("/api/v1/ws/time", "192.0.2.1", {"X_API_Key": key}, 429),
+        (ECHO, "2001:db8:1:2::3", {}, 101),
+        (ECHO, "2001:db8:1:2::4", {}, 429),  # of the same /64
+        (ECHO, "2001:db8:1:3::3", {}, 101),
+        (TIME, "2001:db8:1:2::3", {"X_API_Key": key}, 101),
+        (TIME, "192.0.2.1", {"X_API_Key": key}, 429),
     ]
     asked = [gevent.spawn(handshake, path, who, **key) for path, who, key, _ in requests]
     gevent.joinall(asked)
     assert [asking.value for asking in asked] == [status for *_, status in requests]
-    assert handshake("/api/v1/ws/echo", "2001:db8:1:2::4") == 101, "there is room again"
+    assert handshake(ECHO, "2001:db8:1:2::4") == 101, "there is room again"
 
 
 def test_of_two_handshakes_at_once_one_gets_the_last_place(
-    app: Flask, handshake: Handshake, key: str, monkeypatch: pytest.MonkeyPatch
+    handshake: Handshake, key: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With PostgreSQL others have their turn while a request is counted."""
-    app.extensions["sockets"].limit_per_caller = 1
     spend = Guard.spend
 
     def spend_slowly(guard: Guard, key: ApiKey, cost: int = 1) -> Allowance:
@@ -119,15 +78,14 @@ def test_of_two_handshakes_at_once_one_gets_the_last_place(
         return spend(guard, key, cost)
 
     monkeypatch.setattr(Guard, "spend", spend_slowly)
-    both = [gevent.spawn(handshake, "/api/v1/ws/time", X_API_Key=key) for _ in range(2)]
+    both = [gevent.spawn(handshake, TIME, X_API_Key=key) for _ in range(2)]
     gevent.joinall(both)
     assert sorted(asking.value for asking in both) == [101, 429]
 
 
 def test_handshake_that_cannot_be_counted_leaves_its_place(
-    app: Flask, handshake: Handshake, key: str, monkeypatch: pytest.MonkeyPatch
+    handshake: Handshake, key: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    app.extensions["sockets"].limit_per_caller = 1
     spend = Guard.spend
 
     def use_up(guard: Guard, key: ApiKey, cost: int = 1) -> Allowance:
@@ -137,36 +95,177 @@ def test_handshake_that_cannot_be_counted_leaves_its_place(
 
     with monkeypatch.context() as patch:
         patch.setattr(Guard, "spend", use_up)
-        assert handshake("/api/v1/ws/time", X_API_Key=key) == 429
-    assert handshake("/api/v1/ws/time", X_API_Key=key) == 101
+        assert handshake(TIME, X_API_Key=key) == 429
+    assert handshake(TIME, X_API_Key=key) == 101
+
+
+# One connection
+
+
+@pytest.fixture
+def ends() -> Iterator[tuple[Any, Any]]:
+    here, there = gsocket.socketpair()
+    for end in (here, there):
+        end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+    with here, there:
+        yield here, there
+
+
+@pytest.fixture
+def server(ends: tuple[Any, Any]) -> Server:
+    """A connection that simple-websocket has accepted, as flask-sock hands it over."""
+    environ: dict[str, Any] = {
+        "REQUEST_METHOD": "GET",
+        "SERVER_PROTOCOL": "HTTP/1.1",
+        "PATH_INFO": "/",
+        "SCRIPT_NAME": "",
+        "QUERY_STRING": "",
+        "gunicorn.socket": ends[1],
+    }
+    environ |= {f"HTTP_{name.upper().replace('-', '_')}": text for name, text in UPGRADE.items()}
+    negotiate(environ)
+    unreader = SimpleNamespace(take_buffered=bytes)  # nothing came behind the handshake
+    environ["wsgi.input"] = SimpleNamespace(reader=SimpleNamespace(unreader=unreader))
+    return Server(environ, **SERVER_OPTIONS)
+
+
+@pytest.fixture
+def client(server: Server, ends: tuple[Any, Any]) -> RawSocket:
+    client = RawSocket.over(ends[0])
+    assert client.answer().status == 101
+    return client
+
+
+def test_reader_of_simple_websocket_does_not_read(client: RawSocket, ends: tuple[Any, Any]) -> None:
+    client.send(b"for us")
+    gevent.sleep(0.05)
+    assert ends[1].recv(100) == b"for us"
+
+
+def test_simple_websocket_does_not_close_what_we_have_taken_over(
+    server: Server, client: RawSocket, ends: tuple[Any, Any]
+) -> None:
+    WebSocket(server)
+    with pytest.raises(ConnectionClosed):
+        server.close()
+    ends[1].shutdown(socket.SHUT_WR)
+    assert client.ended()
+
+
+Handler = Callable[[WebSocket], object]
+Serve = Callable[[Handler], Any]
+
+
+@pytest.fixture
+def start(server: Server, client: RawSocket) -> Iterator[Serve]:
+    """Runs a handler in a greenlet; its value is what the handler returns, or the close code."""
+
+    def run(handler: Handler) -> Any:
+        ws = WebSocket(server)
+        try:
+            return handler(ws)
+        except Closed as closed:
+            return ws.close(closed.code)
+
+    with contextlib.ExitStack() as stack:
+
+        def spawn(handler: Handler) -> Any:
+            serving = gevent.spawn(run, handler)
+            stack.callback(serving.kill)
+            return serving
+
+        yield spawn
+
+
+def read_all(ws: WebSocket) -> list[str]:
+    return list(ws.messages())
+
+
+def test_silent_client_is_pinged_and_lost_when_it_does_not_answer(
+    start: Serve, client: RawSocket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(websocket, "PING_SECONDS", 0.05)
+    monkeypatch.setattr(websocket, "STALLED_SECONDS", 0.1)
+    serving = start(read_all)
+    for _ in range(5):
+        assert client.frame() == Frame(PING, b"")
+        client.send(frame(PONG))
+    assert not serving.ready()
+    with pytest.raises(TimeoutError):
+        serving.get(timeout=5)
+
+
+def test_client_that_sends_anything_is_not_lost(
+    start: Serve, client: RawSocket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(websocket, "PING_SECONDS", 0.15)
+    monkeypatch.setattr(websocket, "STALLED_SECONDS", 0.1)
+    serving = start(read_all)
+    deadline = time.monotonic() + 0.5
+    while time.monotonic() < deadline:
+        client.send(frame(TEXT, b"here"))
+        gevent.sleep(0.02)
+    assert not serving.ready()
+
+
+@pytest.mark.parametrize("before", [0, 1_000_000], ids=["much was pushed", "a frame is half sent"])
+def test_push_that_does_not_fit_ends_the_connection_and_tears_no_frame(
+    start: Serve, client: RawSocket, before: int
+) -> None:
+    opened: list[WebSocket] = []
+
+    def send(ws: WebSocket) -> None:
+        opened.append(ws)
+        ws.send(bytes(before))
+        read_all(ws)
+
+    serving = start(send)
+    gevent.sleep(0.02)
+    for _ in range(100):
+        opened[0].push(b"\1" * 5000)
+    assert serving.get(timeout=5) == Close.ABNORMAL
+
+    data = b""
+    client.sock.settimeout(0.1)
+    with contextlib.suppress(TimeoutError):
+        while more := client.sock.recv(100_000):
+            data += more
+    allowed = {0} if before else {1}  # what fitted, and after it no close frame
+    assert set(data) == allowed
+
+
+def test_push_to_a_client_that_left_ends_the_connection(start: Serve, client: RawSocket) -> None:
+    def push_late(ws: WebSocket) -> None:
+        client.sock.close()
+        ws.push(b"too late")
+        read_all(ws)
+
+    assert start(push_late).get(timeout=5) == Close.ABNORMAL
 
 
 # Endings
 
 
 @pytest.fixture
-def ended_by(app: Flask) -> Iterator[Callable[[BaseException], RawSocket]]:
+def ended_by(
+    app: Flask, server: Server, client: RawSocket, ends: tuple[Any, Any]
+) -> Callable[[BaseException], RawSocket]:
     """Serve a handler that raises the given exception; returns what the client is left with."""
-    here, there = socket.socketpair()
-    here.shutdown(socket.SHUT_WR)  # a client that has sent all it will
 
     def run(ending: BaseException) -> RawSocket:
         def handler(ws: WebSocket) -> None:
             assert list(app.extensions["sockets"].key_ids) == [ws]
             raise ending
 
-        server = accepted(there)
-        with app.test_request_context("/api/v1/ws/echo?api_key=private"):
+        ends[0].shutdown(socket.SHUT_WR)  # a client that has sent all it will
+        with app.test_request_context(f"{ECHO}?api_key=private"):
             g.key = None
             serve(handler, server)
         assert not app.extensions["sockets"].key_ids, "only open sockets are kept"
-        there.close()
-        client = RawSocket.over(here)
-        assert client.answer().status == 101
+        ends[1].close()
         return client
 
-    with here, there:
-        yield run
+    return run
 
 
 EndedBy = Callable[[BaseException], RawSocket]
@@ -179,7 +278,7 @@ def test_bug_closes_1011_and_is_logged_without_the_query(
     assert client.frame().close_code == 1011
     assert client.ended()
     assert "ZeroDivisionError" in caplog.text
-    assert "/api/v1/ws/echo" in caplog.text
+    assert ECHO in caplog.text
     assert "private" not in caplog.text
 
 
@@ -193,11 +292,9 @@ def test_client_that_is_lost_is_sent_nothing_and_is_no_bug(
     assert caplog.messages[-1].endswith(": 1006")
 
 
-@pytest.mark.parametrize("code", [1008, 4000])
-def test_any_close_code_is_sent_and_logged(
-    ended_by: EndedBy, caplog: pytest.LogCaptureFixture, code: int
+def test_close_code_that_is_added_needs_no_other_change(
+    ended_by: EndedBy, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """So a new one is one entry in `Close`."""
     caplog.set_level(logging.INFO)
-    assert ended_by(Closed(code)).frame() == Frame(CLOSE, code.to_bytes(2, "big"))
-    assert caplog.messages[-1].endswith(f": {code}")
+    assert ended_by(Closed(4000)).frame() == Frame(CLOSE, (4000).to_bytes(2, "big"))
+    assert caplog.messages[-1].endswith(": 4000")

@@ -176,10 +176,6 @@ def test_sync_tells_which_open_keys_have_ended(
     assert store.sync(live | ended) == ended
 
 
-def test_open_keys_may_be_many(store: Store, new_id: NewId) -> None:
-    """Of as many time sockets as the service may have."""
-    strangers = {f"{number:08}" for number in range(9000)}
-    assert store.sync(strangers | {new_id()}) == strangers
 
 
 def test_keys_that_ended_more_than_30_days_ago_are_deleted(store: Store, new_id: NewId) -> None:
@@ -260,20 +256,6 @@ def test_key_whose_user_was_deleted_by_hand_is_not_found(
     assert store.sync({key_id}) == {key_id}
 
 
-@in_sqlite
-def test_locked_file_loses_no_count_and_saves_none_twice(
-    store: Store, new_id: NewId, other: sqlite3.Connection
-) -> None:
-    key = key_of(store, new_id())
-    store.hit(key, LONG)
-    with locked(other):
-        for _ in range(2):
-            with pytest.raises(peewee.OperationalError):
-                store.sync(set())
-            store.hit(key, LONG)
-    store.sync(set())
-    store.sync(set())
-    assert saved(other) == [(3, 3)]
 
 
 @in_sqlite
@@ -304,29 +286,8 @@ def test_usage_changed_by_hand_counts_though_requests_wait_to_be_saved(
     assert key_of(store, key_id).usage == Usage(501, END, 4)
 
 
-@in_sqlite
-def test_counts_of_a_deleted_key_stop_no_others(
-    store: Store, new_id: NewId, other: sqlite3.Connection
-) -> None:
-    gone, kept = key_of(store, new_id()), key_of(store, new_id())
-    store.hit(gone, LONG)
-    store.hit(kept, LONG)
-    other.execute("DELETE FROM api_key WHERE id = ?", (gone.id,))
-    store.sync(set())
-    assert saved(other) == [(1, 1)]
 
 
-@in_sqlite
-def test_close_saves_what_is_left_as_soon_as_the_file_is_free(
-    store: Store, new_id: NewId, other: sqlite3.Connection
-) -> None:
-    store.hit(key_of(store, new_id()), LONG)
-    with locked(other):
-        closing_store = gevent.spawn(store.close)
-        gevent.sleep(0.15)
-        assert not closing_store.ready()
-    closing_store.get(timeout=5)
-    assert saved(other) == [(1, 1)]
 
 
 @in_sqlite
@@ -347,13 +308,6 @@ def test_loss_at_the_close_is_logged_with_its_size(
     assert caplog.messages == [words]
 
 
-@in_sqlite
-def test_close_without_counts_says_nothing_of_a_loss(
-    store: Store, other: sqlite3.Connection, caplog: pytest.LogCaptureFixture
-) -> None:
-    with locked(other):
-        store.close()
-    assert not caplog.messages
 
 
 @in_sqlite
@@ -372,12 +326,6 @@ def test_checkpoint_copies_the_log_into_the_file(
     eventually(copy_has_the_count)
 
 
-@in_sqlite
-def test_after_the_close_there_is_one_file(store: Store, new_id: NewId, tmp_path: Path) -> None:
-    store.hit(key_of(store, new_id()), LONG)
-    models.database.close_all()
-    store.close()
-    assert [file.name for file in tmp_path.iterdir()] == ["test.db"]
 
 
 # SQLite: the plan of each query

@@ -1,0 +1,99 @@
+"""How times are written, who is one caller, and how input is discarded at a close."""
+
+import socket
+import time
+from collections.abc import Iterator
+
+import gevent
+import pytest
+from gevent import socket as gsocket
+
+from protocol import tcp
+from protocol.addresses import caller
+from protocol.timestamps import date_time, display, timestamp, utc
+
+LAST = 1_795_305_599  # the last second of 2026-11-21, UTC
+
+
+# Times: always in UTC, cut off and not rounded up
+
+
+@pytest.fixture
+def tokyo(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The time zone of this process is nine hours ahead of UTC."""
+    with monkeypatch.context() as patch:
+        patch.setenv("TZ", "Asia/Tokyo")
+        time.tzset()
+        yield
+    time.tzset()
+
+
+@pytest.mark.usefixtures("tokyo")
+@pytest.mark.parametrize(
+    ("fraction", "milliseconds"), [(0, "000"), (0.042, "042"), (0.9999, "999")]
+)
+def test_time_has_three_forms(fraction: float, milliseconds: str) -> None:
+    assert timestamp(LAST + fraction) == f"2026-11-21T23:59:59.{milliseconds}Z"
+    assert date_time(LAST + fraction) == "2026-11-21T23:59:59Z"
+    assert display(LAST + fraction) == "2026-11-21 23:59:59 UTC"
+
+
+@pytest.mark.usefixtures("tokyo")
+def test_year_is_that_of_utc() -> None:
+    """In Tokyo the next one has begun."""
+    assert utc(1_798_761_599).year == 2026
+
+
+# Callers
+
+
+@pytest.mark.parametrize(
+    ("address", "who"),
+    [
+        ("203.0.113.7", "203.0.113.7"),
+        ("2001:db8:1:2:3:4:5:6", "2001:db8:1:2::"),
+        ("2001:db8:1:3::6", "2001:db8:1:3::"),
+        ("::ffff:203.0.113.7", "203.0.113.7"),  # IPv4, as a socket for both shows it
+        ("fe80::1%eth0", "fe80::"),
+        ("unknown", "unknown"),
+        (None, ""),  # a Unix socket
+    ],
+)
+def test_ipv6_address_is_one_caller_with_its_64(address: str | None, who: str) -> None:
+    assert caller(address) == who
+
+
+# The close
+
+
+class Endless:
+    """A client whose input is always there, so that reading it never waits."""
+
+    reads = 0
+
+    def shutdown(self, how: int) -> None:
+        assert how == socket.SHUT_WR
+
+    def recv(self, size: int) -> bytes:
+        self.reads += 1
+        assert self.reads < 1_000_000, "it never ends"
+        return bytes(10)
+
+
+def test_endless_input_is_discarded_for_a_time_and_others_have_their_turn(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(tcp, "DRAIN_SECONDS", 0.05)
+    other = gevent.spawn(gevent.sleep, 0.01)
+    tcp.drain(Endless())
+    assert other.ready()
+
+
+def test_draining_ends_when_the_client_closes() -> None:
+    here, there = gsocket.socketpair()
+    with here, there:
+        here.sendall(b"late")
+        draining = gevent.spawn(tcp.drain, there)
+        assert here.recv(10) == b""
+        here.close()
+        draining.get(timeout=0.5)
