@@ -161,9 +161,11 @@ class TestEither:
                 stderr=subprocess.PIPE,
                 text=True,
             )
-            statuses = set()
+            statuses, begun = set(), time.monotonic()
             with process, RawSocket(server.port) as client:
                 while process.poll() is None:
+                    if time.monotonic() - begun > 20:
+                        process.kill()
                     started = time.monotonic()
                     statuses.add(client.request(TEST, X_API_Key=key).status)
                     assert time.monotonic() - started < 1

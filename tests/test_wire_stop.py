@@ -232,15 +232,11 @@ class TestOneWorker:
     def test_the_start_says_what_is_served_and_declines_more_workers(
         self, start_server: StartServer
     ) -> None:
-        limits = "free=7/hour,pro=70/day"
-        server = start_server(RATE_LIMITS=limits, DYNO="web.1", WEB_CONCURRENCY="3")
+        server = start_server(DYNO="web.1", WEB_CONCURRENCY="3")
 
         worker = server.worker_pid
         assert len(server.log_lines("WEB_CONCURRENCY")) == 1
-        (line,) = server.log_lines("serving ")
-        assert all(
-            part in line for part in (f":{server.port}", str(server.database), "free 7 ", "pro 70 ")
-        )
+        assert len(server.log_lines(f"Database: {server.database}")) == 1
         assert len(server.log_lines("platforms lose ")) == 1
         # gunicorn's control socket would be one for all services of a user, in the user's home.
         assert not [path for path in Path(server.env["HOME"]).rglob("*") if path.is_socket()]
