@@ -104,27 +104,20 @@ def test_taken_name_or_address_is_refused_by_its_field(ada: User, field: str, te
     assert stored() == ["ada"]
 
 
-def test_change_is_stored_and_leaves_the_given_user_as_it_was(ada: User) -> None:
-    accounts.change(ada, username="lovelace")
-    assert (stored(), ada.username) == (["lovelace"], "ada")
-
-
-def test_change_to_a_taken_name_is_refused(ada: User) -> None:
+def test_change_leaves_the_given_user_and_is_refused_for_a_taken_name(ada: User) -> None:
     """And the page that shows the form again still shows the user's own name."""
     bob = accounts.create("bob", "bob@example.com", password())
     with pytest.raises(Invalid, match="username: This is already taken"):
         accounts.change(bob, username="ADA")
     assert (stored(), bob.username) == (["ada", "bob"], "bob")
+    accounts.change(bob, username="lovelace")
+    assert (stored(), bob.username) == (["ada", "lovelace"], "bob")
 
 
 @pytest.mark.parametrize("name", ["ada", "ADA", "ada@example.com", "Ada@Example.COM"])
 def test_user_is_found_by_name_or_address_ignoring_case(ada: User, name: str) -> None:
     assert accounts.find(name) == ada
-
-
-@pytest.mark.parametrize("name", ["", "bob", "ada ", "a%", "ad_", "@example.com"])
-def test_other_names_find_nobody(ada: User, name: str) -> None:
-    assert accounts.find(name) is None
+    assert accounts.find(f"%{name[1:]}") is None
 
 
 @pytest.mark.usefixtures("key")
@@ -163,11 +156,6 @@ def test_no_password_is_right_without_a_user_and_it_costs_as_much_to_find_out(us
     nobodys_cost, nobodys_salt, nobodys_digest = accounts.NOBODY.split("$")
     assert cost == nobodys_cost
     assert (len(salt), len(digest)) == (len(nobodys_salt), len(nobodys_digest))
-
-
-def test_hash_is_salted_scrypt(user: User, secret: str) -> None:
-    assert user.password_hash.startswith("scrypt:32768:8:1$")
-    assert accounts.hash_password(secret) != user.password_hash
 
 
 def test_others_have_their_turn_while_a_password_is_hashed(user: User, secret: str) -> None:

@@ -34,7 +34,7 @@ def background(app: Flask, monkeypatch: pytest.MonkeyPatch) -> Background:
 @pytest.fixture
 def another(config: Settings, app: Flask) -> Iterator[sqlite3.Connection]:
     """Another program's connection to the same database."""
-    with closing(sqlite3.connect(config.sqlite, isolation_level=None)) as connection:
+    with closing(sqlite3.connect(config.database_url, isolation_level=None)) as connection:
         yield connection
 
 

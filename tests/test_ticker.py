@@ -109,14 +109,6 @@ def test_sockets_that_join_over_a_second_are_spread_over_nine_phases(
     assert max(phases.count(tenth) for tenth in phases) <= 20
 
 
-def test_of_the_next_two_phases_the_emptier_is_chosen(ticker: Ticker, clock: Clock) -> None:
-    clock.now += 0.55
-    chosen = [ticker.join(Listener(clock)) for _ in range(4)]  # type: ignore[arg-type]
-    assert [len(listeners) for listeners in chosen] == [2] * 4
-    chosen[1].clear()
-    assert ticker.join(Listener(clock)) is chosen[1]  # type: ignore[arg-type]
-
-
 # Ticks
 
 
@@ -143,28 +135,6 @@ def test_lateness_up_to_the_turn_skips_and_repeats_no_second(ticker: Ticker, clo
     for listener in listeners:
         seconds = [int(moment) for moment in listener.moments]
         assert seconds == list(range(seconds[0], seconds[0] + len(seconds)))
-
-
-def test_update_tells_the_time_in_both_forms(ticker: Ticker, clock: Clock) -> None:
-    clock.now += 0.55
-    listener = join(ticker, clock)
-    clock.late = lambda now: now + 0.02
-    clock.run(1)
-    assert listener.received[0][1] == {
-        "type": "time_update",
-        "formatted": "2026-11-21 12:00:00 UTC",
-        "timestamp": "2026-11-21T12:00:00.620Z",
-    }
-
-
-def test_socket_that_left_is_sent_nothing_more(ticker: Ticker, clock: Clock) -> None:
-    listener: Any = Listener(clock)
-    listeners = ticker.join(listener)
-    clock.run(2)
-    received = len(listener.received)
-    listeners.remove(listener)
-    clock.run(2)
-    assert received == len(listener.received) > 0
 
 
 @pytest.mark.parametrize("jump", [-86_400, -5, 5, 86_400])
