@@ -1,23 +1,23 @@
 """The web application: where people sign up, make keys and try the API."""
 
-import secrets
 from contextlib import suppress
+from hashlib import sha256
+from pathlib import Path
 
 import gevent
-from flask import Blueprint, Flask, Request, Response, current_app, g, render_template, request
+from flask import Blueprint, Flask, Request, Response, render_template, request
 from flask.sessions import SecureCookieSession, SecureCookieSessionInterface
-from flask.typing import ResponseReturnValue
 from peewee import PeeweeException
 from werkzeug.exceptions import RequestTimeout, abort
 
 import models
-from accounts import Invalid
-from protocol.requests import MAX_BODY_BYTES
 from protocol.timestamps import date_time, display
 from web import people, profile
 
-INVALID = 422  # the status of a form that comes back
 FORM_SECONDS = 10  # for a form to arrive, in total
+STATIC = Path(__file__).parent / "static"
+# Part of the URLs of static files, so that browsers may keep them until one of them changes.
+VERSION = sha256(b"".join(file.read_bytes() for file in sorted(STATIC.iterdir()))).hexdigest()[:16]
 SECURITY_HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
     "img-src 'self'; connect-src 'self'; form-action 'self'; base-uri 'none'; "
@@ -47,10 +47,8 @@ def register(app: Flask) -> None:
     app.session_interface = PageSessions()
     app.config["SESSION_COOKIE_SAMESITE"] = "Lax"
     app.jinja_env.trim_blocks = app.jinja_env.lstrip_blocks = True
-    app.jinja_env.filters |= {"date_time": date_time, "display": display}
-    signups = app.extensions["settings"].signups
-    app.jinja_env.globals |= {"signups": signups, "prefixes": models.PREFIXES}
-    app.jinja_env.globals |= {"token": secrets.token_urlsafe, "now": models.now}
+    app.jinja_env.filters |= {"date_time": date_time, "display": display, "number": "{:,}".format}
+    app.jinja_env.globals |= {"settings": app.extensions["settings"], "models": models}
     app.register_blueprint(pages)
 
 
@@ -61,19 +59,14 @@ def console() -> str:
 
 @pages.before_request
 def receive_form() -> None:
-    """Read a form; refuse one that another site sent, or that is large, slow or incomplete."""
+    """Read a form; refuse one that another site sent, or that is slow or incomplete."""
     if request.method != "POST":
         return
     if not sent_from_here():
         abort(403)
-    if "Transfer-Encoding" in request.headers:
-        abort(411)
-    length = request.content_length or 0
-    if length > MAX_BODY_BYTES:
-        abort(413)
     with gevent.Timeout(FORM_SECONDS, RequestTimeout()):
         received = len(request.get_data())
-    if received < length:
+    if received < (request.content_length or 0):
         abort(400)  # the connection broke: a password may be cut short
 
 
@@ -91,16 +84,12 @@ def sent_from_here() -> bool:
 
 
 pages.before_request(people.recognise)
-pages.before_request(people.require_own_form)
 
 
-@pages.errorhandler(Invalid)
-def form_again(invalid: Invalid) -> ResponseReturnValue:
-    """The page at the address of the form, with what was typed and what is wrong with it."""
-    g.errors = invalid.errors
-    endpoint, arguments = current_app.url_map.bind("").match(request.path, "GET")
-    page: str = current_app.view_functions[endpoint](**arguments)  # type: ignore[assignment]
-    return page, INVALID
+@pages.app_url_defaults
+def add_version(endpoint: str, values: dict[str, str]) -> None:
+    if endpoint == "static":
+        values["v"] = VERSION
 
 
 @pages.after_app_request
@@ -109,11 +98,12 @@ def finish(response: Response) -> Response:
     if request.path.startswith("/api/"):
         return response
     response.headers.update(SECURITY_HEADERS)
+    if request.endpoint == "static" and request.args.get("v") == VERSION:
+        response.headers["Cache-Control"] = "public, max-age=31536000, immutable"
     if response.mimetype == "text/html":
         response.headers["Cache-Control"] = "no-store"
-        if response.status_code >= 400 and response.status_code != INVALID:
-            if "user" not in g:  # there is no such page
-                with suppress(PeeweeException):
-                    people.recognise()
-            response.set_data(render_template("error.html", answer=response))
+        if response.status_code >= 400 and response.status_code != people.INVALID:
+            with suppress(PeeweeException):  # then it stays unknown who is logged in
+                people.recognise()
+            response.set_data(render_template("error.html", response=response))
     return response

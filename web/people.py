@@ -1,6 +1,8 @@
-"""Signing up, logging in and out, and who is logged in."""
+"""Signing up, logging in and out, who is logged in, and what all forms share."""
 
 import re
+from collections.abc import Callable
+from functools import partial, wraps
 from hashlib import sha256
 from hmac import compare_digest
 
@@ -11,15 +13,45 @@ from werkzeug.exceptions import TooManyRequests, abort
 import accounts
 from accounts import Invalid
 from models import User, database
+from protocol.addresses import caller
 from ratelimit import Quota
 
+INVALID = 422  # the status of a page that shows what is wrong with a form
 ATTEMPTS = Quota("attempts of an address", 30, 60)
 SIGN_UPS = Quota("sign-ups of an address", 20, 3600)
 CLAIMS = Quota("sign-ups for a name", 10, 60)
 FAILURES = Quota("wrong passwords of an account", 10, 60)
+BUCKETS = 16384  # for each of these quotas
 OWN_PAGE = re.compile("/settings(/[A-Za-z0-9-]+)*")  # where a log-in may lead: to no other site
 
+View = Callable[..., ResponseReturnValue]
+
 pages = Blueprint("people", __name__)
+
+
+def errors_shown_by(page: Callable[..., str]) -> Callable[[View], View]:
+    """Let this page show what is wrong with a form (`g.errors`), and what was typed."""
+
+    def decorate(view: View) -> View:
+        @wraps(view)
+        def handle(**arguments: str) -> ResponseReturnValue:
+            try:
+                return view(**arguments)
+            except Invalid as invalid:
+                g.errors = invalid.errors
+                return page(**arguments), INVALID
+
+        return handle
+
+    return decorate
+
+
+@pages.before_request
+def skip_entrance() -> ResponseReturnValue | None:
+    """Refuse to sign anybody up when sign-up is closed; redirect users who are logged in."""
+    if request.path == "/sign-up" and not current_app.extensions["settings"].signups:
+        abort(403)
+    return redirect(destination(), 303) if g.user and request.method == "GET" else None
 
 
 @pages.get("/<any('sign-up', 'log-in'):page>")
@@ -28,23 +60,24 @@ def entrance(page: str) -> str:
 
 
 @pages.post("/sign-up")
+@errors_shown_by(partial(entrance, page="sign-up"))
 def sign_up() -> ResponseReturnValue:
     username, email, password = typed("username"), typed("email"), request.form.get("password", "")
-    throttle(ATTEMPTS, request.remote_addr)
-    accounts.check_fields(
-        username=username, email=email, password=password
-    )  # a mistake is no sign-up
-    throttle(SIGN_UPS, request.remote_addr)
+    throttle(ATTEMPTS, caller(request.remote_addr))
+    # A mistake is no sign-up.
+    accounts.check_fields(username=username, email=email, password=password)
+    throttle(SIGN_UPS, caller(request.remote_addr))
     throttle(CLAIMS, username)
     return enter(accounts.create(username, email, password))
 
 
 @pages.post("/log-in")
+@errors_shown_by(partial(entrance, page="log-in"))
 def log_in() -> ResponseReturnValue:
-    throttle(ATTEMPTS, request.remote_addr)
+    throttle(ATTEMPTS, caller(request.remote_addr))
     user = prove(typed("username"), request.form.get("password", ""))
     if not user:
-        raise Invalid(password="The user name, the email or the password is wrong.")
+        raise Invalid(password="Wrong user name or password.")
     return enter(user)
 
 
@@ -54,32 +87,29 @@ def log_out() -> ResponseReturnValue:
     return redirect("/", 303)
 
 
-@pages.before_request
-def lead_past() -> ResponseReturnValue | None:
-    """Hide the sign-up page when sign-up is closed; redirect users who are logged in."""
-    if request.path == "/sign-up" and not current_app.extensions["settings"].signups:
-        abort(404)
-    return redirect(destination(), 303) if g.user and request.method == "GET" else None
-
-
-def prove(username: str, password: str) -> User | None:
+def prove(name: str, password: str) -> User | None:
     """The user of this name if this is the password; raises TooManyRequests.
 
     The limit is checked before the password and again after it, so of many guesses at once, too,
     only ten get an answer.
     """
-    user = accounts.find(username)
-    username = user.username if user else username  # it may be typed as an email address
-    throttle(FAILURES, username, cost=0)
-    right = accounts.verify_password(user, password)
-    throttle(FAILURES, username, cost=not right)
-    return user if right else None
+    user = accounts.find(name)
+    name = user.username if user else name  # it may be typed as an email address
+    throttle(FAILURES, name, cost=0)
+    is_right = accounts.verify_password(user, password)
+    throttle(FAILURES, name, cost=not is_right)
+    return user if is_right else None
 
 
-def throttle(quota: Quota, who: str | None, cost: int = 1) -> None:
-    """Count an attempt; raises TooManyRequests when the quota is used up."""
-    name = f"{quota.tier} {(who or '').lower()[:64]}"
-    allowance = current_app.extensions["throttles"].hit(name, quota, cost=cost)
+def throttle(quota: Quota, who: str, cost: int = 1) -> None:
+    """Count an attempt; raises TooManyRequests when the quota is used up.
+
+    Made-up names must not fill the memory, so everybody is counted in one of a bounded number of
+    buckets. Nobody can choose whose bucket to share: Python's hash of a text is random, that is,
+    another one in each process.
+    """
+    bucket = f"{quota.tier} {hash(who.lower()) % BUCKETS}"
+    allowance = current_app.extensions["throttles"].hit(bucket, quota, cost=cost)
     if not allowance.accepted:
         raise TooManyRequests(retry_after=allowance.seconds_left)
 
@@ -87,13 +117,8 @@ def throttle(quota: Quota, who: str | None, cost: int = 1) -> None:
 def enter(user: User) -> ResponseReturnValue:
     """Begin a session of this user; nothing of an earlier session is kept."""
     session.clear()
-    session.update(user=user.id, mark=mark(user))
+    session.update(user=user.id, mark=session_mark(user.password_hash))
     return redirect(destination(), 303)
-
-
-def lead_to(page: str, message: str) -> ResponseReturnValue:
-    flash(message)
-    return redirect(page, 303)
 
 
 def destination() -> str:
@@ -103,31 +128,32 @@ def destination() -> str:
 
 
 def recognise() -> None:
-    """Find out who is logged in: `g.user`, or None."""
-    g.user, g.errors = None, {}
+    """Find out who is logged in: `g.user`, or None; raises PeeweeException."""
+    user = None
     if "user" in session:
         with database.connection_context():
             user = User.get_or_none(User.id == session["user"])
-        if user and compare_digest(mark(user), session["mark"]):
-            g.user = user
-        else:
+        if not user or not compare_digest(session_mark(user.password_hash), session["mark"]):
+            user = None
             session.clear()
+    g.user, g.errors = user, {}
 
 
-def require_own_form() -> None:
-    """Refuse a form that was made for another account, in an old tab for example.
-
-    All forms of the pages name their account; a request that was written by hand need not.
-    """
-    account = request.form.get("form", "").partition(".")[0]
-    if g.user and "form" in request.form and account != str(g.user.id):
-        abort(409)
-
-
-def mark(user: User) -> str:
+def session_mark(password_hash: str) -> str:
     """Changes with the password, and so ends all sessions that began with another."""
-    return sha256(user.password_hash.encode()).hexdigest()[:16]
+    return sha256(password_hash.encode()).hexdigest()[:16]
 
 
-def typed(name: str) -> str:
-    return request.form.get(name, "").strip()
+def typed(field: str) -> str:
+    return request.form.get(field, "").strip()
+
+
+def chosen(field: str, choices: dict[str, int]) -> int:
+    """What was chosen of a list, by default its first; no page sends what is not in the list."""
+    choice = request.form.get(field, next(iter(choices)))
+    return choices[choice] if choice in choices else abort(400)
+
+
+def redirect_to(page: str, message: str) -> ResponseReturnValue:
+    flash(message)
+    return redirect(page, 303)

@@ -1,6 +1,9 @@
-"""Profile Settings: the profile; the page of the keys and their usage; the password."""
+"""Profile Settings: the profile, the keys and their usage, and the password."""
 
-from flask import Blueprint, flash, g, redirect, render_template, request, session, url_for
+from collections.abc import Callable
+from functools import partial
+
+from flask import Blueprint, abort, flash, g, redirect, render_template, request, session, url_for
 from flask.typing import ResponseReturnValue
 from peewee import fn
 
@@ -9,17 +12,23 @@ import auth
 import models
 from accounts import Invalid
 from models import CHART_HOURS, DAY, HOUR, ApiKey, HourlyUsage, User, database
-from web import keys
-from web.people import lead_to, mark, prove, typed
+from ratelimit import UNITS, Quota
+from web.people import chosen, errors_shown_by, prove, redirect_to, session_mark, throttle, typed
+
+LIFETIMES = {"never": 0, "30 days": 30 * DAY, "90 days": 90 * DAY, "1 year": 365 * DAY}
+# Not at once: if the new key got lost on its way, the old one still works for a second try.
+GRACES = {"in 24 hours": auth.GRACE_SECONDS, "in 5 minutes": 300}
+NEW_KEYS = Quota("new keys of a user", 30, 3600)
 
 pages = Blueprint("profile", __name__, url_prefix="/settings")
-pages.register_blueprint(keys.pages)
 
 
 @pages.before_request
 def require_log_in() -> ResponseReturnValue | None:
+    """Ask for a log-in; refuse a form of a page that was opened under another account."""
     if g.user:
-        return None
+        account = str(g.user.id)
+        return None if request.form.get("account", account) == account else abort(409)
     if request.method == "POST":
         flash("You are logged out, so nothing was changed.")
     return redirect(url_for("web.people.entrance", page="log-in", next=request.path), 303)
@@ -32,28 +41,25 @@ def profile() -> str:
 
 
 @pages.post("/profile")
+@errors_shown_by(profile)
 def save_profile() -> ResponseReturnValue:
     username, email = typed("username"), typed("email")
     accounts.check_fields(username=username, email=email)
     accounts.change(g.user, username=username, email=email)
-    return lead_to("/settings/profile", "Your profile is saved.")
+    return redirect_to("/settings/profile", "Your profile is saved.")
 
 
 @pages.get("/security")
-@pages.get("/security/password")
-@pages.get("/security/keys")
-@pages.get("/security/keys/<key_id>")
-@pages.get("/security/keys/<key_id>/successor")
-def security(**_: str) -> str:
+def security() -> str:
     """The live keys and those that expired in the last week, their usage, and the password."""
-    expired = ApiKey.revoked_at.is_null() & (ApiKey.expires_at > models.now() - 7 * DAY)
+    expired = ApiKey.expires_at > models.now() - 7 * DAY
+    expired &= ApiKey.revoked_at.is_null() & ApiKey.rotated_at.is_null()
     order = ApiKey.created_at.desc(), fn.LOWER(ApiKey.name), ApiKey.id
     with database.connection_context():
         listed = list(g.user.keys.where(ApiKey.live() | expired).order_by(*order))
-        windows = {key.id: auth.guard().allowance(key) for key in listed}
         hours = hourly_requests(g.user)
-    page = {"keys": listed, "windows": windows, "hours": hours}
-    return render_template("security.html", lifetimes=keys.LIFETIMES, **page)
+    page = {"keys": [(key, auth.guard().allowance(key)) for key in listed], "hours": hours}
+    return render_template("security.html", units=UNITS, lifetimes=LIFETIMES, **page)
 
 
 def hourly_requests(user: User) -> dict[int, int]:
@@ -66,23 +72,76 @@ def hourly_requests(user: User) -> dict[int, int]:
     return dict.fromkeys(hours, 0) | dict(counts.tuples())
 
 
+@pages.get("/security/<any(keys, password):_>")
+@pages.get("/security/keys/<_>/successor")
+def leave_form(_: str) -> ResponseReturnValue:
+    """Only forms are sent to these addresses; reloading the page that answered leads here."""
+    return redirect("/settings/security", 303)
+
+
 @pages.post("/security/password")
+@errors_shown_by(security)
 def change_password() -> ResponseReturnValue:
     new = request.form.get("password", "")
     accounts.check_fields(password=new)
-    user = prove(g.user.username, request.form.get("current", ""))
-    if not user:
+    if not prove(g.user.username, request.form.get("current", "")):
         raise Invalid(current="This is not your current password.")
-    replace_password(user, accounts.hash_password(new))
-    session["mark"] = mark(user)
-    words = "Your password is changed, and you are logged out everywhere else."
-    return lead_to("/settings/security", words)
+    password_hash = accounts.hash_password(new)
+    accounts.change(g.user, password_hash=password_hash)
+    session["mark"] = session_mark(password_hash)
+    return redirect_to("/settings/security", "Your password is changed.")
 
 
-def replace_password(user: User, password_hash: str) -> None:
-    """Raises Invalid: of two changes at the same moment, one wins."""
-    query = User.update(password_hash=password_hash)
+@pages.post("/security/keys")
+@errors_shown_by(security)
+def create_key() -> ResponseReturnValue:
+    name, type, lifetime = typed("name"), typed("type"), chosen("expires", LIFETIMES)
+    accounts.check_fields(name=name, type=type)  # a mistake is no new key
+    throttle(NEW_KEYS, str(g.user.id))
+    expires_at = models.now() + lifetime if lifetime else None
+    key, secret = auth.create_key(g.user, name, type, expires_at=expires_at)
+    return render_template("key.html", key=key, secret=secret)
+
+
+@pages.get("/security/keys/<key_id>/<any(rename, rotate, revoke):action>")
+def ask(key_id: str, action: str) -> str:
+    return render_template("change-key.html", action=action, key=own_key(key_id), graces=GRACES)
+
+
+@pages.post("/security/keys/<key_id>/successor")
+@errors_shown_by(partial(ask, action="rotate"))
+def rotate_key(key_id: str) -> ResponseReturnValue:
+    grace, old = chosen("grace", GRACES), own_key(key_id)
+    throttle(NEW_KEYS, str(g.user.id))
+    key, secret = auth.rotate_key(old, grace)
+    auth.guard().forget()
+    return render_template("key.html", key=key, secret=secret, old=own_key(key_id))
+
+
+@pages.post("/security/keys/<key_id>/rename")
+@errors_shown_by(partial(ask, action="rename"))
+def rename_key(key_id: str) -> ResponseReturnValue:
+    old, name = own_key(key_id).name, typed("name")
+    accounts.check_fields(name=name)
+    words = f"The key “{old}” is now named “{name}”."
+    return change(words, partial(auth.change_key, key_id, name=name))
+
+
+@pages.post("/security/keys/<key_id>/revoke")
+def revoke_key(key_id: str) -> ResponseReturnValue:
+    words = f"The key “{own_key(key_id).name}” is revoked."
+    return change(words, partial(auth.revoke_key, key_id))
+
+
+def change(words: str, act: Callable[[], bool]) -> ResponseReturnValue:
+    """Change a key, and show these words, or that the key has already ended."""
     with database.connection_context():
-        if not query.where(User.id == user.id, User.password_hash == user.password_hash).execute():
-            raise Invalid(current="Your password has just been changed.")
-    user.password_hash = password_hash
+        changed = act()
+    auth.guard().forget()
+    return redirect_to("/settings/security", words if changed else "This key has already ended.")
+
+
+def own_key(key_id: str) -> ApiKey:
+    with database.connection_context():
+        key: ApiKey | None = ApiKey.get_or_none(ApiKey.id == key_id, ApiKey.user == g.user)
+    return key or abort(404)

@@ -2,8 +2,6 @@
 "use strict";
 
 const LOG_LINES = 50; // kept per socket
-const SEND_SECONDS = 30; // in which a form that is on its way is not sent again
-const SHOWN_HEADERS = /^(ratelimit|x-ratelimit|retry-after|www-authenticate)/;
 const UNREACHABLE = "The server cannot be reached.";
 const CLOSED = {
   1001: "The server is stopping.",
@@ -17,13 +15,11 @@ const source = document.getElementById("key"); // the field of the console, or a
 // nothing again.
 history.replaceState(null, "", location.href);
 
-// However slow the server, a second click does not send a form again.
-let busyUntil = 0;
-addEventListener("pageshow", () => (busyUntil = 0));
-addEventListener("submit", (event) => {
-  if (event.target.method !== "post") return;
-  if (event.timeStamp < busyUntil) event.preventDefault();
-  else busyUntil = event.timeStamp + SEND_SECONDS * 1000;
+// A form is sent once, however slow the server is. On a page that the browser has kept for Back, it
+// can be sent again.
+addEventListener("submit", ({ target, submitter }) => (submitter.disabled = target.method === "post"));
+addEventListener("pageshow", () => {
+  for (const button of document.querySelectorAll("button:disabled")) button.disabled = false;
 });
 
 for (const button of document.querySelectorAll("[data-copy]")) {
@@ -54,21 +50,23 @@ function typedKey() {
 async function call(card, path) {
   const key = "public" in card.dataset ? "" : typedKey();
   const started = performance.now();
-  if (/[^\x20-\x7e]/.test(key)) return { reason: "This is not an API key." };
+  if (/[^\x20-\x7e]/.test(key)) return { advice: "This is not an API key." };
   const headers = key ? { "X-API-Key": key } : {};
   try {
     const response = await fetch(path, { headers, credentials: "omit", cache: "no-store" });
     const text = await response.text();
     const milliseconds = Math.round(performance.now() - started);
-    return { response, text, milliseconds, reason: response.ok ? "" : reasonOf(response, text) };
+    const title = response.ok ? "OK" : parse(text)?.title ?? response.statusText;
+    const status = `${response.status} ${title}, ${milliseconds} ms`;
+    return { response, text, status, advice: response.ok ? "" : adviceOn(response, text) };
   } catch {
-    return { reason: UNREACHABLE };
+    return { advice: UNREACHABLE };
   }
 }
 
 /** One sentence about what is wrong. */
-function reasonOf(response, text) {
-  const { code, detail = "This answer is not from the API." } = parse(text) ?? {};
+function adviceOn(response, text) {
+  const { code, detail = "This response is not from the API." } = parse(text) ?? {};
   const wait = response.headers.get("Retry-After");
   if (code === "missing_api_key") return "Enter an API key first.";
   const time = wait < 120 ? `${wait} s` : `${Math.ceil(wait / 60)} minutes`;
@@ -83,41 +81,36 @@ function parse(text) {
   }
 }
 
-/** Call the endpoint of a card and show what comes back; of two clicks, the later one counts. */
+/** Call the endpoint of a card and show the response; of two clicks, the later one counts. */
 async function tryIt(card) {
   const turn = (card.turn = {});
-  show(card, "Waiting for the answer…", "", "");
-  const { response, text, milliseconds, reason } = await call(card, card.dataset.path);
-  if (card.turn !== turn) return;
-  if (!response) return show(card, `No answer: ${reason}`, "", "bad");
-  const lines = [...response.headers].filter(([name]) => SHOWN_HEADERS.test(name));
-  const head = lines.map(([name, value]) => `${name}: ${value}\n`).join("");
-  const body = parse(text) ? JSON.stringify(parse(text), null, 2) : text;
-  const status = `${response.status} ${reason || "OK"} (${milliseconds} ms)`;
-  show(card, status, head ? `${head}\n${body}` : body, response.ok ? "good" : "bad");
-  showAllowance(card, response.headers);
+  show(card, { status: "Waiting for the response…" });
+  const result = await call(card, card.dataset.path);
+  if (card.turn === turn) show(card, result);
 }
 
-function show(card, status, text, mood) {
-  const line = card.querySelector(".answer .status");
-  line.textContent = status;
-  line.className = `status ${mood}`;
-  card.querySelector(".answer pre").textContent = text;
-  card.querySelector(".answer pre").hidden = !text;
-  card.querySelector(".allowance").hidden = true;
-  card.querySelector(".answer").hidden = false;
+function show(card, { response, text = "", status = "No response", advice = "" }) {
+  const find = (name) => card.querySelector(`.response ${name}`);
+  const headers = [...(response?.headers ?? [])].map(([name, value]) => `${name}: ${value}\n`);
+  find(".status").textContent = status;
+  find(".status").className = `status ${response?.ok ? "good" : advice && "bad"}`;
+  find(".advice").textContent = advice;
+  find(".body").textContent = parse(text) ? JSON.stringify(parse(text), null, 2) : text;
+  find(".body").hidden = !text;
+  find(".headers").textContent = headers.join("");
+  find("details").hidden = !headers.length;
+  showAllowance(find(".allowance"), response?.headers);
+  card.querySelector(".response").hidden = false;
 }
 
 /** Draw the limit headers, if there are any. */
-function showAllowance(card, headers) {
-  const [limit, left] = ["limit", "remaining"].map((n) => Number(headers.get(`x-ratelimit-${n}`)));
-  const [meter, words] = card.querySelector(".allowance").children;
-  meter.max = limit || 1;
-  meter.high = meter.max * 0.8;
-  meter.optimum = 0;
-  meter.value = limit - left;
-  words.textContent = `${limit - left} of ${limit} requests used`;
-  card.querySelector(".allowance").hidden = !limit;
+function showAllowance(line, headers) {
+  const [limit, left] = ["limit", "remaining"].map((n) => Number(headers?.get(`x-ratelimit-${n}`) ?? 0));
+  const [meter, words] = line.children;
+  Object.assign(meter, { max: limit, high: limit * 0.8, optimum: 0, value: limit - left });
+  const [used, all] = [limit - left, limit].map((number) => number.toLocaleString("en"));
+  words.textContent = `${used} of ${all} requests used`;
+  line.hidden = !limit;
 }
 
 /** One WebSocket's card: connect, disconnect, send, and a log of the messages. */
@@ -186,9 +179,9 @@ class Line {
   /** A browser does not tell why it was refused, so the REST API is asked. */
   async refused() {
     this.end("Finding out what is wrong…");
-    const { reason } = await call(this.card, this.card.dataset.check);
+    const { advice } = await call(this.card, this.card.dataset.check);
     if (this.socket) return; // somebody tries again
-    this.end(reason || "Too many sockets are open. Close one and try again.", "bad");
+    this.end(advice || "Too many sockets are open. Close one and try again.", "bad");
   }
 
   end(words, mood = "") {
