@@ -105,6 +105,7 @@ class PostgresStore:
     def close(self) -> None:
         if self._connection:
             self._connection.close()
+            self._connection = None
 
     def _ask(self, item: str | Hit) -> Any:
         """The row of a key's id, or the allowance of a hit; None if there is no such key."""
@@ -122,26 +123,16 @@ class PostgresStore:
                 with gevent.Timeout(ANSWER_SECONDS):
                     answers = self._answers([item for item, _ in batch])
             except (Exception, gevent.Timeout) as error:
-                self._fail(batch, error)
-                continue
+                self.close()
+                # Those who came meanwhile fail, too, so that nobody waits twice.
+                batch, self._waiting = batch + self._waiting, []
+                answers = [database_error(error)] * len(batch)
             for (_, waiting), answer in zip(batch, answers, strict=True):
-                if isinstance(answer, Exception):
+                if isinstance(answer, BaseException):
                     waiting.set_exception(answer)
                 else:
                     waiting.set(answer)
         self._asking = False
-
-    def _fail(self, batch: list[tuple[str | Hit, AsyncResult]], error: BaseException) -> None:
-        """Those who came meanwhile fail, too, so that nobody waits twice."""
-        self.close()
-        self._connection = None
-        if isinstance(error, gevent.Timeout):
-            error = OperationalError(f"no answer within {ANSWER_SECONDS} s")
-        elif isinstance(error, psycopg.Error):
-            error = OperationalError(str(error))
-        for _, waiting in batch + self._waiting:
-            waiting.set_exception(error)
-        self._waiting = []
 
     def _answers(self, items: list[str | Hit]) -> list[Any]:
         """The answer to each item; raises psycopg.Error."""
@@ -169,3 +160,10 @@ class PostgresStore:
         if not self._connection:
             self._connection = psycopg.connect(self._url, autocommit=True)
         return self._connection.execute(sql.encode(), parameters).fetchall()
+
+
+def database_error(error: BaseException) -> BaseException:
+    """What peewee would raise in place of psycopg's errors; a bug stays what it is."""
+    if isinstance(error, gevent.Timeout):
+        return OperationalError(f"no answer within {ANSWER_SECONDS} s")
+    return OperationalError(str(error)) if isinstance(error, psycopg.Error) else error
