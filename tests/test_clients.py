@@ -22,13 +22,11 @@ HERE = Path(__file__).parent / "clients"
 PAGE = (REPOSITORY / "docs/testing-clients.md").read_text()
 BROWSERS = ["chromium", "chromium-browser", "google-chrome"]
 HTTP_CLIENTS = ["requests", "chromium", "fetch", "axios-retry", "got"]
-SOCKET_CLIENTS = ["websockets", "websocket-client", "ws", "wscat", "chromium"]
-MODULES = {"websocket-client": "websocket", "chromium": "playwright"}  # where the name differs
+SOCKET_CLIENTS = ["websockets", "ws", "wscat", "chromium"]
 PATH = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
 SECONDS = 90  # for all clients at once, on a busy machine
 REFUSALS = {  # what each client sees of a refused socket
     "websockets": {"status": 401, "code": "missing_api_key"},
-    "websocket-client": {"status": 401, "code": "missing_api_key"},
     "ws": {"status": 401, "code": "missing_api_key"},
     "wscat": {"status": 401},
     "chromium": {"events": ["error"], "code": 1006},
@@ -42,9 +40,9 @@ def missing(client: str) -> str:
     if script_of(client).suffix == ".mjs" or client == "wscat":
         installed = client == "fetch" or (HERE / "node_modules" / client).is_dir()
         return "" if installed and shutil.which("node") else f"{client} is not installed"
-    if not importlib.util.find_spec(MODULES.get(client, client)):
-        return f"{client} is not installed"
-    return "" if client != "chromium" or any(map(shutil.which, BROWSERS)) else "no browser found"
+    if client == "chromium":
+        return "" if any(map(shutil.which, BROWSERS)) else "no browser found"
+    return "" if importlib.util.find_spec(client) else f"{client} is not installed"
 
 
 def script_of(client: str) -> Path:

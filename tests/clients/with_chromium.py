@@ -5,7 +5,7 @@ A page sees no status of a refused socket: only an `error` event, then `close` w
 
 import shutil
 import threading
-from http.server import BaseHTTPRequestHandler, HTTPServer
+from http.server import HTTPServer, SimpleHTTPRequestHandler
 
 import script
 from playwright.sync_api import sync_playwright
@@ -43,17 +43,7 @@ async ({URL, KEY, LIMITED_KEY, PATHS, LIMITED, CALLS, TIME, MESSAGES}) => {
 }
 """
 
-
-class Page(BaseHTTPRequestHandler):
-    """An empty page of another origin than the service's."""
-
-    def do_GET(self) -> None:
-        self.send_response(200)
-        self.send_header("Content-Type", "text/html")
-        self.end_headers()
-
-
-elsewhere = HTTPServer(("127.0.0.1", 0), Page)
+elsewhere = HTTPServer(("127.0.0.1", 0), SimpleHTTPRequestHandler)
 threading.Thread(target=elsewhere.serve_forever, daemon=True).start()
 given = {name: value for name, value in vars(script).items() if name.isupper()}
 with sync_playwright() as runner:
