@@ -29,12 +29,7 @@ class Load:
     """
 
     def __init__(
-        self,
-        port: int,
-        *keys: str,
-        connections: int = 16,
-        requests: int = 10**9,
-        rest: float = 0,
+        self, port: int, *keys: str, connections: int = 16, requests: int = 10**9, rest: float = 0
     ) -> None:
         self.replies: list[Reply] = []
         self._port, self._keys, self._connections = port, keys, connections

@@ -16,13 +16,7 @@ from pathlib import Path
 import pytest
 
 from rawsocket import RawSocket, form_bytes
-from serving import (
-    REPOSITORY,
-    Server,
-    StartError,
-    clean_environment,
-    free_port,
-)
+from serving import REPOSITORY, Server, StartError, clean_environment, free_port
 from settings import PLATFORM_HOPS
 
 PYTHON = sys.executable
@@ -237,13 +231,6 @@ def test_wrong_setting_is_one_line_of_every_command(
     message = refusal(command, tmp_path, **settings)
     assert message.startswith(variable)
     assert variable != "SECRET_KEY" or value or "python3 -c" in message
-
-
-def test_database_that_is_none_is_one_line(tmp_path: Path) -> None:
-    (tmp_path / "demo.db").write_text("Dear reader, " * 100)
-    done = run([PYTHON, "-m", "gunicorn"], tmp_path, SECRET_KEY=secrets.token_hex())
-    _, line = done.stderr.splitlines()  # the first is gunicorn's "Starting"
-    assert (done.returncode != 0, line.startswith("DATABASE_URL")) == (True, True)
 
 
 def test_flask_run_is_one_line_that_says_what_to_run(tmp_path: Path) -> None:

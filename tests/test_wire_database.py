@@ -3,6 +3,7 @@
 import contextlib
 import fcntl
 import os
+import signal
 import sqlite3
 import subprocess
 import sys
@@ -15,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from conftest import StartPatched, StartServer
-from load import Load
+from load import Load, accepted
 from postgresql import Cluster, Network, connected
 from rawsocket import RawSocket, form_bytes
 from serving import REPOSITORY, Server, eventually
@@ -119,6 +120,18 @@ int fdatasync(int file) { return fsync(file); }
 class TestEither:
     """With SQLite, and with PostgreSQL under --postgres."""
 
+    @pytest.mark.parametrize("limit", [1000, pytest.param(5000, marks=pytest.mark.ci)])
+    def test_64_connections_are_admitted_as_often_as_is_allowed(
+        self, start_server: StartServer, limit: int
+    ) -> None:
+        """Over two processes with PostgreSQL; each number of requests left is told once."""
+        server = start_server(RATE_LIMITS=f"free={limit}/day")
+        key = server.new_key()
+        replies = Load(server.port, key, connections=64, requests=limit * 2).join()
+
+        assert {reply.status for reply in replies} == {200, 429}
+        assert sorted(reply.remaining for reply in accepted(replies)) == list(range(limit))
+
     def test_without_its_table_it_says_so_once_and_recovers(
         self, start_server: StartServer
     ) -> None:
@@ -198,6 +211,61 @@ def full_pipe() -> Iterator[int]:
 
 
 class TestPostgres:
+    @pytest.fixture
+    def own(self) -> Iterator[Cluster]:
+        """A server that the test may stop."""
+        with contextlib.closing(Cluster()) as cluster:
+            yield cluster.start()
+
+    @pytest.mark.parametrize("outage", ["stop", "kill", "freeze"])
+    def test_outage_under_load_is_503_within_a_second_and_no_count_is_wrong(
+        self, with_postgres: None, own: Cluster, start_server: StartServer, outage: str
+    ) -> None:
+        server = start_server(DATABASE_URL=own.new_database(), RATE_LIMITS="free=1000000/day")
+        key = server.new_key()
+        with Load(server.port, key, rest=0.02) as load:
+            eventually(lambda: len(load.replies) > 200)
+            began = time.monotonic()
+            getattr(own, outage)()
+            time.sleep(1.5)
+            own.thaw() if outage == "freeze" else own.start()
+            back = time.monotonic()
+            eventually(lambda: 200 in load.statuses(since=back), 5)
+            replies = load.stop()
+
+        assert {reply.status for reply in replies} == {200, 503}
+        assert max(reply.seconds for reply in replies) < 1
+        counted, total = sum(1 for _ in accepted(replies)), server.total(key)
+        if outage == "kill":  # a commit does not wait for the disk: its last second may be lost
+            lost = [r for r in accepted(replies) if began - 1.2 < r.started < back]
+            assert counted - len(lost) <= total <= counted
+        else:  # what was given up may have been counted
+            assert counted <= total <= counted + (64 if outage == "freeze" else 0)
+        assert 1 <= len(server.log_lines("database unavailable")) <= 2
+        eventually(lambda: server.log_lines("database available again"))
+        assert own.password not in server.log()
+        assert "Traceback" not in server.log()
+
+    def test_without_a_server_new_workers_serve_and_the_stop_is_quick(
+        self, with_postgres: None, own: Cluster, start_server: StartServer
+    ) -> None:
+        server = start_server(DATABASE_URL=own.new_database())
+        key, before = server.new_key(), server.worker_pids
+        own.stop()
+        for pid in before:
+            os.kill(pid, signal.SIGKILL)
+        eventually(lambda: len(set(server.worker_pids) - set(before)) == 2)
+        assert server.ask(STATUS).status == 200
+        assert server.ask(TEST, X_API_Key=key).status == 503
+        own.start()
+        eventually(lambda: server.ask(TEST, X_API_Key=key).status == 200)
+
+        own.freeze()
+        eventually(lambda: len(server.log_lines("database unavailable")) >= 2, 15)
+        status, seconds = server.stop()
+        assert (status, seconds < 3) == (0, True)
+        assert not server.log_lines("could not be saved")
+
     def test_command_on_a_dead_network_is_one_line_within_ten_seconds(
         self, cluster: Cluster, start_server: StartServer
     ) -> None:

@@ -11,16 +11,8 @@ from contextlib import ExitStack
 
 import pytest
 
-from conftest import StartPatched, StartServer
-from rawsocket import (
-    CONTINUATION,
-    PONG,
-    TEXT,
-    RawSocket,
-    close_frame,
-    frame,
-    request_bytes,
-)
+from conftest import StartPatched
+from rawsocket import CONTINUATION, PONG, TEXT, RawSocket, close_frame, frame, request_bytes
 from serving import Server, eventually
 
 ECHO = "/api/v1/ws/echo"
@@ -80,24 +72,6 @@ class TestBodies:
         is_page_and_chunked = headers is CHUNKED and not path.startswith("/api/")
         assert answer.status == (411 if is_page_and_chunked else 413)
         assert answer.headers["Connection"].lower() == "close"
-
-    @pytest.mark.parametrize("headers", [CHUNKED, pytest.param(HUGE, marks=pytest.mark.ci)])
-    def test_stop_during_bodies_without_end_loses_no_count(
-        self, start_server: StartServer, headers: dict[str, str]
-    ) -> None:
-        server = start_server()
-        key = server.new_key()
-        with ExitStack() as stack:
-            for _ in range(3):
-                first = request_bytes(STATUS, headers, "POST")
-                stack.enter_context(flooding(server, first, CHUNKS))
-            with RawSocket(server.port) as client:
-                counted = [client.request(TEST, X_API_Key=key).status for _ in range(50)]
-            status, seconds = server.stop()
-
-        assert counted == [200] * 50
-        assert (status, seconds < 5) == (0, True)
-        assert server.restart().total(key) == 50
 
 
 class TestTurns:

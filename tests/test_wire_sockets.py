@@ -23,7 +23,6 @@ from rawsocket import (
     CONTINUATION,
     PING,
     PONG,
-    RESET,
     TEXT,
     Answer,
     RawSocket,
@@ -248,17 +247,6 @@ class TestHandshake:
         if status == 426:
             assert answer.headers["Upgrade"] == "websocket"
             assert answer.headers["Sec-WebSocket-Version"] == "13"
-
-    def test_a_client_that_vanishes_meanwhile_is_no_bug(self, server: Server) -> None:
-        logged = len(server.log())
-        for _ in range(20):
-            with RawSocket(server.port) as client:
-                client.sock.setsockopt(*RESET)
-                client.send(handshake_bytes(ECHO))
-        assert server.ask(STATUS).status == 200
-
-        assert "bug" not in server.log()[logged:]
-        assert "Traceback" not in server.log()[logged:]
 
     @pytest.mark.parametrize(
         "changes",
