@@ -1,4 +1,4 @@
-"""Takes the pictures in this directory from a run of the service: `python docs/screenshots.py`.
+"""Take the pictures in this folder from a running service: `python docs/screenshots.py`.
 
 Needs the playwright package and Chromium; the key in the pictures is revoked afterwards.
 """
@@ -13,7 +13,7 @@ from typing import Any
 from playwright.sync_api import sync_playwright
 
 HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE.parent / "tests"))
+sys.path[:0] = [str(HERE.parent), str(HERE.parent / "tests")]
 
 from serving import Server  # noqa: E402
 

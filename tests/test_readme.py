@@ -163,7 +163,7 @@ class TestCommands:
     def test_test_command_runs_tests(self, checkout: Checkout) -> None:
         """One short file in place of all, in one process."""
         (command,) = blocks("sh", section("Tests"))
-        short = "-n 0 -v tests/test_timestamps.py"
+        short = "-n 0 -v tests/test_ratelimit.py"
         assert " passed" in checkout.paste(command, PYTEST_ADDOPTS=short)
 
     def test_both_commands_are_single_lines(self) -> None:
