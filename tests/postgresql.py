@@ -39,85 +39,72 @@ class Cluster:
     """A running server with its data; root runs it as the user `postgres`, as it refuses root."""
 
     def __init__(self) -> None:
-        self.binaries = binaries()
-        self.directory = Path(tempfile.mkdtemp(prefix="pg-"))
-        self.password = secrets.token_hex()
-        self.port = free_port()
-        self._user: dict[str, Any] = {}
+        self._binaries, self.port, self.password = binaries(), free_port(), secrets.token_hex()
+        self._directory = Path(tempfile.mkdtemp(prefix="pg-"))
+        self._options: dict[str, Any] = {"cwd": self._directory}
         if os.getuid() == 0:
             account = pwd.getpwnam("postgres")
-            self._user = {"user": account.pw_uid, "group": account.pw_gid, "extra_groups": []}
-            os.chown(self.directory, account.pw_uid, account.pw_gid)
-        file = self.directory / "password"
+            self._options |= {"user": account.pw_uid, "group": account.pw_gid, "extra_groups": []}
+            os.chown(self._directory, account.pw_uid, account.pw_gid)
+        file = self._directory / "password"
         file.write_text(self.password)
         file.chmod(0o644)  # in a directory that is for its owner only
-        how = ["--auth-local=trust", "--auth-host=scram-sha-256", f"--pwfile={file}"]
-        self._process: subprocess.Popen[bytes] | None = None
-        try:
-            self._run("initdb", "-D", self._data, "-U", "demo", "--no-sync", *how)
-        except AssertionError:
-            self.close()
-            raise
+        how = ["--auth-local=trust", "--auth-host=scram-sha-256", f"--pwfile={file}", "--no-sync"]
+        command = [str(self._binaries / "initdb"), "-D", "data", "-U", "demo", *how]
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL, **self._options)
 
     @property
     def pid(self) -> int:
-        assert self._process
         return self._process.pid
 
     def start(self) -> "Cluster":
         options = [part for option in OPTIONS.items() for part in ("-c", "=".join(option))]
-        place = ["-D", self._data, "-k", str(self.directory), "-p", str(self.port)]
-        with self._log.open("ab") as log:
+        place = ["-D", "data", "-k", str(self._directory), "-p", str(self.port)]
+        with (self._directory / "log").open("ab") as log:
             self._process = subprocess.Popen(
-                [str(self.binaries / "postgres"), *place, *options],
+                [self._binaries / "postgres", *place, *options],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                cwd=self.directory,
-                **self._user,
+                **self._options,
             )
         eventually(self._answers, 20, "PostgreSQL does not start")
         return self
 
     def stop(self) -> None:
         """As at a restart of the server: its clients are cut off."""
-        self._end(signal.SIGINT)
+        self._process.send_signal(signal.SIGINT)
+        self._process.wait(timeout=20)
 
     def kill(self) -> None:
         """As at a lack of memory: every process ends at once."""
         for pid in (pids := self.freeze()):
             os.kill(pid, signal.SIGKILL)
-        assert self._process
         self._process.wait(timeout=20)
         eventually(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids), 20)
 
     def freeze(self) -> list[int]:
         """Stop all its processes; the kernel goes on accepting connections and data for them."""
-        assert self._process
-        os.kill(self._process.pid, signal.SIGSTOP)  # first, so that it makes no more children
-        children = Path(f"/proc/{self._process.pid}/task/{self._process.pid}/children")
-        pids = [self._process.pid, *map(int, children.read_text().split())]
-        for pid in pids:
+        pid = self._process.pid
+        os.kill(pid, signal.SIGSTOP)  # first, so that it makes no more children
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        self._frozen = [pid, *map(int, children)]
+        for pid in self._frozen:
             os.kill(pid, signal.SIGSTOP)
-        self._frozen = pids
-        return pids
+        return self._frozen
 
     def thaw(self) -> None:
         for pid in self._frozen:
             os.kill(pid, signal.SIGCONT)
 
-    def close_server(self) -> None:
-        """Leave no process running."""
-        if self._process and self._process.poll() is None:
-            self.kill()
-
     def close(self) -> None:
         """Leave nothing."""
-        self.close_server()
-        shutil.rmtree(self.directory)
+        if self._process.poll() is None:
+            self.kill()
+        shutil.rmtree(self._directory)
 
-    def url(self, database: str = "postgres", scheme: str = "postgresql") -> str:
-        return f"{scheme}://demo:{self.password}@127.0.0.1:{self.port}/{database}"
+    def url(self, database: str = "postgres") -> str:
+        return f"postgresql://demo:{self.password}@127.0.0.1:{self.port}/{database}"
 
     def new_database(self) -> str:
         """The URL of a new and empty database."""
@@ -131,29 +118,8 @@ class Cluster:
             cursor = connection.execute(sql.encode(), values or None)
             return cursor.fetchall() if cursor.description else []
 
-    @property
-    def _data(self) -> str:
-        return str(self.directory / "data")
-
-    @property
-    def _log(self) -> Path:
-        return self.directory / "log"
-
-    def _run(self, program: str, *args: str) -> None:
-        command = [str(self.binaries / program), *args]
-        done = subprocess.run(
-            command, cwd=self.directory, capture_output=True, text=True, **self._user
-        )
-        assert done.returncode == 0, done.stderr
-
-    def _end(self, how: signal.Signals) -> None:
-        assert self._process
-        self._process.send_signal(how)
-        self._process.wait(timeout=20)
-
     def _answers(self) -> bool:
-        assert self._process
-        assert self._process.poll() is None, self._log.read_text()
+        assert self._process.poll() is None, (self._directory / "log").read_text()
         try:
             return bool(self.query(self.url(), "SELECT 1"))
         except psycopg.OperationalError:
