@@ -9,7 +9,7 @@ import pytest
 
 import models
 from models import ApiKey, User
-from settings import Settings
+from settings import Settings, SettingsError
 from storage.database import create_tables
 from storage.outage import one_line
 
@@ -70,6 +70,18 @@ def test_database_is_for_its_owner_only(
     modes = {path.name: path.stat().st_mode & 0o777 for path in tmp_path.glob("test.db*")}
     models.database.close_all()
     assert modes == dict.fromkeys(("test.db", "test.db-wal", "test.db-shm"), 0o600)
+
+
+def test_file_that_is_no_database_stays_as_it_was(config: Settings, tmp_path: Path) -> None:
+    file = tmp_path / "test.db"
+    file.write_text("This is no database. " * 100)
+    file.chmod(0o644)
+    before = file.stat()
+    with pytest.raises(SettingsError, match=f"^DATABASE_URL: {file}: file is not a database$"):
+        create_tables(config)
+    after = file.stat()
+    assert file.read_text() == "This is no database. " * 100
+    assert (after.st_mode, after.st_mtime_ns) == (before.st_mode, before.st_mtime_ns)
 
 
 @pytest.mark.usefixtures("app")

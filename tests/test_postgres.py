@@ -237,12 +237,19 @@ def test_rows_that_another_process_deletes_are_not_waited_for(
 
 def test_many_may_start_at_once_on_an_empty_database(cluster: Cluster) -> None:
     environ = clean_environment(DATABASE_URL=cluster.new_database())
-    command = [sys.executable, "-m", "flask", "user", "list"]
-    starting = [
-        subprocess.Popen(command, cwd=REPOSITORY, env=environ, stderr=subprocess.PIPE)
+    script = "import settings, storage.database as d; print(end='.', flush=True); input()"
+    command = [sys.executable, "-c", f"{script}; d.create_tables(settings.load())"]
+    pipe = subprocess.PIPE
+    many = [
+        subprocess.Popen(command, cwd=REPOSITORY, env=environ, stdin=pipe, stdout=pipe, stderr=pipe)
         for _ in range(4)
     ]
-    assert [process.communicate()[1] for process in starting] == [b""] * 4
+    for process in many:
+        assert process.stdout
+        assert process.stdout.read(1) == b".", "all have loaded their modules"
+    with ThreadPoolExecutor(4) as threads:
+        outputs = list(threads.map(lambda process: process.communicate(b"\n", 20), many))
+    assert outputs == [(b"", b"")] * 4
 
 
 @pytest.mark.parametrize(

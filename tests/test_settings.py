@@ -149,6 +149,7 @@ WRONG_URLS = [
     "postgresql+psycopg://ada:swordfish@localhost/demo",
     "postgresql://ada:swordfish@[::1/demo",
     "postgresql://ada:swordfish@localhost:port/demo",
+    "postgresql://ada:swordfish",
     "postgresql://localhost/demo?password=swordfish%",
     "postgresql://localhost/demo?swordfish",
     "sqlite:///:memory:?swordfish",

@@ -207,6 +207,8 @@ def test_push_that_does_not_fit_ends_the_connection_and_tears_no_frame(
 
     serving = start(send)
     gevent.sleep(0.02)
+    if before:
+        assert set(client.sock.recv(100_000)) == {0}  # so that a little would fit again
     for _ in range(100):
         opened[0].push(b"\1" * 5000)
     assert serving.get(timeout=5) == Close.ABNORMAL
@@ -217,7 +219,7 @@ def test_push_that_does_not_fit_ends_the_connection_and_tears_no_frame(
         while more := client.sock.recv(100_000):
             data += more
     allowed = {0} if before else {1}  # what fitted, and after it no close frame
-    assert set(data) == allowed
+    assert set(data) <= allowed
 
 
 # Endings
