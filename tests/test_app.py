@@ -1,15 +1,12 @@
 """How the app is made, what its endpoints need, what it takes from proxies, and its errors."""
 
 import dataclasses
-import re
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import peewee
 import pytest
-from flask import Flask, abort, request
+from flask import Flask, request
 from flask.testing import FlaskClient
 
 import app as service
@@ -19,7 +16,7 @@ import settings
 from conftest import NewKey
 from models import User
 from protocol import problems
-from settings import HERE, Settings
+from settings import Settings
 from storage.outage import Outage
 
 TEST, ME, STATUS = "/api/v1/protected/test", "/api/v1/user/me", "/api/v1/status"
@@ -39,13 +36,6 @@ def test_app_is_made_when_it_is_asked_for_and_asks_nothing_of_the_database(
     assert isinstance(made, Flask)
     assert made.test_client().get(STATUS).status_code == 200
     assert not list(tmp_path.iterdir())
-
-
-def test_on_windows_the_error_is_one_line() -> None:
-    without = "import sys; sys.modules['resource'] = None; import app"
-    done = subprocess.run([sys.executable, "-c", without], cwd=HERE, capture_output=True, text=True)
-    assert done.returncode != 0
-    assert re.fullmatch(r"[^\n]*POSIX[^\n]*\n", done.stderr)
 
 
 # Endpoints (what each answers: test_wire_http.py)
@@ -147,15 +137,6 @@ def test_only_what_is_a_bug_is_logged_as_one(
     assert answer.status_code == status
     assert caplog.messages == lines
     assert ("Retry-After" in answer.headers) == (status == 503)
-
-
-@pytest.mark.parametrize("status", [411, 415, 418, 422])
-def test_other_error_of_the_client_is_a_bad_request(
-    app: Flask, client: FlaskClient, status: int
-) -> None:
-    app.add_url_rule("/api/abort", "abort", lambda: abort(status))
-    answer = client.get("/api/abort")
-    assert (answer.status_code, answer.get_json(force=True)["code"]) == (400, "bad_request")
 
 
 # Proxies in front

@@ -251,15 +251,6 @@ def test_key_found_while_all_are_forgotten_is_not_remembered(
 # Counting
 
 
-def test_allowance_of_a_page_counts_nothing_and_asks_no_database(
-    guard: Guard, client: FlaskClient, key: str
-) -> None:
-    client.get(TEST, headers={"X-API-Key": key})
-    found = guard.check(key)
-    lose_keys()
-    assert [guard.allowance(found).remaining for _ in range(2)] == [999, 999]
-
-
 def test_unlisted_tier_is_treated_as_free(client: FlaskClient, new_key: NewKey) -> None:
     answer = client.get(TEST, headers={"X-API-Key": new_key(tier="dropped")})
     assert answer.get_json()["rate_limit_tier"] == "free"

@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterator
 from contextlib import closing
 from typing import cast
 
-import gevent
 import pytest
 from flask import Flask
 from flask.testing import FlaskClient
@@ -73,30 +72,7 @@ def test_counts_are_saved_by_a_sync_and_not_by_their_requests(
     assert total(key) == 2
 
 
-def test_run_syncs_until_it_is_stopped(
-    background: Background, ask: Ask, key: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "SYNC_SECONDS", 0.01)
-    running = gevent.spawn(background.run)
-    ask(key)
-    gevent.sleep(0.1)
-    assert total(key) == 1
-    assert not running.ready()
-    background.stopping.set()
-    running.get(timeout=5)
-
-
 # Changes made elsewhere
-
-
-def test_tier_changed_elsewhere_counts_after_the_next_sync(
-    background: Background, client: FlaskClient, ask: Ask, key: str
-) -> None:
-    ask(key)
-    change(key, tier="pro")
-    background.sync()
-    stats = client.get(STATS, headers={"X-API-Key": key}).get_json()
-    assert (stats["rate_limit_tier"], stats["total_requests"]) == ("pro", 2)
 
 
 @pytest.mark.parametrize(

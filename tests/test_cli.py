@@ -219,23 +219,6 @@ def test_successor_is_printed_alone_and_the_old_key_ends_after_the_grace(
     assert old.expires_at - old.rotated_at == seconds
 
 
-@pytest.mark.usefixtures("ada")
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["  "], "name: Give the key a name of 1 to 64 printable characters."),
-        (["ci", "--tier", "gold"], "RATE_LIMITS has no tier 'gold', only free, pro, five, blink."),
-    ],
-)
-def test_wrong_key_is_one_line(
-    print_key: Callable[..., str], arguments: list[str], message: str
-) -> None:
-    with pytest.raises(click.ClickException) as refusal:
-        print_key("create", "ada", *arguments)
-    assert refusal.value.message == message
-    assert count() == 0
-
-
 @pytest.mark.parametrize(
     ("text", "seconds"),
     [("0", 0), ("5s", 5), ("15m", 900), ("24h", 86_400), ("99999d", 99_999 * 86_400)],

@@ -116,11 +116,6 @@ def test_wrong_value_is_one_line_with_the_variable_first(variable: str, text: st
     assert refusal(**{variable: text}).startswith(f"{variable}: ")
 
 
-def test_environment_is_read_by_load_and_not_on_import(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PORT", "1234")
-    assert load().port == 1234
-
-
 # PostgreSQL
 
 
