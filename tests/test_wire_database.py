@@ -287,7 +287,7 @@ class TestPostgres:
                     )
                 )
             for command in commands:
-                error = command.communicate(timeout=20)[1]
+                error = command.communicate(timeout=30)[1]
                 assert (command.returncode != 0, error.count("\n")) == (True, 1), error
                 assert "DATABASE_URL" in error
 
@@ -314,7 +314,7 @@ class TestPostgres:
                 network.die(word)
                 names = [f"{word.decode().lower()}{number}" for number in range(2)]
                 for status, seconds in threads.map(sign_up, names):
-                    assert (status, seconds < 1.2 + 0.4) == (503, True), (word, seconds)
+                    assert (status, seconds < 2.5) == (503, True), (word, seconds)  # 1.2 at most
                 network.heal()
             Cluster.query(direct, "UPDATE api_key SET revoked_at = 1")
             ended = time.monotonic()
