@@ -100,11 +100,6 @@ def test_options_lists_the_methods(client: FlaskClient, path: str) -> None:
     assert set(answer.headers["Allow"].split(", ")) == {"GET", "HEAD", "OPTIONS"}
 
 
-@pytest.mark.parametrize(("more", "status"), [(0, 405), (1, 413)])
-def test_body_may_have_16_kib(client: FlaskClient, more: int, status: int) -> None:
-    assert client.post(STATUS, data=bytes(16_384 + more)).status_code == status
-
-
 # Errors
 
 

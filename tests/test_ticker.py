@@ -112,18 +112,12 @@ def test_sockets_that_join_over_a_second_are_spread_over_nine_phases(
 # Ticks
 
 
-def test_sixty_seconds_are_sixty_updates(ticker: Ticker, clock: Clock) -> None:
-    clock.now += 0.31
-    listeners = [join(ticker, clock) for _ in range(4)]
-    clock.run(60)
-    assert {len(listener.received) for listener in listeners} == {60}
-
-
 def test_updates_do_not_drift(ticker: Ticker, clock: Clock) -> None:
     listener = join(ticker, clock)
     clock.late = lambda now: now + 0.003  # as every real sleep is
     clock.run(600)
     first, *later = listener.moments
+    assert len(later) >= 598
     assert all(abs(moment - first - second) < 0.01 for second, moment in enumerate(later, start=1))
 
 
