@@ -52,12 +52,13 @@ def create_tables(settings: Settings) -> None:
     try:
         if settings.sqlite:
             settings.sqlite.touch(mode=0o600)
-            with suppress(PermissionError):  # it has another owner, who chose its mode
-                settings.sqlite.chmod(0o600)
         with database.connection_context(), database.atomic():
             if settings.postgres:
                 database.execute_sql(ALONE)
             database.create_tables(TABLES)
+        if settings.sqlite:
+            with suppress(PermissionError):  # it has another owner, who chose its mode
+                settings.sqlite.chmod(0o600)
         database.close_all()
     except (OSError, peewee.PeeweeException) as error:
         where = settings.sqlite or "PostgreSQL"

@@ -98,6 +98,7 @@ class PostgresStore:
         return self._ask(Hit(key.id, quota))
 
     def sync(self, key_ids: set[str]) -> set[str]:
+        self._ask("")  # notices a connection that was lost, before a request does
         with database.connection_context():
             delete_old_rows(database, "ctid", "FOR UPDATE SKIP LOCKED")
             return ended_keys(key_ids, database)
