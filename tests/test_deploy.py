@@ -248,7 +248,8 @@ class TestImage:
         env["DATABASE_URL"] = env["DATABASE_URL"].replace("/data", str(data))
         server = Server(tmp_path, *in_app, *serve_command(), **env)
         server.env.pop("COVERAGE_PROCESS_START", None)  # it could not write there
-        with contextlib.closing(server.start()), contextlib.closing(server.connection()) as http:
+        with contextlib.closing(server), contextlib.closing(server.connection()) as http:
+            server.start()
             assert sign_up(http, server.url)[0] == 303
             assert healthy(server.port)
             os.kill(server.worker_pids[0], signal.SIGTERM)
@@ -283,7 +284,8 @@ class TestUnit:
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
             systemd.bind(f"{tmp_path}/notify")
             systemd.settimeout(15)
-            with contextlib.closing(server.start()):
+            with contextlib.closing(server):
+                server.start()
                 assert b"READY=1" in systemd.recv(1000)
                 assert not listens("127.0.0.2", port)
 
@@ -299,8 +301,8 @@ def volume() -> Iterator[Path]:
 
 def serves_without_complaint(server: Server, how: signal.Signals = signal.SIGTERM) -> None:
     """Start, count, stop; what was counted is saved, and the log has no warning."""
-    with contextlib.closing(server.start()):
-        key = server.new_key()
+    with contextlib.closing(server):
+        key = server.start().new_key()
         assert [server.ask(TEST, X_API_Key=key).status for _ in range(3)] == [200] * 3
         assert server.stop(how)[0] == 0
         assert not re.search(r"\[(WARNING|ERROR|CRITICAL)\]|Traceback|Exception", server.log())
@@ -345,8 +347,7 @@ class TestPlatforms:
         block = DEPLOYING.split("## Heroku")[1].split("```")[1].removeprefix("sh\n")
         app, config = tmp_path / "app", tmp_path / "config"
         script = f"""cd {tmp_path}; git clone -q {REPOSITORY} clone; git init -q --bare heroku.git
-            git init -q --bare heroku.git; cd clone; git remote add heroku ../heroku.git
-            git config user.name ada; git config user.email ada@example.com
+            cd clone; git remote add heroku ../heroku.git; git config user.name a; git config user.email a@b
             heroku() {{ [ "$1" != config:set ] || echo "$2" >> {config}; }}
             {block}
             git clone -q -b main ../heroku.git {app}"""
