@@ -50,7 +50,7 @@ def create_tables(settings: Settings) -> None:
     """Create the tables that are missing; raises SettingsError if the database cannot be used."""
     open_database(settings, COMMAND_SECONDS)
     try:
-        if settings.sqlite:
+        if settings.sqlite and not settings.sqlite.exists():
             settings.sqlite.touch(mode=0o600)
         with database.connection_context(), database.atomic():
             if settings.postgres:
