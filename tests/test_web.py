@@ -8,8 +8,9 @@ import secrets
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from unittest import mock
 
 import gevent
 import pytest
@@ -111,25 +112,12 @@ def stored_keys() -> list[ApiKey]:
         return list(ApiKey.select().order_by(ApiKey.created_at, ApiKey.rotated_at.is_null()))
 
 
-def stored_user(username: str) -> User | None:
-    with models.database.connection_context():
-        return accounts.find(username)
-
-
 def snapshot() -> list[tuple[object, ...]]:
     with models.database.connection_context():
         return [*User.select().tuples(), *ApiKey.select().tuples()]
 
 
 # Signing up, logging in and out
-
-
-def test_sign_up_logs_in_and_leads_to_the_keys(client: FlaskClient) -> None:
-    assert sign_up(client, "ada").location == SECURITY
-    assert "Create New API Key" in client.get(SECURITY).text
-    user = stored_user("ada")
-    assert user
-    assert user.password_hash.startswith("scrypt:")
 
 
 @pytest.mark.parametrize(
@@ -150,7 +138,7 @@ def test_bad_sign_up_comes_back_with_a_message_and_what_was_typed(
     assert field == "email" or 'value="&lt;b&gt;@example.com"' in answer.text
     assert PASSWORD not in answer.text
     assert f'class="hint" id="{field}-note"' not in answer.text
-    assert stored_user("ada") is None
+    assert accounts.find("ada") is None
 
 
 def test_closed_sign_ups_say_so(config: settings.Settings, app: Flask) -> None:
@@ -159,7 +147,7 @@ def test_closed_sign_ups_say_so(config: settings.Settings, app: Flask) -> None:
     for answer in [browser.get("/sign-up"), sign_up(browser, "ada")]:
         assert answer.status_code == 403
         assert "Sign-up is closed" in answer.text
-    assert stored_user("ada") is None
+    assert accounts.find("ada") is None
 
 
 def test_every_failed_log_in_says_the_same(ada: FlaskClient, client: FlaskClient) -> None:
@@ -306,23 +294,17 @@ def test_made_up_names_need_bounded_memory(app: Flask, monkeypatch: pytest.Monke
 # The profile and the password
 
 
-def test_profile_can_be_changed(ada: FlaskClient) -> None:
-    form = {"username": "countess", "email": "ada@lovelace.example"}
-    answer = ada.post("/settings/profile", data=form, follow_redirects=True)
-    assert "Your profile is saved." in answer.text
-    assert "Logged in as </span>countess" in answer.text
-    user = stored_user("countess")
-    assert user
-    assert user.email == "ada@lovelace.example"
-
-
-def test_name_that_was_not_saved_is_not_shown_as_ones_own(log_in: LogIn, ada: FlaskClient) -> None:
+def test_profile_is_saved_or_else_not_shown_as_ones_own(log_in: LogIn, ada: FlaskClient) -> None:
     log_in("bob")
-    answer = ada.post("/settings/profile", data={"username": "Bob", "email": "ada@example.com"})
-    assert answer.status_code == 422
-    assert 'id="username-note" role="alert">This is already taken.' in answer.text
-    assert 'value="Bob"' in answer.text
-    assert "Logged in as </span>ada<" in answer.text
+    refused = ada.post("/settings/profile", data={"username": "Bob", "email": "a@example.com"})
+    assert refused.status_code == 422
+    assert 'id="username-note" role="alert">This is already taken.' in refused.text
+    assert 'value="Bob"' in refused.text
+    assert "Logged in as </span>ada<" in refused.text
+    form = {"username": "countess", "email": "ada@lovelace.example"}
+    saved = ada.post("/settings/profile", data=form, follow_redirects=True)
+    assert "Your profile is saved." in saved.text
+    assert "Logged in as </span>countess<" in saved.text
 
 
 def test_new_password_ends_the_other_sessions_but_not_this_one(
@@ -355,7 +337,7 @@ def test_password_stays_when_the_form_is_wrong(ada: FlaskClient, client: FlaskCl
     ("type", "prefix"), [("production", "sk_live_"), ("development", "sk_test_")]
 )
 def test_new_key_is_shown_once_and_works(
-    ada: FlaskClient, config: settings.Settings, type: str, prefix: str
+    ada: FlaskClient, tmp_path: Path, type: str, prefix: str
 ) -> None:
     answer = create_key(ada, "my laptop", type)
     assert (answer.status_code, answer.headers["Cache-Control"]) == (200, "no-store")
@@ -368,8 +350,7 @@ def test_new_key_is_shown_once_and_works(
     assert (body["api_key_name"], body["api_key_type"]) == ("my laptop", type)
     pages = ["/", "/settings/profile", SECURITY, KEYS]
     assert not [page for page in pages if secret[17:] in ada.get(page).text]
-    files = config.sqlite.parent.glob("*")
-    assert not [file for file in files if secret[17:].encode() in file.read_bytes()]
+    assert not [file for file in tmp_path.glob("*") if secret[17:].encode() in file.read_bytes()]
 
 
 @pytest.mark.parametrize("name", ["", "   ", "n" * 65, "two\nlines"])
@@ -419,22 +400,13 @@ def test_list_shows_a_key_and_what_it_used(app: Flask, ada: FlaskClient) -> None
     assert "never used" not in page
 
 
-def test_list_asks_as_many_queries_for_ten_keys_as_for_one(
-    ada: FlaskClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked: list[str] = []
-    execute = models.database.obj.execute_sql
-
-    def note(sql: str, *arguments: Any) -> Any:
-        asked.append(sql)
-        return execute(sql, *arguments)
-
+def test_list_asks_as_many_queries_for_ten_keys_as_for_one(ada: FlaskClient) -> None:
     def queries() -> int:
-        asked.clear()
-        ada.get(SECURITY)
-        return len(asked)
+        database = models.database.obj
+        with mock.patch.object(database, "execute_sql", wraps=database.execute_sql) as execute:
+            ada.get(SECURITY)
+        return execute.call_count
 
-    monkeypatch.setattr(models.database.obj, "execute_sql", note)
     create_key(ada)
     with_one = queries()
     for _ in range(9):
@@ -594,7 +566,6 @@ def test_form_after_the_log_out_changes_nothing_and_says_so(client: FlaskClient)
     [
         {"Origin": "https://mallory.example"},
         {"Origin": "null"},
-        {"Origin": "http://localhost.mallory.example"},
         {"Origin": "http://mallory/://localhost"},
         {"Sec-Fetch-Site": "cross-site"},
         {"Sec-Fetch-Site": "same-site", "Origin": "http://localhost"},
@@ -660,14 +631,6 @@ def test_form_that_is_cut_short_is_refused(ada: FlaskClient, client: FlaskClient
     assert not is_logged_in(client)
 
 
-@pytest.mark.parametrize("body", [b"\xff\x00%00%ff=&&;", b"username=%00&password=%ff", b""])
-def test_garbage_is_just_another_bad_form(ada: FlaskClient, body: bytes) -> None:
-    client = ada.application.test_client()
-    assert client.post("/sign-up", data=body, content_type=FORM).status_code == 422
-    assert client.post("/log-in", data=body, content_type=FORM).status_code == 422
-    assert ada.post("/settings/profile", data=body, content_type=FORM).status_code == 422
-
-
 # What every page carries
 
 
@@ -704,26 +667,10 @@ def test_static_files_are_kept_for_a_year_under_their_hash_only(
         assert caching(f"/openapi.json?{version}") == "no-cache"
 
 
-@pytest.mark.parametrize("path", ["/", "/sign-up", "/settings/profile", SECURITY])
-def test_no_page_has_inline_style_or_script(ada: FlaskClient, path: str) -> None:
-    page = ada.get(path).text
-    assert not re.search(r"\sstyle=|<style|\son[a-z]+=|<script(?! src)|//(?!localhost)", page)
-
-
-@pytest.mark.parametrize("scheme", ["http", "https"])
-def test_cookie_is_out_of_reach_of_scripts_and_sites(client: FlaskClient, scheme: str) -> None:
-    form = {"username": "ada", "email": "ada@example.com", "password": PASSWORD}
-    answer = client.post("/sign-up", data=form, base_url=f"{scheme}://localhost")
-    flags = answer.headers["Set-Cookie"].split("; ")[1:]
-    assert {"HttpOnly", "SameSite=Lax"} <= set(flags)
-    assert ("Secure" in flags) == (scheme == "https")
-
-
-def test_api_never_opens_the_session(ada: FlaskClient) -> None:
-    answer = ada.get("/api/v1/status")
-    assert "Set-Cookie" not in answer.headers
-    assert "Vary" not in answer.headers
-    assert "Content-Security-Policy" not in answer.headers
+def test_cookie_is_out_of_reach_of_scripts_and_sites(client: FlaskClient) -> None:
+    answer = sign_up(client, "ada")
+    assert answer.location == SECURITY
+    assert {"HttpOnly", "SameSite=Lax"} <= set(answer.headers["Set-Cookie"].split("; "))
 
 
 # Errors
@@ -731,15 +678,14 @@ def test_api_never_opens_the_session(ada: FlaskClient) -> None:
 
 def test_unknown_page_is_an_error_in_the_layout(ada: FlaskClient) -> None:
     answer = ada.get("/nowhere")
-    assert answer.status_code == 404
-    assert "There is nothing at this address." in answer.text
+    assert (answer.status_code, "There is nothing at" in answer.text) == (404, True)
     assert "Logged in as </span>ada" in answer.text
 
 
 def test_database_that_is_away_is_a_page_that_claims_no_log_out(
-    ada: FlaskClient, config: settings.Settings, monkeypatch: pytest.MonkeyPatch
+    ada: FlaskClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(models.database.obj, "database", config.sqlite / "gone")
+    monkeypatch.setattr(models.database.obj, "database", tmp_path)  # no file, but its folder
     models.database.close_all()
     answer = ada.get(SECURITY)
     assert (answer.status_code, answer.headers["Retry-After"]) == (503, "1")
