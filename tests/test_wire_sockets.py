@@ -97,12 +97,12 @@ class TestEcho:
         with RawSocket(server.port, receive_buffer=4096) as client:
             client.open(ECHO)
             before = server.resident_kib
+            started = time.monotonic()
             client.fill(frame(TEXT, b"x" * MAX_BYTES), seconds / 2)
-            full = time.monotonic()
             client.sock.settimeout(15)
             with pytest.raises((ConnectionResetError, BrokenPipeError)):
                 client.send(bytes(50_000_000))
-            assert seconds / 2 <= time.monotonic() - full + 0.1 < seconds + 2
+            assert seconds <= time.monotonic() - started < seconds + 4
 
         assert server.resident_kib - before < 4096
         eventually(lambda: server.log_lines(": 1006"))
