@@ -23,7 +23,7 @@ RULES = {
     "name": (r"\S.{0,63}", "Give the key a name of 1 to 64 printable characters."),
     "type": ("|".join(PREFIXES), "Choose Development or Production."),
 }
-NOBODY = f"scrypt:32768:8:1${'0' * 16}${'0' * 128}"  # a hash that no password has
+NOBODY = f"scrypt:32768:8:1${'0' * 16}${'0' * 128}"  # a hash that matches no password
 QUEUE_SECONDS = 5  # to wait for the passwords that are hashed before this one
 ONE_AT_A_TIME = BoundedSemaphore()  # a hash takes 32 MiB; many together would slow the requests
 

@@ -61,7 +61,7 @@ api = Blueprint("api", __name__, url_prefix="/api/v1")
 
 
 def create_app(config: Settings | None = None, demo: bool = False) -> Flask:
-    """Build the application; raises SettingsError. Nothing is asked of the database yet.
+    """Build the application; raises SettingsError. The database is not connected to yet.
 
     For the `demo`, gunicorn.conf.py creates a user with a key once the port is bound.
     """

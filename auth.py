@@ -104,9 +104,9 @@ def bad_key() -> Problem:
 
 
 class Guard:
-    """Checks keys and counts their requests; remembers keys until `forget`, which is called often.
+    """Checks keys and counts their requests.
 
-    So a revocation counts at the next `forget`, and most requests need no look-up.
+    It remembers keys until `forget` is called, twice a second. A revocation takes effect then.
     """
 
     def __init__(self, quotas: Mapping[str, Quota], store: Store) -> None:
@@ -133,7 +133,9 @@ class Guard:
             key = self._store.find(form[2])
             if key is None or not compare_digest(key.digest, fingerprint):
                 return None
-            known[fingerprint] = key  # lost with the others if `forget` was called meanwhile
+            # Into the dictionary from before the query: if `forget` was called meanwhile, this row
+            # may be old, and is forgotten with the others.
+            known[fingerprint] = key
         return None if key.has_ended() else key
 
     def forget(self) -> None:
@@ -145,7 +147,11 @@ class Guard:
         return self._hit(key, cost=0)
 
     def spend(self, key: ApiKey, cost: int = 1) -> Allowance:
-        """Count this request; raises Problem 401 or 429, or PeeweeException."""
+        """Count this request; raises Problem 401 or 429, or PeeweeException.
+
+        Call it right after `check`: no sync may come between, which would save counts that the
+        row of `key` does not have yet.
+        """
         request.environ[ALLOWANCE] = allowance = self._hit(key, cost)
         if allowance.accepted:
             return allowance

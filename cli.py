@@ -41,7 +41,7 @@ class Commands(AppGroup):
                 return super().invoke(ctx)
         except PeeweeException as error:
             fail(f"DATABASE_URL: {one_line(error)}")
-        except ValueError as error:  # accounts.Invalid, UnicodeError
+        except (ValueError, OSError) as error:  # accounts.Invalid, a full disk behind stdout
             fail(str(error))
 
 
@@ -172,8 +172,8 @@ def print_key(make: Callable[[], tuple[ApiKey, str]]) -> None:
 def stdout_descriptor() -> int:
     """Of standard output, when it can be written to without waiting; raises OSError.
 
-    So no row stays locked while a terminal is paused. `print` would not fail where nothing can be
-    written, and would write late.
+    So no row stays locked while a terminal is paused. `print` buffers its output, so it would not
+    fail at once when it can't be written.
     """
     if sys.stdout is None:
         raise OSError("standard output is closed")
@@ -185,7 +185,7 @@ def stdout_descriptor() -> int:
 
 def print_rows(columns: tuple[str, ...], rows: Iterable[Any]) -> None:
     """Print rows with tabs, and a header on a terminal; columns named `_at` in ISO 8601."""
-    if sys.stdout.isatty():
+    if os.isatty(1):
         click.echo("\t".join(columns))
     for row in rows:
         click.echo("\t".join(shown(name, getattr(row, name)) for name in columns))

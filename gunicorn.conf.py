@@ -14,7 +14,6 @@ chdir = str(Path(__file__).parent)  # also when it is started from another folde
 sys.path.insert(0, chdir)
 
 import settings
-from models import database
 from server import demo
 from server.log import Log
 from server.worker import Worker
@@ -40,11 +39,11 @@ backlog = 2048  # thousands of WebSockets may reconnect at once
 # for up to 90 s.
 keepalive = 100 if service.proxy_hops else 5
 graceful_timeout = 5  # seconds; the worker needs less
-control_socket_disable = True  # two services of one user would take each other's
+control_socket_disable = True  # two services of the same user would share one socket
 http_parser = "python"  # "auto" takes a less strict one where that is installed
 sendfile = False  # it would bypass the worker's way to send a response in one piece
 # Only PROXY_HOPS says whom to trust; gunicorn itself takes nothing from forwarding headers.
-forwarded_allow_ips, forwarder_headers = "*", ""
+forwarder_headers = ""
 secure_scheme_headers: dict[str, str] = {}
 ignores_hangup = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN  # it was started with nohup
 
@@ -55,7 +54,6 @@ def on_starting(server: Arbiter) -> None:
     if server.cfg.worker_class != Worker or not fits:
         raise SettingsError("--worker-class cannot be set, --workers only with PostgreSQL")
     create_tables(service)
-    database.close_all()
     if not service.postgres:
         one_process(server)
 

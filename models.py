@@ -11,7 +11,8 @@ HOUR, DAY = 3600, 86400
 CHART_HOURS = 24  # of usage that are kept and shown
 PREFIXES = {"production": "sk_live_", "development": "sk_test_"}  # of keys, by their type
 
-database = peewee.DatabaseProxy()  # storage/database.py opens it
+# For pages and commands; the store has a connection of its own. storage/database.py opens both.
+database = peewee.DatabaseProxy()
 
 
 def now() -> int:
@@ -65,16 +66,14 @@ class ApiKey(Table):
 
     def has_ended(self) -> bool:
         """Whether this is a bad key."""
-        return self.revoked_at is not None or (
-            self.expires_at is not None and self.expires_at <= now()
-        )
+        return self.state in ("revoked", "expired")
 
     @property
     def state(self) -> str:
         """`revoked`, `expired`, `rotated` (replaced, but still good), or `live`."""
         if self.revoked_at is not None:
             return "revoked"
-        if self.has_ended():
+        if self.expires_at is not None and self.expires_at <= now():
             return "expired"
         return "live" if self.rotated_at is None else "rotated"
 
@@ -83,7 +82,7 @@ class ApiKey(Table):
         return Usage(self.total, self.reset, self.used)
 
 
-# Only of revoked keys: with all of them, SQLite would search it for the live ones.
+# Without the condition, SQLite would use this index to look up live keys, of which there are many.
 revoked = ApiKey.revoked_at.is_null(False)
 ApiKey.add_index(ApiKey.index(ApiKey.revoked_at, where=revoked, name="api_key_revoked"))
 

@@ -76,9 +76,9 @@ class Limiter:
     to what is stored, calls `forget`, and passes the new `stored` value to the next `hit`. It has
     no lock, so it is for one thread.
 
-    While the clock is set back by SMALL_STEP or less, time stands still, and no window is opened
-    twice. A larger step back is believed at once: the windows of the time in between are then
-    opened again, and may admit their limit a second time.
+    If the clock is set back by SMALL_STEP or less, the latest time is used until the clock gets
+    there again, so no window is opened twice. A larger step back is accepted immediately: the
+    windows in between are opened again, and may admit their limit a second time.
     """
 
     def __init__(self, clock: Callable[[], float] = time.time) -> None:

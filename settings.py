@@ -103,7 +103,7 @@ class Settings:
     signups: bool = setting("open", _is_open)
     proxy_hops: int = setting("0", partial(_whole, high=10))
     web_concurrency: int = setting("1", partial(_whole, low=1))
-    platform: str = ""  # the variable by which the platform was recognised
+    platform: str = ""  # the variable that identified the platform
 
     @property
     def sqlite(self) -> Path | None:

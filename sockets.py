@@ -126,7 +126,8 @@ def admit() -> None:
     g.key = None
     if request.endpoint == "sockets.time":
         g.key = guard().check(presented)
-        guard().spend(g.key, cost=0)  # counts nothing; `reserve` refuses with its limit headers
+        # Refuses a used-up key, and counts nothing yet; a refusal by `reserve` has limit headers.
+        guard().spend(g.key, cost=0)
     who = g.key.id if g.key else caller(request.remote_addr)
     current_app.extensions["sockets"].reserve(who)
     g.caller = who
@@ -163,4 +164,4 @@ def serve(handler: Callable[[WebSocket], None], server: Server) -> None:
 sock = Sock()
 for name, handler in (("echo", echo), ("time", stream_time)):
     sock.route(f"/{name}", bp=routes, endpoint=name)(partial(serve, handler))
-    routes.add_url_rule(f"/{name}", name)  # without an upgrade `admit` answers 426
+    routes.add_url_rule(f"/{name}", name)  # no view: `admit` refuses what is no handshake

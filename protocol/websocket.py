@@ -7,7 +7,6 @@ queues messages without limit and writes to the socket without a lock.
 
 import os
 import re
-import socket
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -70,8 +69,9 @@ class Closed(gevent.GreenletExit):
 def negotiate(environ: dict[str, Any]) -> None:
     """Check the handshake; raises Problem 400 or 426.
 
-    wsproto then gets only the headers that it needs. Without Sec-WebSocket-Extensions it agrees to
-    no compression, which would take 100 KiB a connection.
+    All other headers are then removed from `environ`, so that wsproto, which answers odd ones with
+    an exception, gets only what it needs. Without Sec-WebSocket-Extensions it agrees to no
+    compression, which would take 100 KiB a connection.
     """
     version = environ.get("HTTP_SEC_WEBSOCKET_VERSION", "13")
     if "websocket" not in parse_set_header(environ.get("HTTP_UPGRADE")) or version != "13":
@@ -141,8 +141,9 @@ class WebSocket:
     def interrupt(self, code: int) -> None:
         """Make the greenlet that serves this connection close it.
 
-        Closed is raised there where it waits: in `recv` or `send` of the socket, in `sleep`
-        between two messages, or in `drain`. Everything else it does runs without a break.
+        Closed is raised where that greenlet waits: in `recv` or `send` of the socket, in `sleep`
+        between two messages, or in `drain`. A handler must not wait for anything else, such as a
+        query. If the greenlet has just ended, gunicorn ignores Closed, as it is a GreenletExit.
         """
         gevent.kill(self._greenlet, Closed(code))
 
@@ -153,7 +154,7 @@ class WebSocket:
                 with gevent.Timeout(CLOSE_SECONDS, TimeoutError()):
                     self.send(self._wire.send(events.CloseConnection(code)))
                 drain(self._sock)
-        return Close.ABNORMAL if self._unsent else code
+        return Close.ABNORMAL if self._unsent else code  # the client did not take the rest
 
     def _events(self) -> Iterator[events.Event]:
         while True:
@@ -162,9 +163,6 @@ class WebSocket:
                     self.send(self._wire.send(event.response()))
                 yield event
                 gevent.sleep(TURN_SECONDS)
-                # After a reset the kernel still hands out what came before it: stop at once.
-                if error := self._sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
-                    raise OSError(error, "the connection was reset")
             self._wire.receive_data(self._read() or None)  # None: the client has left
 
     def _read(self) -> bytes:

@@ -55,6 +55,9 @@ def refuse_used_port(port: int) -> None:
 
 def welcome(port: int) -> None:
     """On an empty database create a user with a key, and print them; if that fails, neither."""
+    with database.connection_context():
+        if User.select().exists():
+            return
     password = secrets.token_urlsafe(12)
     demo = User(username="demo", email="demo@example.com")
     demo.password_hash = accounts.hash_password(password)  # before the transaction: it takes 50 ms
@@ -62,10 +65,9 @@ def welcome(port: int) -> None:
         output = stdout_descriptor()
         # Of several processes that start at once, one creates the user.
         with suppress(IntegrityError), database.connection_context(), database.atomic():
-            if not User.select().exists():
-                demo.save()
-                _, key = auth.create_key(demo, "demo", "production")
-                text = WELCOME.read_text().format(port=port, password=password, key=key)
-                os.write(output, text.encode())
+            demo.save()
+            _, key = auth.create_key(demo, "demo", "production")
+            text = WELCOME.read_text().format(port=port, password=password, key=key)
+            os.write(output, text.encode())
     except OSError as error:
         log.warning("the demo's key cannot be printed, so it was not created: %s", error)

@@ -11,7 +11,7 @@ CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 
 
 def redact(text: str) -> str:
-    """Cut out API keys, and what follows a percent escape: it may be the start of a key."""
+    """Remove API keys, and any text after a percent escape, which may be an encoded key."""
     return SECRET.sub(r"\1[redacted]", text)
 
 

@@ -1,4 +1,4 @@
-"""The gunicorn worker: fair turns, limits on waiting, and a stop that loses nothing.
+"""The gunicorn worker: fair turns for all connections, timeouts, and a graceful stop.
 
 What leans on inner parts of gunicorn 27.0 and gevent 26.9 is listed in docs/design.md, with the
 tests that fail when one of them changes.
@@ -40,7 +40,7 @@ class Worker(GeventWorker):
     handle_quit = GeventWorker.handle_exit
 
     def init_process(self) -> None:
-        # First of all, or a stop that comes while the app is loaded would be lost.
+        # First of all: until then, the master's handlers would take a stop and do nothing.
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT):
             signal.signal(number, self.handle_exit)
         super().init_process()
@@ -64,7 +64,7 @@ class Worker(GeventWorker):
         database.close_all()
 
     def keep_running(self, task: Any) -> None:
-        """Run a task that ends only at the stop; a bug in it ends the worker in good order.
+        """Run a task that ends only at the stop. If it fails, the worker stops as usual.
 
         gunicorn then starts another worker.
         """
@@ -134,7 +134,8 @@ class Worker(GeventWorker):
 class OnePiece:
     """A client's socket that sends a response in one piece, which saves 10 % of a request.
 
-    gunicorn sends the header and the body each by itself.
+    gunicorn calls `sendall` for the header, and again for the body; here it only collects them. A
+    WebSocket has this object as its socket, too: it must use `send`.
     """
 
     def __init__(self, sock: Any) -> None:
@@ -161,7 +162,7 @@ def speed_up(cfg: Any) -> None:
     And limit the header: gunicorn searches all of it again whenever a part arrives. The property
     ignores the limit that gunicorn sets for each request.
     """
-    gc.freeze()  # what the start has made is not searched for garbage again and again
+    gc.freeze()  # objects that were created at the start are excluded from garbage collection
     cfg.__dict__.update({name: getattr(cfg, name) for name in cfg.settings})
     date = lru_cache(maxsize=1)(util.http_date)
     util.http_date = lambda: date(int(time.time()))

@@ -20,7 +20,7 @@ ALONE = "SELECT set_config('lock_timeout', '9s', true), pg_advisory_xact_lock(20
 
 
 def open_database(settings: Settings, patience: float | None = None) -> None:
-    """Say where the database is; nothing is asked of it yet.
+    """Configure the database. It is not connected to yet.
 
     `patience` is for how many seconds a query may wait. It is short by default: for SQLite, because
     the whole process waits, and for PostgreSQL, because requests do.

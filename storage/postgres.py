@@ -1,8 +1,8 @@
 """Keys and counts in PostgreSQL, exact over any number of processes.
 
-Each process makes one query at a time, for all requests that wait. Those that arrive meanwhile make
-up the next one. So the busier a process is, the less a request costs, and no request is admitted
-before it is counted. Needs psycopg, which is optional.
+Each process makes one query at a time. Requests that arrive in the meantime share the next query,
+so the cost of a request falls as the load rises. No request is admitted before it is counted. Needs
+psycopg, which is optional.
 """
 
 import math
@@ -65,7 +65,9 @@ class Postgres(PooledPostgresqlDatabase):
                 while True:
                     try:
                         return bool(super().connect(reuse_if_open))
-                    except MaxConnectionsExceeded:  # the pool's own wait breaks under a Timeout
+                    except MaxConnectionsExceeded:
+                        # The pool can wait by itself, but raises RuntimeError if a Timeout ends
+                        # that: it releases a lock that it does not hold at that moment.
                         gevent.sleep(0.01)
         except gevent.Timeout:
             raise OperationalError(f"no connection within {self.patience} s") from None

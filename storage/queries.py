@@ -1,4 +1,4 @@
-"""The queries that both databases answer, in SQL where peewee would take longer than they do."""
+"""The queries for both databases, in SQL where building them with peewee would take longer."""
 
 import peewee
 
@@ -33,8 +33,8 @@ def ended_keys(ids: set[str], database: peewee.Database) -> set[str]:
 def delete_old_rows(database: peewee.Database, row: str = "rowid", lock: str = "") -> None:
     """Delete hours of more than a day ago, and keys that ended long ago.
 
-    `row` is what the database calls the place of a row. Several processes may do this at once: with
-    `lock`, each skips the rows that another deletes.
+    `row` is the column that identifies a row: `rowid` or `ctid`. Several processes may do this at
+    once: with `lock`, each skips the rows that another deletes.
     """
     for query, seconds in (
         (DELETE_HOURS, (CHART_HOURS + 1) * HOUR),

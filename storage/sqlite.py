@@ -1,8 +1,8 @@
 """Keys and counts in SQLite: counts are kept in memory, and saved twice a second.
 
 Everything runs in the main greenlet, and no other greenlet runs while SQLite works. So this
-connection waits for nothing: not for a lock, which another process may hold, as the next sync
-tries again; and not for the disk, which only a checkpoint has to wait for, in a thread.
+connection must never wait. If another process holds a lock, the next sync tries again. Only a
+checkpoint waits for the disk, and it runs in a thread.
 """
 
 import logging
@@ -27,9 +27,8 @@ SAVE = """UPDATE api_key SET total = total + ?, used = ? + CASE WHEN reset = ? T
     reset = ?, last_used_at = ? WHERE id = ?"""
 SAVE_HOUR = """INSERT INTO hourly_usage (hour, key_id, requests) VALUES (?, ?, ?)
     ON CONFLICT (hour, key_id) DO UPDATE SET requests = requests + excluded.requests"""
-# `synchronous` is off for this connection only, which writes nothing but counts. In WAL mode a
-# commit waits for the disk once after each checkpoint; the checkpoint itself, which copies the log
-# into the file, always does.
+# With `synchronous` at 1, the first commit after a checkpoint would wait for the disk. It is off
+# for this connection only, which writes nothing but counts; checkpoints have one of their own.
 PRAGMAS = {"journal_mode": "wal", "synchronous": 0, "wal_autocheckpoint": 0, "foreign_keys": 1}
 
 
@@ -49,14 +48,18 @@ class SqliteStore:
         return self._limiter.hit(key.id, quota, key.usage, cost)
 
     def sync(self, key_ids: set[str]) -> set[str]:
-        cleanup = self._syncs % SYNCS_PER_CLEANUP == 0
-        if self._limiter.counted:
-            self._save()
-        if cleanup:
-            delete_old_rows(self._database)
-            self._thread.spawn(checkpoint, self._file)
+        ended = ended_keys(key_ids, self._database)
+        try:
+            if self._limiter.counted:
+                self._save()
+            if self._syncs % SYNCS_PER_CLEANUP == 0:
+                delete_old_rows(self._database)
+                self._thread.spawn(checkpoint, self._file)
+        except PeeweeException:
+            if not ended:  # else their sockets are closed first, and the next sync saves
+                raise
         self._syncs += 1
-        return ended_keys(key_ids, self._database)
+        return ended
 
     def close(self) -> None:
         deadline = time.monotonic() + LAST_SECONDS
@@ -80,7 +83,7 @@ class SqliteStore:
         connection = self._database.connection()
         try:
             with connection:  # commits, or rolls back
-                connection.execute("BEGIN IMMEDIATE")
+                connection.execute("BEGIN IMMEDIATE")  # peewee has no executemany
                 connection.executemany(SAVE, usage)
                 connection.executemany(SAVE_HOUR, hours)
         except sqlite3.Error as error:
