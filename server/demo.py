@@ -11,7 +11,7 @@ import socket
 import sys
 from contextlib import suppress
 
-from peewee import IntegrityError
+from peewee import IntegrityError, OperationalError
 
 import accounts
 import auth
@@ -69,5 +69,5 @@ def welcome(port: int) -> None:
             _, key = auth.create_key(demo, "demo", "production")
             text = WELCOME.read_text().format(port=port, password=password, key=key)
             os.write(output, text.encode())
-    except OSError as error:
-        log.warning("the demo's key cannot be printed, so it was not created: %s", error)
+    except (OSError, OperationalError) as error:
+        log.warning("the demo's user and key were not created: %s", error)
