@@ -68,7 +68,7 @@ def hourly_requests(user: User) -> dict[int, int]:
     hours = range(this_hour - (CHART_HOURS - 1) * HOUR, this_hour + 1, HOUR)
     counts = HourlyUsage.select(HourlyUsage.hour, fn.SUM(HourlyUsage.requests))
     counts = counts.join(ApiKey, on=ApiKey.id == HourlyUsage.key_id).group_by(HourlyUsage.hour)
-    counts = counts.where(ApiKey.user == user, HourlyUsage.hour >= hours[0])
+    counts = counts.where(ApiKey.user == user, HourlyUsage.hour.between(hours[0], hours[-1]))
     return dict.fromkeys(hours, 0) | dict(counts.tuples())
 
 
