@@ -3,17 +3,16 @@
 import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from typing import cast
+from unittest import mock
 
 import pytest
 from flask import Flask
 from flask.testing import FlaskClient
 
-import auth
 import models
 from conftest import NewKey
-from models import ApiKey
 from protocol.websocket import Close, WebSocket
+from rows import change, row
 from server import background as module
 from server.background import Background
 from settings import Settings
@@ -46,18 +45,6 @@ def ask(client: FlaskClient) -> Callable[[str], int]:
 Ask = Callable[[str], int]
 
 
-def change(key: str, **columns: object) -> None:
-    """As `flask key ...` does in another process."""
-    with models.database.connection_context():
-        assert auth.change_key(key[8:16], **columns)
-
-
-def total(key: str) -> int:
-    with models.database.connection_context():
-        stored: int = ApiKey.get_by_id(key[8:16]).total
-    return stored
-
-
 # Counts
 
 
@@ -66,18 +53,17 @@ def test_counts_are_saved_by_a_sync_and_not_by_their_requests(
 ) -> None:
     ask(key)
     ask(key)
-    assert total(key) == 0
+    assert row(key).total == 0
     background.sync()
     background.sync()
-    assert total(key) == 2
+    assert row(key).total == 2
 
 
 # Changes made elsewhere
 
 
 @pytest.mark.parametrize(
-    "by_hand",
-    ["DELETE FROM api_key", "DELETE FROM user", "UPDATE api_key SET digest = ''"],
+    "by_hand", ["DELETE FROM api_key", "DELETE FROM user", "UPDATE api_key SET digest = ''"]
 )
 def test_row_changed_by_hand_counts_although_the_file_is_locked(
     background: Background, ask: Ask, key: str, another: sqlite3.Connection, by_hand: str
@@ -92,37 +78,18 @@ def test_row_changed_by_hand_counts_although_the_file_is_locked(
 # Sockets
 
 
-class OpenSocket:
-    """Stands in for a WebSocket, and keeps the code with which it was interrupted."""
-
-    code: int | None = None
-
-    def interrupt(self, code: int) -> None:
-        self.code = code
-
-
-@pytest.fixture
-def open_socket(app: Flask) -> Callable[[str], OpenSocket]:
-    """Opens a time socket of a key."""
-
-    def open_one(key: str) -> OpenSocket:
-        ws = OpenSocket()
-        app.extensions["sockets"].key_ids[cast(WebSocket, ws)] = key[8:16]
-        return ws
-
-    return open_one
-
-
 def test_sockets_of_an_ended_key_are_closed_and_no_others(
-    background: Background, open_socket: Callable[[str], OpenSocket], new_key: NewKey
+    background: Background, app: Flask, new_key: NewKey
 ) -> None:
     _, changed, revoked, expired = keys = [new_key() for _ in range(4)]
-    sockets = [open_socket(key) for key in keys]
+    sockets = {mock.Mock(WebSocket): key[8:16] for key in keys}
+    app.extensions["sockets"].key_ids.update(sockets)
     change(changed, tier="pro", expires_at=models.now() + 60)
     change(revoked, revoked_at=1)
     change(expired, expires_at=models.now())
     background.sync()
-    assert [ws.code for ws in sockets] == [None, None, Close.REVOKED, Close.REVOKED]
+    closed = [mock.call(Close.REVOKED)]
+    assert [ws.interrupt.mock_calls for ws in sockets] == [[], [], closed, closed]
 
 
 # Outages
@@ -143,4 +110,4 @@ def test_sync_that_fails_once_is_not_logged_but_twice_is(
         another.execute("ROLLBACK")
         background.sync()
         assert caplog.messages == ["database unavailable: database is locked"] * lines
-    assert total(key) == 3
+    assert row(key).total == 3

@@ -1,0 +1,22 @@
+"""Stored keys, as another process sees and changes them: nothing is forgotten in this one."""
+
+import auth
+import models
+from models import ApiKey
+
+
+def row(key: str) -> ApiKey:
+    with models.database.connection_context():
+        found: ApiKey = ApiKey.get_by_id(key[8:16])
+    return found
+
+
+def change(key: str, **columns: object) -> bool:
+    with models.database.connection_context():
+        return auth.change_key(key[8:16], **columns)
+
+
+def count() -> int:
+    with models.database.connection_context():
+        keys: int = ApiKey.select().count()
+    return keys
