@@ -102,8 +102,7 @@ class Server:
             "PORT": str(self.port),
             "DATABASE_URL": f"sqlite:///{self._database}",
             "SECRET_KEY": secrets.token_hex(),
-            "HOME": str(directory),
-            "XDG_RUNTIME_DIR": str(directory),
+            **dict.fromkeys(["HOME", "XDG_RUNTIME_DIR"], str(directory)),
         }
         self.env = clean_environment(**defaults | settings)
         self._log = directory / "server.log"
@@ -150,14 +149,9 @@ class Server:
     def start(self) -> "Server":
         """Start, and wait for an answer; raises StartError."""
         with self._log.open("ab") as log:
+            output: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": log}
             self._process = subprocess.Popen(
-                self.command,
-                cwd=REPOSITORY,
-                env=self.env,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
+                self.command, cwd=REPOSITORY, env=self.env, start_new_session=True, **output
             )
         eventually(self._answers, START_SECONDS, "the server did not answer")
         return self
@@ -198,6 +192,12 @@ class Server:
         with RawSocket(self.port) as connection:
             return connection.request(path, method, **headers)
 
+    def send(self, data: bytes) -> Answer:
+        """What is answered to these bytes over a new connection."""
+        with RawSocket(self.port) as connection:
+            connection.send(data)
+            return connection.answer()
+
     def total(self, key: str) -> int:
         """The requests that were counted for the key before this question."""
         total: int = self.ask("/api/v1/usage/stats", X_API_Key=key).json()["total_requests"]
@@ -206,14 +206,18 @@ class Server:
     def connection(self) -> http.client.HTTPConnection:
         return http.client.HTTPConnection("127.0.0.1", self.port, timeout=10)
 
-    def flask(self, *args: str, input: str | None = None) -> str:
+    def flask(self, *args: str, input: str = "") -> str:
         """What `flask ...` prints in this server's environment; it must succeed."""
-        command = [sys.executable, "-m", "flask", *args]
-        done = subprocess.run(
-            command, cwd=REPOSITORY, env=self.env, input=input, capture_output=True, text=True
-        )
-        assert done.returncode == 0, done.stderr
-        return done.stdout
+        with self.start_flask(*args, stdin=subprocess.PIPE) as process:
+            printed, errors = process.communicate(input)
+        assert process.returncode == 0, errors
+        return printed
+
+    def start_flask(self, *args: str, **how: Any) -> "subprocess.Popen[str]":
+        """Start `flask ...` in this server's environment."""
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        defaults: dict[str, Any] = {"cwd": REPOSITORY, "env": self.env, **pipes}
+        return subprocess.Popen([sys.executable, "-m", "flask", *args], **defaults | how)
 
     def new_key(self, name: str = "test key", tier: str = "free", type: str = "production") -> str:
         """A new key of some user, written by hand: a command would take half a second for it."""

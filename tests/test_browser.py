@@ -24,8 +24,7 @@ PASSWORD = secrets.token_urlsafe()
 # Each context would start one more process, for the popup of an address bar that nobody sees.
 UNSEEN = "--disable-features=WebUIOmniboxPopup,WebUIOmniboxAimPopup"
 
-Page = Any
-Browser = Any
+Page = Browser = Any
 
 
 @pytest.fixture(scope="module")

@@ -125,14 +125,6 @@ def test_two_first_starts_at_once_print_one_key(demo: Demo, tmp_path: Path) -> N
     assert all(len(lines) == 1 for lines in refused)
 
 
-@pytest.mark.parametrize(("argument", "status"), [("--help", 0), ("--port=8001", 2)])
-def test_help_of_the_demo_says_what_it_does(tmp_path: Path, argument: str, status: int) -> None:
-    done = run([PYTHON, "app.py", argument], tmp_path)
-    assert (done.returncode, done.stderr) == (status, "")
-    assert done.stdout.startswith("usage: python app.py\n")
-    assert not (tmp_path / "demo.db").exists()
-
-
 @pytest.mark.parametrize("output", [in_ci(">&-"), ">/dev/full"])
 def test_secret_that_cannot_be_printed_makes_no_user(demo: Demo, output: str) -> None:
     server = demo()
@@ -232,15 +224,6 @@ def test_wrong_setting_is_one_line_of_every_command(
     message = refusal(command, tmp_path, **settings)
     assert message.startswith(variable)
     assert variable != "SECRET_KEY" or value or "python3 -c" in message
-
-
-def test_file_that_is_no_database_is_left_as_it_is(tmp_path: Path) -> None:
-    letter = tmp_path / "demo.db"
-    letter.write_text("Dear reader, " * 100)
-    letter.chmod(0o644)
-    done = run([PYTHON, "-m", "gunicorn"], tmp_path, SECRET_KEY=secrets.token_hex())
-    assert done.stderr.splitlines()[-1].startswith("DATABASE_URL")
-    assert (letter.read_text()[:4], letter.stat().st_mode & 0o777) == ("Dear", 0o644)
 
 
 def test_flask_run_is_one_line_that_says_what_to_run(tmp_path: Path) -> None:
