@@ -115,6 +115,8 @@ def create_key(username: str, name: str, type: str, tier: str, expires: int | No
     """Create a key and print it, alone and once."""
     user, end = user_named(username), None if expires is None else models.now() + expires
     tier = existing_tier(tier)
+    if expires == 0:
+        fail("--expires must be longer than 0.")
     print_key(lambda: auth.create_key(user, name, type, tier, end))
 
 

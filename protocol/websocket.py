@@ -16,7 +16,6 @@ from typing import Any
 
 import gevent
 from simple_websocket import Server
-from werkzeug.http import parse_set_header
 from wsproto import events
 from wsproto.frame_protocol import FrameProtocol
 
@@ -74,14 +73,19 @@ def negotiate(environ: dict[str, Any]) -> None:
     compression, which would take 100 KiB a connection.
     """
     version = environ.get("HTTP_SEC_WEBSOCKET_VERSION", "13")
-    if "websocket" not in parse_set_header(environ.get("HTTP_UPGRADE")) or version != "13":
+    if "websocket" not in tokens(environ, "HTTP_UPGRADE") or version != "13":
         raise Problem(426, headers=UPGRADE)
     fits = all(re.fullmatch(form, environ.get(name, "")) for name, form in HANDSHAKE.items())
-    if not fits or "upgrade" not in parse_set_header(environ.get("HTTP_CONNECTION")):
+    if not fits or "upgrade" not in tokens(environ, "HTTP_CONNECTION"):
         raise Problem(400, "bad_handshake", BAD_HANDSHAKE)
     for name in [name for name in environ if name.startswith("HTTP_") and name not in HANDSHAKE]:
         del environ[name]
     environ |= {"HTTP_HOST": "localhost", "HTTP_UPGRADE": "websocket", "HTTP_CONNECTION": "Upgrade"}
+
+
+def tokens(environ: dict[str, Any], name: str) -> set[str]:
+    """Of a header, in small letters. werkzeug's parser would take 6 ms for a header of 8 KiB."""
+    return {token.strip() for token in environ.get(name, "").lower().split(",")}
 
 
 def frame(**message: str) -> bytes:
