@@ -9,6 +9,7 @@ import pytest
 
 import models
 from models import ApiKey, User
+from rows import change, row
 from settings import Settings, SettingsError
 from storage.database import create_tables
 from storage.outage import one_line
@@ -20,34 +21,28 @@ NOON = 1_795_262_400  # 2026-11-21T12:00:00Z
 
 
 @pytest.mark.parametrize(
-    ("rotated_at", "expires_at", "revoked_at", "state"),
+    ("state", "moments"),  # when it was rotated, expires, was revoked
     [
-        (None, None, None, "live"),
-        (None, NOON + 1, None, "live"),
-        (None, NOON, None, "expired"),
-        (NOON - 1, NOON + 1, None, "rotated"),
-        (NOON - 1, NOON, None, "expired"),
-        (None, None, NOON, "revoked"),
-        (NOON - 1, NOON + 1, NOON, "revoked"),
-        (None, NOON - 1, NOON, "revoked"),
+        ("live", (None, None, None)),
+        ("live", (None, NOON + 1, None)),
+        ("expired", (None, NOON, None)),
+        ("rotated", (NOON - 1, NOON + 1, None)),
+        ("expired", (NOON - 1, NOON, None)),
+        ("revoked", (None, None, NOON)),
+        ("revoked", (NOON - 1, NOON + 1, NOON)),
+        ("revoked", (None, NOON - 1, NOON)),
     ],
 )
 def test_state_of_a_key_and_whether_it_is_good(
-    ada: User,
-    monkeypatch: pytest.MonkeyPatch,
-    rotated_at: int | None,
-    expires_at: int | None,
-    revoked_at: int | None,
-    state: str,
+    key: str, monkeypatch: pytest.MonkeyPatch, state: str, moments: tuple[int | None, ...]
 ) -> None:
+    columns = ("rotated_at", "expires_at", "revoked_at")
+    assert change(key, **dict(zip(columns, moments, strict=True)))
     monkeypatch.setattr(models, "time", SimpleNamespace(time=lambda: NOON))
-    moments = {"rotated_at": rotated_at, "expires_at": expires_at, "revoked_at": revoked_at}
-    columns = {"id": "a" * 8, "user": ada, "name": "ci", "type": "production", "digest": ""}
     with models.database.connection_context():
-        key = ApiKey.create(**columns, **moments)
         is_live = ApiKey.select().where(ApiKey.live()).exists()
-    assert key.state == state
-    assert is_live == (not key.has_ended()) == (state in ("live", "rotated"))
+    assert row(key).state == state
+    assert is_live == (not row(key).has_ended()) == (state in ("live", "rotated"))
 
 
 # The file

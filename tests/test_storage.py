@@ -52,15 +52,10 @@ def store(place: Settings) -> Iterator[Store]:
 
 
 @pytest.fixture
-def grace(place: Settings) -> User:
+def new_id(place: Settings) -> Callable[..., str]:
+    """Makes keys of a user with these columns; returns the id."""
     with models.database.connection_context():
-        user: User = User.create(username="grace", email="grace@example.com", password_hash="")
-    return user
-
-
-@pytest.fixture
-def new_id(grace: User) -> Callable[..., str]:
-    """Makes keys of Grace with these columns; returns the id."""
+        grace = User.create(username="grace", email="grace@example.com", password_hash="")
 
     def create(**columns: object) -> str:
         key_id: str = auth.create_key(grace, "ci", "production")[0].id
@@ -136,9 +131,7 @@ def test_limiter_and_database_have_the_same_rule_for_a_window(
     assert stored.plus(limiter.counted.get(key.id, Usage())) == after
 
 
-def test_counts_add_up_in_the_row_and_in_the_hour(
-    store: Store, new_id: NewId, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_counts_add_up_in_the_row_and_in_the_hour(store: Store, new_id: NewId) -> None:
     one, two, unused = new_id(), new_id(), new_id()
     for _ in range(2):
         for key_id in (one, two, two):
@@ -153,7 +146,7 @@ def test_counts_add_up_in_the_row_and_in_the_hour(
     assert all(hour % HOUR == 0 and time.time() - hour < 2 * HOUR for hour, _, _ in hours())
 
 
-def test_cost_of_zero_asks_no_database(place: Settings, store: Store, new_id: NewId) -> None:
+def test_cost_of_zero_asks_no_database(store: Store, new_id: NewId) -> None:
     key = key_of(store, new_id(**Usage(7, END, 3)._asdict()))
     with models.database.connection_context():
         models.database.drop_tables([ApiKey])
@@ -167,9 +160,7 @@ def test_cost_of_zero_asks_no_database(place: Settings, store: Store, new_id: Ne
 # Keys that end, and rows that are old
 
 
-def test_sync_tells_which_open_keys_have_ended(
-    place: Settings, store: Store, new_id: NewId
-) -> None:
+def test_sync_tells_which_open_keys_have_ended(store: Store, new_id: NewId) -> None:
     live = {new_id(), new_id(expires_at=models.now() + 60), new_id(rotated_at=1)}
     ended = {new_id(expires_at=models.now()), new_id(revoked_at=1), "deleted!"}
     assert store.sync(live | ended) == ended
@@ -296,7 +287,7 @@ def test_loss_at_the_close_is_logged_with_its_size(
 
 @in_sqlite
 def test_checkpoint_copies_the_log_into_the_file(
-    place: Settings, store: Store, new_id: NewId, tmp_path: Path
+    store: Store, new_id: NewId, tmp_path: Path
 ) -> None:
     """Otherwise the log would grow for ever."""
     store.hit(key_of(store, new_id()), LONG)
@@ -332,12 +323,10 @@ def test_with_100000_keys_each_query_searches_and_none_scans(
     store.sync({f"{number:08}" for number in range(9000)})
 
     asked = [record.msg for record in caplog.records if isinstance(record.msg, tuple)]
-    queries = {
-        sql: other.execute(f"EXPLAIN QUERY PLAN {sql}", values or ()) for sql, values in asked
-    }
-    plans = {sql: [row[3] for row in rows] for sql, rows in queries.items()}
-    assert len(plans) == 4, "find, ended keys, old hours, old keys"
-    steps = [step for plan in plans.values() for step in plan]
+    queries = {sql: values or () for sql, values in asked}
+    assert len(queries) == 4, "find, ended keys, old hours, old keys"
+    plans = [other.execute(f"EXPLAIN QUERY PLAN {sql}", queries[sql]) for sql in queries]
+    steps = [row[3] for plan in plans for row in plan]
     assert not [step for step in steps if step.startswith("SCAN")]
     conditions = {step.rpartition("(")[2].rstrip(")") for step in steps if "SEARCH" in step}
     one_row = {"id=?", "rowid=?", "hour=? AND key_id=?"}
