@@ -1,6 +1,5 @@
 """How times are written, who is one caller, and how input is discarded at a close."""
 
-import socket
 import time
 from collections.abc import Iterator
 
@@ -64,29 +63,6 @@ def test_ipv6_address_is_one_caller_with_its_64(address: str | None, who: str) -
 
 
 # The close
-
-
-class Endless:
-    """A client whose input is always there, so that reading it never waits."""
-
-    reads = 0
-
-    def shutdown(self, how: int) -> None:
-        assert how == socket.SHUT_WR
-
-    def recv(self, size: int) -> bytes:
-        self.reads += 1
-        assert self.reads < 1_000_000, "it never ends"
-        return bytes(10)
-
-
-def test_endless_input_is_discarded_for_a_time_and_others_have_their_turn(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(tcp, "DRAIN_SECONDS", 0.05)
-    other = gevent.spawn(gevent.sleep, 0.01)
-    tcp.drain(Endless())
-    assert other.ready()
 
 
 def test_draining_ends_when_the_client_closes() -> None:

@@ -1,6 +1,7 @@
 """The limiter alone, with a clock of the test; and how RATE_LIMITS is read."""
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,27 +11,16 @@ from ratelimit import Limiter, Quota, Usage, parse_quotas
 
 NOON = 1_795_262_400  # a Saturday in November 2026, 12:00:00 UTC
 FIVE = Quota("five", 5, 60)
-FREE = Quota("free", 1000, 3600)
-PRO = Quota("pro", 10_000, 3600)
-
-
-class Clock:
-    """A clock that stands still until a test sets it."""
-
-    now: float = NOON
-
-    def __call__(self) -> float:
-        return self.now
 
 
 @pytest.fixture
-def clock() -> Clock:
-    return Clock()
+def clock() -> SimpleNamespace:
+    return SimpleNamespace(now=NOON)
 
 
 @pytest.fixture
-def limiter(clock: Clock) -> Limiter:
-    return Limiter(clock)
+def limiter(clock: SimpleNamespace) -> Limiter:
+    return Limiter(lambda: clock.now)
 
 
 def use_up(limiter: Limiter, quota: Quota = FIVE) -> None:
@@ -48,7 +38,7 @@ def test_each_request_leaves_one_less_until_none_is_accepted(limiter: Limiter) -
     ]
 
 
-def test_refused_requests_are_never_counted(limiter: Limiter, clock: Clock) -> None:
+def test_refused_requests_are_never_counted(limiter: Limiter, clock: SimpleNamespace) -> None:
     use_up(limiter)
     for _ in range(100):
         limiter.hit("ada", FIVE)
@@ -73,7 +63,7 @@ def test_refused_requests_are_never_counted(limiter: Limiter, clock: Clock) -> N
     ],
 )
 def test_windows_end_on_utc_boundaries(
-    limiter: Limiter, clock: Clock, seconds: int, into: float, reset: int, left: int
+    limiter: Limiter, clock: SimpleNamespace, seconds: int, into: float, reset: int, left: int
 ) -> None:
     clock.now += into
     allowance = limiter.hit("ada", Quota("tier", 5, seconds))
@@ -92,7 +82,7 @@ def test_cost_of_zero_only_asks(limiter: Limiter) -> None:
 
 @pytest.mark.parametrize("back", [1, 60])
 def test_clock_set_back_by_a_minute_opens_no_window_again(
-    limiter: Limiter, clock: Clock, back: int
+    limiter: Limiter, clock: SimpleNamespace, back: int
 ) -> None:
     use_up(limiter)
     clock.now -= back
@@ -101,7 +91,7 @@ def test_clock_set_back_by_a_minute_opens_no_window_again(
 
 @pytest.mark.parametrize("ahead", [61, 86_400])
 def test_clock_that_was_ahead_by_more_is_believed_when_it_is_set_back(
-    limiter: Limiter, clock: Clock, ahead: int
+    limiter: Limiter, clock: SimpleNamespace, ahead: int
 ) -> None:
     clock.now += ahead
     use_up(limiter)
@@ -110,31 +100,12 @@ def test_clock_that_was_ahead_by_more_is_believed_when_it_is_set_back(
     assert limiter.hit("ada", FIVE) == (FIVE, False, 0, NOON + 60, 60, 10)
 
 
-# Another tier
-
-
-@pytest.mark.parametrize(
-    ("before", "after", "remaining"),
-    [
-        pytest.param(FREE, PRO, 9993, id="same window"),
-        pytest.param(FREE, Quota("small", 5, 3600), 0, id="less than was used"),
-        pytest.param(FREE, Quota("minute", 10, 60), 10, id="another window"),
-    ],
-)
-def test_new_tier_goes_on_with_the_same_window_only(
-    limiter: Limiter, before: Quota, after: Quota, remaining: int
-) -> None:
-    for _ in range(7):
-        limiter.hit("ada", before)
-    allowance = limiter.hit("ada", after, cost=0)
-    assert (allowance.remaining, allowance.accepted) == (remaining, remaining > 0)
-    assert allowance.total == 7
-
-
 # What is stored (test_storage.py shows that the databases follow the same rule)
 
 
-def test_counted_are_the_requests_since_the_last_forget(limiter: Limiter, clock: Clock) -> None:
+def test_counted_are_the_requests_since_the_last_forget(
+    limiter: Limiter, clock: SimpleNamespace
+) -> None:
     stored = Usage(total=40, reset=NOON + 60, used=2)
     assert limiter.hit("ada", FIVE, stored).total == 41
     assert limiter.hit("ada", FIVE, stored).remaining == 1
@@ -156,10 +127,8 @@ def test_counted_are_the_requests_since_the_last_forget(limiter: Limiter, clock:
     ("text", "quotas"),
     [
         ("free=1/second", [Quota("free", 1, 1)]),
-        ("free=60/minute", [Quota("free", 60, 60)]),
         ("free=999999999999/day", [Quota("free", 999_999_999_999, 86_400)]),
-        (" pro=10000/hour , free=1000/hour ", [PRO, FREE]),
-        ("free=1/day,a-b_2=2/day", [Quota("free", 1, 86_400), Quota("a-b_2", 2, 86_400)]),
+        (" a-b_2=2/hour , free=1/day ", [Quota("a-b_2", 2, 3600), Quota("free", 1, 86_400)]),
     ],
 )
 def test_quotas_are_read_as_written(text: str, quotas: list[Quota]) -> None:
@@ -172,13 +141,10 @@ def test_quotas_are_read_as_written(text: str, quotas: list[Quota]) -> None:
         "",
         "free",
         "free=0/hour",
-        "free=-1/hour",
         "free=01/hour",
         "free=1234567890123/hour",
         "free=\u0661/hour",  # an Arabic digit
         "free=1000/week",
-        "free=1000/ hour",
-        "free=1000/hour;pro=1/hour",
         "Free=1000/hour",
         "2nd=1000/hour",
         'fr"ee=1000/hour',
@@ -191,16 +157,11 @@ def test_mistake_is_quoted_with_an_example(part: str) -> None:
     assert str(mistake.value).startswith(repr(part))
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("free=1/hour,free=2/hour", "tier 'free' is given twice"),
-        ("pro=1/hour", "tier 'free' is missing"),
-    ],
-)
-def test_mistake_in_the_list_is_named(text: str, message: str) -> None:
-    with pytest.raises(ValueError, match=f"^{message}$"):
-        parse_quotas(text)
+def test_mistake_in_the_list_is_named() -> None:
+    with pytest.raises(ValueError, match=r"^tier 'free' is given twice$"):
+        parse_quotas("free=1/hour,free=2/hour")
+    with pytest.raises(ValueError, match=r"^tier 'free' is missing$"):
+        parse_quotas("pro=1/hour")
 
 
 def test_unit_that_is_added_to_the_table_works() -> None:

@@ -1,13 +1,13 @@
 """The ticker alone, with a clock that moves only when the ticker sleeps."""
 
-import json
 from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any
+from unittest import mock
 
 import pytest
 
 import sockets
+from protocol.websocket import WebSocket
 from sockets import Ticker
 
 NOON = 1_795_262_400  # 2026-11-21T12:00:00Z
@@ -22,8 +22,8 @@ class Clock:
 
     def __init__(self) -> None:
         self.now, self.left = float(NOON), 0.0
-        self.ticking: Callable[[], None]
         self.late: Callable[[float], float] = lambda now: now
+        self.ticker = Ticker()
 
     def sleep(self, seconds: float) -> None:
         self.left -= seconds
@@ -31,26 +31,19 @@ class Clock:
             raise Ending
         self.now = self.late(self.now + seconds)
 
+    def join(self) -> list[float]:
+        """Let a socket join the ticker; in the list will be when something was sent to it."""
+        moments: list[float] = []
+        ws = mock.Mock(WebSocket)
+        ws.push = lambda data: moments.append(self.now)
+        self.ticker.join(ws)
+        return moments
+
     def run(self, seconds: float) -> None:
         """Run the ticker until it has slept for so long."""
         self.left = seconds
         with pytest.raises(Ending):
-            self.ticking()
-
-
-class Listener:
-    """Stands in for a WebSocket; keeps what was pushed, and when."""
-
-    def __init__(self, clock: Clock) -> None:
-        self._clock = clock
-        self.received: list[tuple[float, dict[str, str]]] = []
-
-    def push(self, data: bytes) -> None:
-        self.received.append((self._clock.now, json.loads(data[data.index(b"{") :])))
-
-    @property
-    def moments(self) -> list[float]:
-        return [moment for moment, _ in self.received]
+            self.ticker.run()
 
 
 @pytest.fixture
@@ -61,50 +54,29 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return clock
 
 
-@pytest.fixture
-def ticker(clock: Clock) -> Ticker:
-    ticker = Ticker()
-    clock.ticking = ticker.run
-    return ticker
-
-
-def join(ticker: Ticker, clock: Clock) -> Listener:
-    listener: Any = Listener(clock)
-    ticker.join(listener)
-    found: Listener = listener
-    return found
-
-
-def phase(listener: Listener) -> float:
-    """When in a second it gets the time."""
-    return listener.moments[0] % 1
-
-
 # Joining
 
 
 @pytest.mark.parametrize("tenth", range(10))
 @pytest.mark.parametrize("offset", [0.001, 0.05, 0.099])
 def test_first_update_comes_soon_and_away_from_the_turn(
-    ticker: Ticker, clock: Clock, tenth: int, offset: float
+    clock: Clock, tenth: int, offset: float
 ) -> None:
     clock.now += tenth / 10 + offset
     joined = clock.now
-    listeners = [join(ticker, clock) for _ in range(3)]
+    listeners = [clock.join() for _ in range(3)]
     clock.run(1)
-    assert all(0 < listener.moments[0] - joined <= 0.2 for listener in listeners)
-    assert all(0.099 < phase(listener) < 0.901 for listener in listeners)
+    assert all(0 < moments[0] - joined <= 0.2 for moments in listeners)
+    assert all(0.099 < moments[0] % 1 < 0.901 for moments in listeners)
 
 
-def test_sockets_that_join_over_a_second_are_spread_over_nine_phases(
-    ticker: Ticker, clock: Clock
-) -> None:
+def test_sockets_that_join_over_a_second_are_spread_over_nine_phases(clock: Clock) -> None:
     listeners = []
     for _ in range(90):
         clock.now += 1 / 90
-        listeners.append(join(ticker, clock))
+        listeners.append(clock.join())
     clock.run(1)
-    phases = [round(phase(listener) * 10) for listener in listeners]
+    phases = [round(moments[0] % 1 * 10) for moments in listeners]
     assert set(phases) == set(range(1, 10))
     assert max(phases.count(tenth) for tenth in phases) <= 20
 
@@ -112,32 +84,30 @@ def test_sockets_that_join_over_a_second_are_spread_over_nine_phases(
 # Ticks
 
 
-def test_updates_do_not_drift(ticker: Ticker, clock: Clock) -> None:
-    listener = join(ticker, clock)
+def test_updates_do_not_drift(clock: Clock) -> None:
+    moments = clock.join()
     clock.late = lambda now: now + 0.003  # as every real sleep is
     clock.run(600)
-    first, *later = listener.moments
+    first, *later = moments
     assert len(later) >= 598
     assert all(abs(moment - first - second) < 0.01 for second, moment in enumerate(later, start=1))
 
 
-def test_lateness_up_to_the_turn_skips_and_repeats_no_second(ticker: Ticker, clock: Clock) -> None:
-    listeners = [join(ticker, clock) for _ in range(4)]
+def test_lateness_up_to_the_turn_skips_and_repeats_no_second(clock: Clock) -> None:
+    listeners = [clock.join() for _ in range(4)]
     lateness = iter([0.0, 0.09, 0.02, 0.05] * 10_000)
     clock.late = lambda now: now + next(lateness)
     clock.run(30)
-    for listener in listeners:
-        seconds = [int(moment) for moment in listener.moments]
+    for moments in listeners:
+        seconds = [int(moment) for moment in moments]
         assert seconds == list(range(seconds[0], seconds[0] + len(seconds)))
 
 
 @pytest.mark.parametrize("jump", [-86_400, -5, 5, 86_400])
-def test_clock_that_is_set_makes_no_burst_and_no_silence(
-    ticker: Ticker, clock: Clock, jump: int
-) -> None:
-    listener = join(ticker, clock)
+def test_clock_that_is_set_makes_no_burst_and_no_silence(clock: Clock, jump: int) -> None:
+    moments = clock.join()
     jumps = iter([jump])
     clock.late = lambda now: now + next(jumps, 0) if abs(now - NOON - 3) < 0.1 else now
     clock.run(12)
     assert next(jumps, None) is None, "it was set"
-    assert 11 <= len(listener.received) <= 13
+    assert 11 <= len(moments) <= 13
