@@ -27,9 +27,9 @@ SEND_SECONDS = 10  # for which a client may leave a response unread, or a body u
 HEADER_BYTES = 32_768  # of a request's header
 MAX_ACCEPT = 16  # new connections that are accepted before others have their turn
 KERNEL_BYTES = 65_536  # of input, and of output, that may wait in the kernel
-# A stop takes 0.1 s to be noticed, then these, then 1.2 s to save at most: 4.7 s in all. Fly kills
+# A stop takes 0.1 s to be noticed, then these, then 1.2 s to save at most: 4.4 s in all. Fly kills
 # after 5 s.
-IDLE_SECONDS = 0.8  # in which idle clients may still send a request
+IDLE_SECONDS = 0.5  # in which idle clients may still send a request
 FINISH_SECONDS = 2.6  # in which requests are answered to their end
 
 
