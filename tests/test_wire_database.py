@@ -6,7 +6,6 @@ import os
 import signal
 import sqlite3
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -19,7 +18,7 @@ from conftest import StartPatched, StartServer
 from load import Load, accepted
 from postgresql import Cluster, Network, connected
 from rawsocket import RawSocket, form_bytes
-from serving import REPOSITORY, Server, eventually
+from serving import Server, eventually
 
 TEST, ME, STATUS = "/api/v1/protected/test", "/api/v1/user/me", "/api/v1/status"
 TIME = "/api/v1/ws/time"
@@ -128,7 +127,6 @@ class TestEither:
         server = start_server(RATE_LIMITS=f"free={limit}/day")
         key = server.new_key()
         replies = Load(server.port, key, connections=64, requests=limit * 2).join()
-
         assert {reply.status for reply in replies} == {200, 429}
         assert sorted(reply.remaining for reply in accepted(replies)) == list(range(limit))
 
@@ -166,14 +164,7 @@ class TestEither:
         (owner,) = server.execute('SELECT username FROM "user"')[0]
         words = ["rotate", key[8:16]] if command == "rotate" else ["create", owner, "new"]
         with full_pipe() as output:
-            process = subprocess.Popen(
-                [sys.executable, "-m", "flask", "key", *words],
-                cwd=REPOSITORY,
-                env=server.env,
-                stdout=output,
-                stderr=subprocess.PIPE,
-                text=True,
-            )
+            process = server.start_flask("key", *words, stdout=output)
             statuses, begun = set(), time.monotonic()
             with process, RawSocket(server.port) as client:
                 while process.poll() is None:
@@ -212,14 +203,14 @@ def full_pipe() -> Iterator[int]:
 
 class TestPostgres:
     @pytest.fixture
-    def own(self) -> Iterator[Cluster]:
+    def own(self, with_postgres: None) -> Iterator[Cluster]:
         """A server that the test may stop."""
         with contextlib.closing(Cluster()) as cluster:
             yield cluster.start()
 
     @pytest.mark.parametrize("outage", ["stop", "kill", "freeze"])
     def test_outage_under_load_is_503_within_a_second_and_no_count_is_wrong(
-        self, with_postgres: None, own: Cluster, start_server: StartServer, outage: str
+        self, own: Cluster, start_server: StartServer, outage: str
     ) -> None:
         server = start_server(DATABASE_URL=own.new_database(), RATE_LIMITS="free=1000000/day")
         key = server.new_key()
@@ -247,7 +238,7 @@ class TestPostgres:
         assert "Traceback" not in server.log()
 
     def test_without_a_server_new_workers_serve_and_the_stop_is_quick(
-        self, with_postgres: None, own: Cluster, start_server: StartServer
+        self, own: Cluster, start_server: StartServer
     ) -> None:
         server = start_server(DATABASE_URL=own.new_database())
         key, before = server.new_key(), server.worker_pids
@@ -277,15 +268,8 @@ class TestPostgres:
                 network = stack.enter_context(contextlib.closing(Network(cluster)))
                 network.die(word)
                 url = network.url(server.env["DATABASE_URL"])
-                commands.append(
-                    subprocess.Popen(
-                        [sys.executable, "-m", "flask", "key", "revoke", key[8:16]],
-                        cwd=REPOSITORY,
-                        env=server.env | {"DATABASE_URL": url},
-                        stderr=subprocess.PIPE,
-                        text=True,
-                    )
-                )
+                env = server.env | {"DATABASE_URL": url}
+                commands.append(server.start_flask("key", "revoke", key[8:16], env=env))
             for command in commands:
                 error = command.communicate(timeout=30)[1]
                 assert (command.returncode != 0, error.count("\n")) == (True, 1), error
@@ -299,9 +283,8 @@ class TestPostgres:
         def sign_up(name: str) -> tuple[int, float]:
             fields = {"username": name, "email": f"{name}@example.com", "password": "x" * 10}
             started = time.monotonic()
-            with RawSocket(server.port) as client:
-                client.send(form_bytes("/sign-up", **fields))
-                return client.answer().status, time.monotonic() - started
+            status = server.send(form_bytes("/sign-up", **fields)).status
+            return status, time.monotonic() - started
 
         with contextlib.ExitStack() as stack:
             stack.enter_context(contextlib.closing(network))
