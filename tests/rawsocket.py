@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 from urllib.parse import urlencode
 
 CONTINUATION, TEXT, BINARY, CLOSE, PING, PONG = 0, 1, 2, 8, 9, 10
-RESET = (socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # for setsockopt: at close
 UPGRADE = {
     "Host": "localhost",
     "Connection": "Upgrade",

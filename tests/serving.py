@@ -106,6 +106,7 @@ class Server:
         }
         self.env = clean_environment(**defaults | settings)
         self._log = directory / "server.log"
+        self._log.touch()
         self._keys = 0
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -247,7 +248,8 @@ class Server:
             with psycopg.connect(self.env["DATABASE_URL"]) as connection:
                 done = connection.execute(sql.replace("?", "%s").encode(), values)
                 return done.fetchall() if done.description else []
-        with contextlib.closing(sqlite3.connect(self._database)) as database, database:
+        file = self.env["DATABASE_URL"].removeprefix("sqlite:///")
+        with contextlib.closing(sqlite3.connect(file)) as database, database:
             return database.execute(sql, values).fetchall()
 
     def _answers(self) -> bool:

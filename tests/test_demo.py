@@ -1,11 +1,11 @@
 """Every command that starts the service leads to the same server; `python app.py` is the demo."""
 
 import contextlib
+import os
 import re
 import secrets
 import signal
 import socket
-import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from rawsocket import RawSocket, form_bytes
-from serving import REPOSITORY, Server, StartError, clean_environment, free_port
+from serving import REPOSITORY, Server, StartError, clean_environment, eventually, free_port
 from settings import PLATFORM_HOPS
 
 PYTHON = sys.executable
@@ -79,12 +79,7 @@ def demo(tmp_path: Path) -> Iterator[Callable[[], Server]]:
 Demo = Callable[[], Server]
 
 
-def users(file: Path) -> list[str]:
-    with contextlib.closing(sqlite3.connect(file)) as connection:
-        return [name for (name,) in connection.execute("SELECT username FROM user")]
-
-
-def test_first_start_prints_what_works_and_the_second_no_secret(demo: Demo, tmp_path: Path) -> None:
+def test_first_start_prints_what_works_and_the_second_no_secret(demo: Demo) -> None:
     server = demo().start()
     lines = [line.strip() for line in server.log().splitlines()]
     (key,) = set(KEY.findall(server.log()))
@@ -104,10 +99,10 @@ def test_first_start_prints_what_works_and_the_second_no_secret(demo: Demo, tmp_
     again = demo().start()
     assert "sk_live_" not in again.log()
     assert "password" not in again.log()
-    assert users(tmp_path / "demo.db") == ["demo"]
+    assert again.execute("SELECT username FROM user") == [("demo",)]
 
 
-def test_two_first_starts_at_once_print_one_key(demo: Demo, tmp_path: Path) -> None:
+def test_two_first_starts_at_once_print_one_key(demo: Demo) -> None:
     """Each serves on its own port, or says in one line why not."""
     servers, refused = [demo(), demo()], []
     with ThreadPoolExecutor(2) as threads:
@@ -117,7 +112,8 @@ def test_two_first_starts_at_once_print_one_key(demo: Demo, tmp_path: Path) -> N
             except StartError as error:
                 refused.append([line for line in error.output.splitlines() if "[INFO]" not in line])
     printed = [key for server in servers for key in set(KEY.findall(server.log()))]
-    assert (len(printed), users(tmp_path / "demo.db")) == (1, ["demo"])
+    assert len(printed) == 1
+    assert servers[0].execute("SELECT username FROM user") == [("demo",)]
     assert not [server.log() for server in servers if "Traceback" in server.log()]
     assert all(len(lines) == 1 for lines in refused)
 
@@ -130,31 +126,23 @@ def test_secret_that_cannot_be_printed_makes_no_user(demo: Demo, output: str) ->
     assert server.log_lines("the demo's user and key were not created: ")
     assert "sk_live_" not in server.log()
     assert server.stop()[0] == 0
-    assert users(Path(server.env["DATABASE_URL"].removeprefix("sqlite:///"))) == []
+    assert server.execute("SELECT username FROM user") == []
 
 
 @pytest.mark.parametrize("number", [in_ci(signal.SIGINT), signal.SIGTERM])
 @pytest.mark.parametrize("moment", [in_ci("Listening at"), "sk_live_"])
 def test_signal_during_the_start_stops_the_demo_in_order(
-    tmp_path: Path, number: signal.Signals, moment: str
+    demo: Demo, tmp_path: Path, number: signal.Signals, moment: str
 ) -> None:
-    with subprocess.Popen(
-        [PYTHON, "app.py"],
-        cwd=REPOSITORY,
-        env=environment(tmp_path),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    ) as process:
-        assert process.stdout
-        line = ""
-        while moment not in line:
-            line = process.stdout.readline()
-        process.send_signal(number)
-        rest = process.communicate(timeout=10)[0]
-    assert (process.returncode, "Traceback" in rest) == (0, False)
+    server = demo()
+    with ThreadPoolExecutor(1) as threads:
+        threads.submit(server.start)
+        eventually(lambda: server.log_lines(moment), 15)
+        os.kill(server.pid, number)
+    assert server.wait() == 0
+    assert "Traceback" not in server.log()
     # A worker that has only just been forked hears no signal, and is killed.
-    assert moment == "Listening at" or [path.name for path in tmp_path.iterdir()] == ["demo.db"]
+    assert moment == "Listening at" or len([*tmp_path.glob("demo.db*")]) == 1
 
 
 # What is refused
