@@ -23,14 +23,11 @@ import auth
 from accounts import NOBODY
 from models import PREFIXES
 from rawsocket import Answer, RawSocket
+from settings import NAMES, PLATFORM_HOPS
 
 REPOSITORY = Path(__file__).parent.parent
 START_SECONDS = 15
-SETTINGS = {
-    *("PORT", "DATABASE_URL", "SECRET_KEY", "RATE_LIMITS", "SIGNUPS", "PROXY_HOPS"),
-    *("MAX_SOCKETS", "MAX_SOCKETS_PER_CALLER", "WEB_CONCURRENCY", "GUNICORN_CMD_ARGS"),
-    *("FORWARDED_ALLOW_IPS", "DYNO", "RENDER", "FLY_APP_NAME", "RAILWAY_ENVIRONMENT"),
-}
+SETTINGS = {*NAMES, *PLATFORM_HOPS, "GUNICORN_CMD_ARGS", "FORWARDED_ALLOW_IPS"}
 KEYS_PER_USER = 25
 USER_ID = 1000  # above those that the service gives
 
@@ -148,7 +145,7 @@ class Server:
         return self._database
 
     def start(self) -> "Server":
-        """Start, and wait for an answer; raises StartError."""
+        """Start, also after a stop, and wait for an answer; raises StartError."""
         with self._log.open("ab") as log:
             output: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": log}
             self._process = subprocess.Popen(
@@ -170,12 +167,6 @@ class Server:
         """Wait until the server has ended; returns its exit status."""
         assert self._process
         return self._process.wait(timeout=20)
-
-    def restart(self) -> "Server":
-        """Start again after a stop: same port, same database."""
-        assert self._process
-        assert self._process.poll() is not None
-        return self.start()
 
     def close(self, how: signal.Signals = signal.SIGKILL) -> None:
         """Leave nothing running, whatever the test did."""

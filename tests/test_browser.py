@@ -65,10 +65,6 @@ def plain_page(browser: Browser, server: Server) -> Iterator[Page]:
 
 def sign_up(page: Page, prefix: str = "ada") -> str:
     page.goto("/sign-up")
-    return fill_sign_up(page, prefix)
-
-
-def fill_sign_up(page: Page, prefix: str = "ada") -> str:
     name = f"{prefix}-{secrets.token_hex(4)}"
     page.get_by_label("User name").fill(name)
     page.get_by_label("Email").fill(f"{name}@example.com")
@@ -142,7 +138,8 @@ def test_person_makes_a_key_uses_it_in_four_clicks_and_revokes_it(
 ) -> None:
     page.goto("/")
     page.get_by_role("link", name="create a free key").click()
-    fill_sign_up(page)
+    page.wait_for_url("**/sign-up")
+    sign_up(page)
     page.get_by_label("Name", exact=True).fill("my laptop")
     page.get_by_role("button", name="Create key").click()
     key = shown_key(page)

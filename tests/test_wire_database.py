@@ -74,7 +74,7 @@ class TestSqlite:
             status, seconds = server.stop()
         assert (answers, status, seconds < 7) == ([200] * 4, 0, True)
         lines = server.log_lines("could not be saved")
-        assert server.restart().total(keys[0]) == (2 if ends else 0)
+        assert server.start().total(keys[0]) == (2 if ends else 0)
         assert len(lines) == (0 if ends else 1)
         assert ends or "the last 4 requests of 2 keys" in lines[0]
 
@@ -188,12 +188,7 @@ class TestEither:
 def full_pipe() -> Iterator[int]:
     """The end to write to of a pipe that takes nothing more."""
     reader, writer = os.pipe()
-    flags = fcntl.fcntl(writer, fcntl.F_GETFL)
-    fcntl.fcntl(writer, fcntl.F_SETFL, flags | os.O_NONBLOCK)
-    with contextlib.suppress(BlockingIOError):
-        while os.write(writer, bytes(4096)):
-            pass
-    fcntl.fcntl(writer, fcntl.F_SETFL, flags)
+    os.write(writer, bytes(fcntl.fcntl(writer, fcntl.F_GETPIPE_SZ)))
     try:
         yield writer
     finally:

@@ -5,8 +5,6 @@ import os
 import random
 import re
 import signal
-import sqlite3
-import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -18,16 +16,7 @@ import pytest
 from conftest import StartPatched, StartServer
 from load import Load, accepted
 from rawsocket import UPGRADE, RawSocket, form_bytes, handshake_bytes, request_bytes
-from serving import (
-    REPOSITORY,
-    Server,
-    StartError,
-    clean_environment,
-    eventually,
-    free_port,
-    listens,
-    serve_command,
-)
+from serving import Server, StartError, eventually, listens, serve_command
 
 ECHO, TIME = "/api/v1/ws/echo", "/api/v1/ws/time"
 TEST, STATUS = "/api/v1/protected/test", "/api/v1/status"
@@ -71,7 +60,7 @@ class TestStop:
         assert (status, seconds < 7) == (0, True)
         assert "Traceback" not in server.log()
         assert not server.log_lines("could not be saved")
-        assert server.restart().total(key) == 25 + 2
+        assert server.start().total(key) == 25 + 2
 
     @pytest.mark.parametrize(
         "how", [signal.SIGINT, signal.SIGHUP, pytest.param(signal.SIGQUIT, marks=pytest.mark.ci)]
@@ -94,7 +83,7 @@ class TestStop:
         assert server.execute("PRAGMA integrity_check") == [("ok",)]
         assert server.execute("SELECT id, total FROM api_key") == [(key[8:16], 4)]
         assert server.execute("SELECT sum(requests) FROM hourly_usage") == [(4,)]
-        server.restart()
+        server.start()
         assert [ask(server, key) for _ in range(2)] == [200, 429], "the window goes on"
 
     def test_nobody_is_let_in_while_leaving(self, start_server: StartServer) -> None:
@@ -138,7 +127,7 @@ class TestStop:
             assert server.execute("PRAGMA integrity_check") == [("ok",)]
         answered = sorted(reply.started + reply.seconds for reply in accepted(replies))
         saved_at_least = sum(moment < answered[-1] - 1 for moment in answered)
-        assert 0 < saved_at_least <= server.restart().total(key) <= len(answered) + 2
+        assert 0 < saved_at_least <= server.start().total(key) <= len(answered) + 2
 
     @pytest.mark.parametrize("task", ["server.background.Background", "sockets.Ticker"])
     def test_a_greenlet_that_dies_ends_the_worker_in_good_order(
@@ -176,28 +165,17 @@ pkgutil.resolve_name({task!r}).run = run
 class TestHangUp:
     def test_closed_terminal_saves_stops_and_frees_the_port(self, tmp_path: Path) -> None:
         """script(1) runs the demo on a terminal of its own, as `ssh -t` does."""
-        port, database = free_port(), tmp_path / "demo.db"
-        with subprocess.Popen(
-            ["script", "-qfc", f"exec {sys.executable} app.py", "/dev/null"],
-            cwd=REPOSITORY,
-            env=clean_environment(PORT=str(port), DATABASE_URL=f"sqlite:///{database}"),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-        ) as terminal:
-            assert terminal.stdout
-            line = b""
-            while not (found := re.search(rb"sk_live_\w+", line)):
-                line = terminal.stdout.readline()
-            with RawSocket(port) as client:
-                for _ in range(7):
-                    assert client.request(TEST, X_API_Key=found[0].decode()).status == 200
-            terminal.kill()
-        eventually(lambda: not listens("127.0.0.1", port))
+        command = f"exec {sys.executable} app.py"
+        server = Server(tmp_path, "script", "-qfc", command, "/dev/null")
+        with contextlib.closing(server.start()):
+            key = re.findall(r"sk_live_\w+", server.log())[0]
+            assert {ask(server, key) for _ in range(7)} == {200}
+            server.stop(signal.SIGKILL)  # the terminal, and not the demo
+        eventually(lambda: not listens("127.0.0.1", server.port))
 
         def is_saved_in_one_file() -> bool:
-            with contextlib.closing(sqlite3.connect(database)) as rows:
-                total = rows.execute("SELECT total FROM api_key").fetchall()
-            return (total, [*tmp_path.glob("demo.db*")]) == ([(7,)], [database])
+            total = server.execute("SELECT total FROM api_key")
+            return (total, [*server.database.parent.iterdir()]) == ([(7,)], [server.database])
 
         eventually(is_saved_in_one_file)
 
