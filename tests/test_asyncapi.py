@@ -57,9 +57,7 @@ def test_messages_and_examples_are_as_described(described: Server) -> None:
 def test_the_close_codes_are_those_of_the_service(channel: str) -> None:
     """What each of them means on the wire is tested in test_wire_sockets.py."""
     codes = {int(code) for code in Close} - {Close.ABNORMAL} | {1000, 1002, 1007}
-
     described = {entry["code"] for entry in CHANNELS[channel]["x-close-codes"]}
-
     assert described == (codes if channel == "time" else codes - {Close.REVOKED})
 
 
@@ -91,8 +89,6 @@ def refusals(server: Server, channel: str) -> dict[tuple[int, str], Answer]:
 def test_the_refusals_are_those_described(described: Server, channel: str) -> None:
     entries = CHANNELS[channel]["x-refusals"]
     headers = {(entry["status"], entry["code"]): entry.get("headers", []) for entry in entries}
-
     seen = refusals(described, channel)
-
     assert seen.keys() == headers.keys() - NOT_PROVOKED
     assert not [case for case in seen if set(headers[case]) - seen[case].headers.keys()]

@@ -102,14 +102,12 @@ def test_a_client_gets_the_documented_responses(reports: Reports, client: str) -
         path: item["get"]["responses"]["200"]["content"]["application/json"]["example"].keys()
         for path, item in paths.items()
     }
-
     assert {path: body.keys() for path, body in reports(client)["answers"].items()} == documented
 
 
 @pytest.mark.parametrize("client", HTTP_CLIENTS)
 def test_a_client_over_the_limit_waits_until_it_is_served(reports: Reports, client: str) -> None:
     moments = reports(client)["limited"]
-
     assert None not in moments, "a rejected request"
     assert len({moment[: len("2026-11-21T03:49:09")] for moment in moments}) == 3
 
@@ -117,7 +115,6 @@ def test_a_client_over_the_limit_waits_until_it_is_served(reports: Reports, clie
 @pytest.mark.parametrize("client", SOCKET_CLIENTS)
 def test_a_client_sees_refusal_ticks_and_stop_of_a_socket(reports: Reports, client: str) -> None:
     report = reports(client)
-
     assert report["refused"] == REFUSALS[client]
     assert report["ticks"] == ["auth_success", *["time_update"] * 3]
     assert report["closed"] == 1001
@@ -125,7 +122,6 @@ def test_a_client_sees_refusal_ticks_and_stop_of_a_socket(reports: Reports, clie
 
 def test_the_table_of_clients_has_all_that_are_run() -> None:
     rows = re.findall(r"^\| ([a-z0-9-]+) \|", PAGE.split("## Clients")[1], re.MULTILINE)
-
     assert sorted(rows) == sorted({"client", *HTTP_CLIENTS, *SOCKET_CLIENTS})
 
 

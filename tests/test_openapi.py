@@ -46,7 +46,6 @@ EXAMPLES = documented()
 def test_every_endpoint_is_described(app: Flask) -> None:
     rules = {rule.rule for rule in app.url_map.iter_rules() if rule.rule.startswith("/api/")}
     rest = {re.sub(r"<(\w+:)?(\w+)>", r"{\2}", rule) for rule in rules if "/ws/" not in rule}
-
     assert set(DOCUMENT["paths"]) == rest
 
 
@@ -134,7 +133,6 @@ def test_an_example_has_the_form_of_the_live_response(live: dict[str, Body], nam
 @pytest.mark.parametrize("name", sorted(NOT_PROVOKED))
 def test_an_example_that_is_not_provoked_is_what_the_code_says(name: str) -> None:
     example = EXAMPLES[name]
-
     assert Problem(example["status"]).get_response().get_json() == example
 
 
@@ -146,7 +144,6 @@ def test_schemathesis_finds_nothing(
     keys = {"with a key": [key], "over the limit": [spent_key]}.get(caller, [])
     headers = [f"--header=X-API-Key: {key}" for key in keys]
     options = ["--checks=all", "--max-examples=20", "--no-color", f"--url={described.url}"]
-
     run("schemathesis", "run", str(OPENAPI), *options, *headers, cwd=tmp_path)
 
 
@@ -176,9 +173,7 @@ def test_a_generated_python_client_calls_the_service(
     call = "from demo_client.api.protected import get_usage\nprint(get_usage.sync(client=client))"
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"  # for its formatter
     given = f"url, key = {described.url!r}, {key!r}\n"
-
     printed = run(program, *arguments, cwd=tmp_path, PATH=path)
     called = run(sys.executable, "-c", f"{given}{python}{call}", cwd=tmp_path)
-
     assert "WARNING" not in printed.upper()
     assert "requests_remaining=" in called

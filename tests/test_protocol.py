@@ -2,6 +2,8 @@
 
 import time
 from collections.abc import Iterator
+from itertools import repeat
+from unittest import mock
 
 import gevent
 import pytest
@@ -11,7 +13,7 @@ from protocol import tcp
 from protocol.addresses import caller
 from protocol.timestamps import date_time, display, timestamp, utc
 
-LAST = 1_795_305_599  # the last second of 2026-11-21, UTC
+LAST = 1_798_761_599  # the last second of 2026, UTC
 
 
 # Times: always in UTC, cut off and not rounded up
@@ -32,15 +34,10 @@ def tokyo(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     ("fraction", "milliseconds"), [(0, "000"), (0.042, "042"), (0.9999, "999")]
 )
 def test_time_has_three_forms(fraction: float, milliseconds: str) -> None:
-    assert timestamp(LAST + fraction) == f"2026-11-21T23:59:59.{milliseconds}Z"
-    assert date_time(LAST + fraction) == "2026-11-21T23:59:59Z"
-    assert display(LAST + fraction) == "2026-11-21 23:59:59 UTC"
-
-
-@pytest.mark.usefixtures("tokyo")
-def test_year_is_that_of_utc() -> None:
-    """In Tokyo the next one has begun."""
-    assert utc(1_798_761_599).year == 2026
+    assert timestamp(LAST + fraction) == f"2026-12-31T23:59:59.{milliseconds}Z"
+    assert date_time(LAST + fraction) == "2026-12-31T23:59:59Z"
+    assert display(LAST + fraction) == "2026-12-31 23:59:59 UTC"
+    assert utc(LAST + fraction).year == 2026, "in Tokyo the next one has begun"
 
 
 # Callers
@@ -63,6 +60,17 @@ def test_ipv6_address_is_one_caller_with_its_64(address: str | None, who: str) -
 
 
 # The close
+
+
+def test_endless_input_is_discarded_for_a_time_and_others_have_their_turn(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(tcp, "DRAIN_SECONDS", 0.05)
+    client = mock.Mock()
+    client.recv.side_effect = repeat(b"more", 100_000)
+    other = gevent.spawn(gevent.sleep, 0.01)
+    tcp.drain(client)
+    assert other.ready()
 
 
 def test_draining_ends_when_the_client_closes() -> None:

@@ -6,6 +6,7 @@ import socket
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import gevent
 import pytest
@@ -82,19 +83,11 @@ def test_of_two_handshakes_at_once_one_gets_the_last_place(
     assert sorted(asking.value for asking in both) == [101, 429]
 
 
-def test_handshake_that_cannot_be_counted_leaves_its_place(
-    handshake: Handshake, key: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    spend = Guard.spend
-
-    def use_up(guard: Guard, key: ApiKey, cost: int = 1) -> Allowance:
-        if cost:
-            raise Problem(429, "rate_limited", "It was the last request.")
-        return spend(guard, key, cost)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Guard, "spend", use_up)
+def test_handshake_that_cannot_be_counted_leaves_its_place(handshake: Handshake, key: str) -> None:
+    used_up = Problem(429, "rate_limited", "Another request was the last one.")
+    with mock.patch.object(Guard, "spend", side_effect=[None, used_up]) as spend:
         assert handshake(TIME, X_API_Key=key) == 429
+    assert spend.call_count == 2, "first it only asked"
     assert handshake(TIME, X_API_Key=key) == 101
 
 
@@ -151,41 +144,31 @@ def test_simple_websocket_does_not_close_what_we_have_taken_over(
     assert client.ended()
 
 
-Handler = Callable[[WebSocket], object]
-Serve = Callable[[Handler], Any]
+def start(server: Server, first: bytes = b"") -> tuple[Any, WebSocket]:
+    """A greenlet that sends this and reads all; its value is the code of the close."""
+    opened: list[WebSocket] = []
 
-
-@pytest.fixture
-def start(server: Server, client: RawSocket) -> Iterator[Serve]:
-    """Runs a handler in a greenlet; its value is what the handler returns, or the close code."""
-
-    def run(handler: Handler) -> Any:
-        ws = WebSocket(server)
+    def run() -> int:
+        opened.append(ws := WebSocket(server))
+        code = 0
         try:
-            return handler(ws)
+            ws.send(first)
+            list(ws.messages())
         except Closed as closed:
-            return ws.close(closed.code)
+            code = closed.code
+        return ws.close(code)
 
-    with contextlib.ExitStack() as stack:
-
-        def spawn(handler: Handler) -> Any:
-            serving = gevent.spawn(run, handler)
-            stack.callback(serving.kill)
-            return serving
-
-        yield spawn
-
-
-def read_all(ws: WebSocket) -> list[str]:
-    return list(ws.messages())
+    serving = gevent.spawn(run)
+    gevent.sleep(0.02)
+    return serving, opened[0]
 
 
 def test_silent_client_is_pinged_and_lost_when_it_does_not_answer(
-    start: Serve, client: RawSocket, monkeypatch: pytest.MonkeyPatch
+    server: Server, client: RawSocket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(websocket, "PING_SECONDS", 0.05)
     monkeypatch.setattr(websocket, "STALLED_SECONDS", 0.1)
-    serving = start(read_all)
+    serving, _ = start(server)
     for _ in range(5):
         assert client.frame() == Frame(PING, b"")
         client.send(frame(PONG))
@@ -196,21 +179,13 @@ def test_silent_client_is_pinged_and_lost_when_it_does_not_answer(
 
 @pytest.mark.parametrize("before", [0, 1_000_000], ids=["much was pushed", "a frame is half sent"])
 def test_push_that_does_not_fit_ends_the_connection_and_tears_no_frame(
-    start: Serve, client: RawSocket, before: int
+    server: Server, client: RawSocket, before: int
 ) -> None:
-    opened: list[WebSocket] = []
-
-    def send(ws: WebSocket) -> None:
-        opened.append(ws)
-        ws.send(bytes(before))
-        read_all(ws)
-
-    serving = start(send)
-    gevent.sleep(0.02)
+    serving, ws = start(server, bytes(before))
     if before:
         assert set(client.sock.recv(100_000)) == {0}  # so that a little would fit again
     for _ in range(100):
-        opened[0].push(b"\1" * 5000)
+        ws.push(b"\1" * 5000)
     assert serving.get(timeout=5) == Close.ABNORMAL
 
     data = b""

@@ -97,12 +97,6 @@ def test_key_is_found_with_all_its_columns(store: Store, new_id: NewId) -> None:
     assert key_of(store, key_id).__data__ == row.__data__
 
 
-@pytest.mark.parametrize("key_id", ["", "nobody's", "%", "a" * 1000])
-def test_unknown_id_finds_nothing(store: Store, new_id: NewId, key_id: str) -> None:
-    assert store.find(key_id) is None
-    assert store.find(new_id().swapcase()) is None
-
-
 # Counting
 
 

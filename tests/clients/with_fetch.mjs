@@ -1,5 +1,5 @@
 // Node's fetch: it retries no answer by itself; a loop of five lines does.
-import { calls, key, limited, limitedKey, paths, report, url } from './script.mjs'
+import { ask, url } from './script.mjs'
 
 async function get(path, key) {
   for (;;) {
@@ -9,10 +9,4 @@ async function get(path, key) {
   }
 }
 
-const answers = {}
-for (const path of paths) answers[path] = await get(path, key)
-report('answers', answers)
-
-const moments = []
-for (let call = 0; call < calls; call++) moments.push((await get(limited, limitedKey)).timestamp)
-report('limited', moments)
+await ask(get)
