@@ -9,8 +9,7 @@ import socket
 import subprocess
 import tempfile
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -61,13 +60,9 @@ class Cluster:
         options = [part for option in OPTIONS.items() for part in ("-c", "=".join(option))]
         place = ["-D", "data", "-k", str(self._directory), "-p", str(self.port)]
         with (self._directory / "log").open("ab") as log:
-            self._process = subprocess.Popen(
-                [self._binaries / "postgres", *place, *options],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                **self._options,
-            )
+            how = self._options | {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": log}
+            command = [self._binaries / "postgres", *place, *options]
+            self._process = subprocess.Popen(command, **how)
         eventually(self._answers, 20, "PostgreSQL does not start")
         return self
 
@@ -126,14 +121,9 @@ class Cluster:
             return False
 
 
-@contextmanager
-def connected(url: str) -> Iterator["psycopg.Connection[Any]"]:
+def connected(url: str) -> "closing[psycopg.Connection[Any]]":
     """A connection on which each statement is a transaction of its own."""
-    connection = psycopg.connect(url, autocommit=True, connect_timeout=5)
-    try:
-        yield connection
-    finally:
-        connection.close()
+    return closing(psycopg.connect(url, autocommit=True, connect_timeout=5))
 
 
 class Network:

@@ -148,26 +148,18 @@ def test_signal_during_the_start_stops_the_demo_in_order(
 # What is refused
 
 
-def environment(directory: Path, **settings: str) -> dict[str, str]:
+def refusal(command: str, directory: Path, **settings: str) -> str:
+    """The one line with which `python ...` fails; it prints nothing else."""
     defaults = {"DATABASE_URL": f"sqlite:///{directory}/demo.db", "PORT": str(free_port())}
-    return clean_environment(**defaults | settings)
-
-
-def run(command: list[str], directory: Path, **settings: str) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run(
-        command,
+    done = subprocess.run(
+        [PYTHON, *command.split()],
         cwd=REPOSITORY,
-        env=environment(directory, **settings),
+        env=clean_environment(**defaults | settings),
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
         timeout=20,
     )
-
-
-def refusal(command: str, directory: Path, **settings: str) -> str:
-    """The one line with which `python ...` fails; it prints nothing else."""
-    done = run([PYTHON, *command.split()], directory, **settings)
     assert done.returncode not in (0, None), done
     assert (done.stdout, done.stderr.count("\n")) == ("", 1), done
     return done.stderr.rstrip("\n")

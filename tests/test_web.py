@@ -470,16 +470,6 @@ def test_rotation_that_is_sent_twice_leaves_a_way_to_a_new_key(ada: FlaskClient)
     assert SECRET.search(ada.post(f"{KEYS}/{secret_in(lost)[8:16]}/successor", data=form).text)
 
 
-@pytest.mark.parametrize("action", ["rename", "rotate", "revoke"])
-def test_ended_key_is_not_asked_about(ada: FlaskClient, action: str) -> None:
-    create_key(ada, "ci")
-    assert f"{action.capitalize()} the key “ci”" in ada.get(f"{path_of(0)}/{action}").text
-    ada.post(f"{path_of(0)}/revoke")
-    page = ada.get(f"{path_of(0)}/{action}").text
-    assert "The key “ci” is revoked" in page
-    assert "<button class" not in page.partition("<main")[2]
-
-
 @pytest.mark.parametrize("path", ["rename", "rotate", "successor", "revoke"])
 def test_key_of_another_is_neither_shown_nor_changed(
     log_in: LogIn, ada: FlaskClient, path: str

@@ -1,6 +1,5 @@
 """Both WebSockets over real connections, with exact close codes."""
 
-import asyncio
 import contextlib
 import json
 import os
@@ -9,11 +8,11 @@ import re
 import signal
 import socket
 import time
+from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
-import websockets.asyncio.client
 from websockets.sync.client import ClientConnection, connect
 
 from conftest import StartPatched, StartServer
@@ -59,21 +58,10 @@ class TestEcho:
         sent = [f"{number:04}".ljust(size, "x")[:size] for number, size in enumerate(sizes)]
         sent += ["\0", '"\\/\u2028', "🜂" * 10, "é" * (MAX_BYTES // 2)]
         random.shuffle(sent)
-
-        async def talk() -> list[str]:
-            url = server.ws_url + ECHO
-            async with websockets.asyncio.client.connect(url, max_size=1 << 20) as ws:
-
-                async def send_all() -> None:
-                    for text in sent:
-                        await ws.send(text)
-
-                sending = asyncio.create_task(send_all())
-                replies = [json.loads(await ws.recv())["message"] for _ in sent]
-                await sending
-                return replies
-
-        assert asyncio.run(talk()) == sent
+        with connect(server.ws_url + ECHO) as ws, ThreadPoolExecutor(1) as thread:
+            sending = thread.submit(list, map(ws.send, sent))
+            assert [next_message(ws)["message"] for _ in sent] == sent
+            sending.result()
 
     def test_many_unread_messages_come_back_whole(self, server: Server) -> None:
         """The server waits for the reader, and the kernel keeps little meanwhile."""
