@@ -61,7 +61,7 @@ class Cluster:
         place = ["-D", "data", "-k", str(self._directory), "-p", str(self.port)]
         with (self._directory / "log").open("ab") as log:
             how = self._options | {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": log}
-            command = [self._binaries / "postgres", *place, *options]
+            command = [str(self._binaries / "postgres"), *place, *options]
             self._process = subprocess.Popen(command, **how)
         eventually(self._answers, 20, "PostgreSQL does not start")
         return self

@@ -41,7 +41,8 @@ class TestBodies:
     @pytest.mark.parametrize("body", ENDLESS)
     @pytest.mark.parametrize("path", [STATUS, ECHO, "/log-in", "/", "/openapi.json", "/nothing"])
     def test_body_without_end_is_not_read(self, server: Server, path: str, body: str) -> None:
-        (headers, part), method = ENDLESS[body], "POST" if path in (STATUS, "/log-in") else "GET"
+        headers, part = ENDLESS[body]
+        method = "POST" if path in (STATUS, "/log-in") else "GET"
         with RawSocket(server.port) as client:
             client.send(request_bytes(path, headers, method))
             with client.flooding(part):

@@ -89,7 +89,6 @@ class TestEcho:
             with pytest.raises((ConnectionResetError, BrokenPipeError)):
                 client.send(bytes(50_000_000))
             assert seconds <= time.monotonic() - started < seconds + 4
-
         assert server.resident_kib - before < 4096
         eventually(lambda: server.log_lines(": 1006"))
 
@@ -278,7 +277,6 @@ class TestTime:
             updates = [next_message(ws)]
             waited = time.monotonic() - greeted
             updates += [next_message(ws) for _ in range(4)]
-
         assert waited < 0.2 + 0.1
         assert all(list(update) == ["type", "formatted", "timestamp"] for update in updates)
         assert {update["type"] for update in updates} == {"time_update"}

@@ -77,7 +77,6 @@ class TestStop:
             os.killpg(server.pid, how)
             assert client.close_code() == 1001
         assert server.wait() == 0
-
         assert [found.name for found in file.parent.iterdir()] == [file.name]
         assert file.stat().st_mode & 0o777 == 0o600
         assert server.execute("PRAGMA integrity_check") == [("ok",)]
@@ -95,10 +94,8 @@ class TestStop:
             late.send(request[:20])
             os.kill(server.pid, signal.SIGTERM)
             assert client.close_code() == 1001
-
             late.send(request[20:])
             answer = late.answer()
-
         assert (answer.status, answer.json()["code"]) == (503, "too_many_sockets")
         assert int(answer.headers["Retry-After"]) >= 1
 
@@ -142,7 +139,6 @@ class TestStop:
             flag.touch()
             assert client.close_code() == 1001
         eventually(lambda: server.worker_pids and server.worker_pids != worker)
-
         assert server.total(key) == 4
         assert server.log_lines("ZeroDivisionError: injected")
         assert server.log().count("Traceback") == 1
@@ -265,7 +261,6 @@ class TestSecrecy:
                 with contextlib.suppress(OSError):
                     server.send(f"{line}\r\n{headers}\r\n".replace("KEY", text).encode())
         server.stop()
-
         files = [path for path in server.directory.rglob("*") if path.is_file()]
         assert server.postgres or server.database in files
         assert '"GET /api/v1/protected/test" 429' in server.log()

@@ -106,7 +106,6 @@ def test_speed_up_spares_gunicorn_work_for_each_request(
     monkeypatch.setattr(wsgi, "WSGIErrorsWrapper", lambda cfg: object())
     speed_up(worker.cfg)
     worker.cfg.__dict__["keepalive"] = 77
-
     assert worker.cfg.keepalive == 77, "a plain attribute wins"
     first, second = (wsgi.base_environ(worker.cfg)["wsgi.errors"] for _ in range(2))
     assert first is second
