@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from typing import Any
 
 import pytest
@@ -23,11 +23,8 @@ SETTINGS["RATE_LIMITS"] = "free=1000/hour,one=1/day"
 
 @pytest.fixture(scope="module")
 def described(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    server = Server(tmp_path_factory.mktemp("asyncapi"), **SETTINGS)
-    try:
+    with closing(Server(tmp_path_factory.mktemp("asyncapi"), **SETTINGS)) as server:
         yield server.start()
-    finally:
-        server.close()
 
 
 def address(channel: str, key: str) -> str:

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -139,14 +140,10 @@ def test_a_command_of_the_page_prints_what_it_says(tmp_path: Path, start: str) -
     section = PAGE.split(f"\n{start}")[1]
     _, command, _, expected, *_ = re.split(r"```(?:sh|text)?\n", section)
     server = Server(tmp_path, RATE_LIMITS="free=5/day")  # no window ends meanwhile
-    command = command.replace(":8000", f":{server.port}").replace(
-        ".venv/bin/python", sys.executable
-    )
-    try:
+    command = command.replace(":8000", f":{server.port}")
+    command = command.replace(".venv/bin/python", sys.executable)
+    with closing(server):
         printed = bash(command, tmp_path, server.env | {"KEY": server.start().new_key()})
-    finally:
-        server.close()
-
     assert printed.strip() == expected.strip()
 
 
@@ -199,7 +196,5 @@ def test_the_compose_file_runs_client_tests(tmp_path: Path) -> None:
     esac; }"""
     commands = PAGE.split("```sh\n")[-1].partition("```")[0]
     given = {"PATH": PATH, "REPOSITORY": str(REPOSITORY), "URL": url, "TESTS": tests["command"]}
-    try:
+    with closing(server):
         assert "1 passed" in bash(f"{docker}\n{commands}", tmp_path, server.start().env | given)
-    finally:
-        server.close()

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +33,8 @@ def documented() -> dict[str, Body]:
     """Each example, by its path or code; spectral compares it with its schema."""
     found = {}
     for path, item in DOCUMENT["paths"].items():
-        content = item["get"]["responses"]["200"]["content"]["application/json"]
-        found[path] = content["example"]
+        content = item["get"]["responses"]["200"]["content"]
+        found[path] = content["application/json"]["example"]
     for response in DOCUMENT["components"]["responses"].values():
         content = response["content"]["application/problem+json"]
         found |= {code: example["value"] for code, example in content["examples"].items()}
@@ -65,11 +66,9 @@ def run(*command: str, cwd: Path, **variables: str) -> str:
 
 @pytest.fixture(scope="module")
 def described(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    server = Server(tmp_path_factory.mktemp("openapi"), RATE_LIMITS="free=1000/hour,one=1/day")
-    try:
+    limits = "free=1000/hour,one=1/day"
+    with closing(Server(tmp_path_factory.mktemp("openapi"), RATE_LIMITS=limits)) as server:
         yield server.start()
-    finally:
-        server.close()
 
 
 @pytest.fixture(scope="module")
