@@ -1,7 +1,6 @@
 """How the app is made, what its endpoints need, what it takes from proxies, and its errors."""
 
 import dataclasses
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import peewee
@@ -126,7 +125,6 @@ def test_only_what_is_a_bug_is_logged_as_one(
 
 # Proxies in front
 
-Behind = Callable[[int], FlaskClient]
 FORWARDED = {
     "X-Forwarded-Proto": "https",
     "X-Forwarded-Host": "mallory.example",
@@ -143,26 +141,15 @@ CHAINS = {  # X-Forwarded-For as each platform sends it; the first is the client
 }
 
 
-@pytest.fixture
-def behind(config: Settings) -> Iterator[Behind]:
-    """Makes a client of an app behind so many hops; `/seen` shows what the app takes for true."""
-
-    def make(hops: int) -> FlaskClient:
-        app = service.create_app(dataclasses.replace(config, proxy_hops=hops))
-        app.add_url_rule("/seen", "seen", lambda: f"{request.remote_addr} {request.root_url}")
-        return app.test_client()
-
-    yield make
-    models.database.close_all()
-
-
 @pytest.mark.parametrize("spoofed", [[], ["198.51.100.1", "10.0.0.1", "unknown", ""]])
 @pytest.mark.parametrize("platform", CHAINS)
 def test_client_address_is_the_one_that_the_platform_appended(
-    behind: Behind, platform: str, spoofed: list[str]
+    config: Settings, platform: str, spoofed: list[str]
 ) -> None:
-    client = behind(settings.load({platform: "anything"}).proxy_hops)
+    hops = settings.load({platform: "anything"}).proxy_hops
+    app = service.create_app(dataclasses.replace(config, proxy_hops=hops))
+    app.add_url_rule("/seen", "seen", lambda: f"{request.remote_addr} {request.root_url}")
     headers = FORWARDED | {"X-Forwarded-For": ", ".join(spoofed + CHAINS[platform])}
     scheme = "https" if platform else "http"
-    seen = client.get("/seen", headers=headers).text
+    seen = app.test_client().get("/seen", headers=headers).text
     assert seen == f"{CHAINS[platform][0]} {scheme}://localhost/"

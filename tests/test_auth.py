@@ -72,11 +72,9 @@ def test_two_keys_share_nothing_and_use_the_whole_alphabet(new_key: NewKey) -> N
     assert used == set(string.digits + string.ascii_letters)
 
 
-@pytest.mark.parametrize(
-    ("text", "checksum"), [("", "000000"), ("a", "4gehkn"), ("123456789", "3Jzrme")]
-)
-def test_checksum_is_crc_32_in_base_62(text: str, checksum: str) -> None:
-    assert auth.checksum(text) == checksum
+def test_checksum_is_crc_32_in_base_62() -> None:
+    known = {"": "000000", "a": "4gehkn", "123456789": "3Jzrme"}
+    assert {text: auth.checksum(text) for text in known} == known
 
 
 def test_twenty_sixth_live_key_is_refused_until_one_has_ended(new_key: NewKey) -> None:
@@ -156,17 +154,14 @@ MUTATIONS: dict[str, Callable[[str], str]] = {
     "other secret": lambda key: with_checksum(key[:17] + other(key[17]) + key[18:]),
     "last of the secret": lambda key: with_checksum(key[:48] + other(key[48]) + key[49:]),
     "wrong checksum": lambda key: key[:-1] + other(key[-1]),
-    "no checksum": lambda key: key[:-6],
     "a shorter secret": lambda key: with_checksum(key[:-7] + key[-6:]),
     "a longer secret": lambda key: with_checksum(key[:-6] + "a" + key[-6:]),
     "other case": str.swapcase,
     "space before": lambda key: " " + key,
     "line end behind": lambda key: key + "\n",
-    "as a list": lambda key: f"{key}, {key}",
     "its digest": auth.digest,
     "wildcards for the id": lambda key: with_checksum(key[:8] + "%" * 8 + key[16:]),
     "letters that look alike": lambda key: key.replace("s", "\u0455"),
-    "very long": lambda key: key * 1000,
 }
 
 
