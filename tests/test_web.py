@@ -24,6 +24,7 @@ import settings
 import web
 from models import ApiKey, HourlyUsage, User
 from ratelimit import Limiter
+from rows import change, count
 from web import people
 
 PASSWORD = secrets.token_urlsafe()
@@ -276,7 +277,7 @@ def test_thirty_keys_an_hour_are_what_a_user_gets(log_in: LogIn, ada: FlaskClien
     assert create_key(ada).status_code == 429
     assert create_key(log_in("bob")).status_code == 200
     assert ada.post(f"{path_of(0)}/successor").status_code == 429
-    assert len(stored_keys()) == 31
+    assert count() == 31
 
 
 def test_made_up_names_need_bounded_memory(app: Flask, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -356,7 +357,7 @@ def test_bad_name_makes_no_key_and_keeps_what_was_chosen(ada: FlaskClient, name:
     assert 'id="name-note" role="alert">Give the key a name' in answer.text
     assert '<option value="production" selected>' in answer.text
     assert '<option value="90 days" selected>' in answer.text
-    assert stored_keys() == []
+    assert count() == 0
 
 
 def test_key_ends_when_it_was_told_to_which_must_be_in_the_list(ada: FlaskClient) -> None:
@@ -390,10 +391,8 @@ def test_only_a_key_that_expired_lately_is_listed_after_its_end(ada: FlaskClient
         "replaced": {"expires_at": -60, "rotated_at": -600},
         "revoked": {"revoked_at": -60},
     }.items():
-        create_key(ada, name)
         ended = {column: models.now() + moment for column, moment in columns.items()}
-        with models.database.connection_context():
-            ApiKey.update(ended).where(ApiKey.name == name).execute()
+        change(secret_in(create_key(ada, name)), **ended)
     page = ada.get(SECURITY).text
     assert re.findall('<th scope="row">(.*?)<', page)[0] == "expired lately"
     assert not re.search(f'"row">(expired long ago|replaced|revoked)|href="{KEYS}', page)
