@@ -22,7 +22,7 @@ from ratelimit import DEFAULT_TIER, Allowance, Quota
 from storage import Store
 
 BASE62 = digits + ascii_letters
-# prefix, id, secret and checksum; the checksum is of everything before it
+# prefix, id, secret and checksum; the checksum covers everything before it
 FORM = re.compile(rf"((?:{'|'.join(PREFIXES.values())})([{BASE62}]{{8}})_[{BASE62}]{{32}})(.{{6}})")
 MAX_LIVE_KEYS = 25  # of one user
 GRACE_SECONDS = 86400  # for which a rotated key stays good
@@ -94,7 +94,10 @@ def checksum(text: str) -> str:
 
 
 def digest(key: str) -> str:
-    """What is stored of a key. SHA-256 is enough, because 190 random bits cannot be guessed."""
+    """The digest that is stored instead of a key.
+
+    SHA-256 is enough, because 190 random bits cannot be guessed.
+    """
     return sha256(key.encode()).hexdigest()
 
 
@@ -106,7 +109,8 @@ def bad_key() -> Problem:
 class Guard:
     """Checks keys and counts their requests.
 
-    It remembers keys until `forget` is called, twice a second. A revocation takes effect then.
+    It remembers keys until `forget` is called: twice a second, and when a page changes a key. A
+    revocation takes effect then.
     """
 
     def __init__(self, quotas: Mapping[str, Quota], store: Store) -> None:
@@ -150,7 +154,7 @@ class Guard:
         """Count this request; raises Problem 401 or 429, or PeeweeException.
 
         Call it right after `check`: no sync may come between, which would save counts that the
-        row of `key` does not have yet.
+        row of `key` does not have yet. See "Forgetting and saving" in docs/design.md.
         """
         request.environ[ALLOWANCE] = allowance = self._hit(key, cost)
         if allowance.accepted:

@@ -61,11 +61,11 @@ class ApiKey(Table):
 
     @classmethod
     def live(cls) -> peewee.Expression:
-        """The condition that a key has not ended."""
+        """The condition that a key has not ended: its state is `live` or `rotated`."""
         return cls.revoked_at.is_null() & (cls.expires_at.is_null() | (cls.expires_at > now()))
 
     def has_ended(self) -> bool:
-        """Whether this is a bad key."""
+        """Whether the key was revoked or has expired."""
         return self.state in ("revoked", "expired")
 
     @property

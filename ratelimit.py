@@ -88,7 +88,7 @@ class Limiter:
     def hit(self, key: str, quota: Quota, stored: Usage = NOTHING, cost: int = 1) -> Allowance:
         """Count a request if the window's allowance is not used up; a cost of 0 only asks."""
         now = self._clock()
-        if not 0 <= self._latest - now <= SMALL_STEP:
+        if not 0 <= self._latest - now <= SMALL_STEP:  # unless the clock was set back a little
             self._latest = now
         reset = (int(self._latest) // quota.seconds + 1) * quota.seconds
         counted = self.counted.get(key, NOTHING)

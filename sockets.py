@@ -51,8 +51,8 @@ def stream_time(ws: WebSocket) -> None:
 class Ticker:
     """Sends the time to many sockets, to each once a second, at its own tenth of the second.
 
-    One greenlet serves all of them: a timer for each would cost more than sending. No tick is at
-    the turn of a second, so a tick that is a little late neither skips nor repeats a second.
+    One greenlet serves all of them: a timer for each would cost more than sending. No tick falls on
+    a full second, so a tick that is a little late neither skips nor repeats a second.
     """
 
     def __init__(self) -> None:
@@ -67,7 +67,7 @@ class Ticker:
         return listeners
 
     def run(self) -> None:
-        """Send the time for ever."""
+        """Send the time forever."""
         tenths = int(time.time() * 10)  # since 1970
         while True:
             tenths += 1
@@ -143,7 +143,10 @@ def release(error: BaseException | None) -> None:
 
 
 def serve(handler: Callable[[WebSocket], None], server: Server) -> None:
-    """Let the handler serve an open socket; it ends with an exception, which says how to close."""
+    """Let the handler serve an open socket; it ends with an exception, which says how to close.
+
+    A handler that returns is a bug, too: it closes with 1011.
+    """
     started, ws, code = time.monotonic(), WebSocket(server), int(Close.BUG)
     sockets = current_app.extensions["sockets"]
     sockets.key_ids[ws] = g.key and g.key.id
@@ -156,7 +159,7 @@ def serve(handler: Callable[[WebSocket], None], server: Server) -> None:
         code = Close.ABNORMAL
     except Exception:
         log.exception("bug in %s", request.path)
-    del sockets.key_ids[ws]
+    del sockets.key_ids[ws]  # nobody interrupts it from here on; `close` swallows what came before
     code = ws.close(code)
     log.info("closed %s after %.1f s: %d", request.path, time.monotonic() - started, code)
 
@@ -164,4 +167,4 @@ def serve(handler: Callable[[WebSocket], None], server: Server) -> None:
 sock = Sock()
 for name, handler in (("echo", echo), ("time", stream_time)):
     sock.route(f"/{name}", bp=routes, endpoint=name)(partial(serve, handler))
-    routes.add_url_rule(f"/{name}", name)  # no view: `admit` refuses what is no handshake
+    routes.add_url_rule(f"/{name}", name)  # for plain requests, which `admit` refuses

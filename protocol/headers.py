@@ -19,7 +19,8 @@ API_HEADERS = [
 def with_api_headers(wsgi_app: Any) -> Any:
     """Add the API's headers.
 
-    As WSGI middleware, because werkzeug takes 25 µs for so many headers: a tenth of a request.
+    This is WSGI middleware, because werkzeug would take 25 µs for these headers: a tenth of a
+    request.
     """
 
     def application(environ: dict[str, Any], start_response: Any) -> Any:

@@ -25,7 +25,7 @@ KNOWN = {
     500: ("internal_error", "Something went wrong on our side."),
     503: ("unavailable", "The database cannot be reached; try again shortly."),
 }
-# JSON without spaces, for all responses and frames. To make an encoder each time takes 5 µs.
+# JSON without spaces, for all responses and frames. Making an encoder each time would take 5 µs.
 json_text = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
 

@@ -47,7 +47,12 @@ class Close(IntEnum):
     ABNORMAL is never sent, only logged: the connection was lost.
     """
 
-    GOING_AWAY, NOT_TEXT, ABNORMAL, REVOKED, TOO_BIG, BUG = 1001, 1003, 1006, 1008, 1009, 1011
+    GOING_AWAY = 1001
+    NOT_TEXT = 1003
+    ABNORMAL = 1006
+    REVOKED = 1008
+    TOO_BIG = 1009
+    BUG = 1011
 
 
 def no_thread(target: object) -> SimpleNamespace:
@@ -84,7 +89,7 @@ def negotiate(environ: dict[str, Any]) -> None:
 
 
 def tokens(environ: dict[str, Any], name: str) -> set[str]:
-    """Of a header, in small letters. werkzeug's parser would take 6 ms for a header of 8 KiB."""
+    """The tokens of a header, in lower case. werkzeug's parser takes up to 6 ms for a long header."""
     return {token.strip() for token in environ.get(name, "").lower().split(",")}
 
 

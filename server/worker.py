@@ -1,7 +1,7 @@
 """The gunicorn worker: fair turns for all connections, timeouts, and a graceful stop.
 
-What leans on inner parts of gunicorn 27.0 and gevent 26.9 is listed in docs/design.md, with the
-tests that fail when one of them changes.
+The code that relies on internals of gunicorn 27.0 and gevent 26.9 is listed in docs/design.md, with
+the tests that fail when one of them changes.
 """
 
 import gc
@@ -27,7 +27,7 @@ SEND_SECONDS = 10  # for which a client may leave a response unread, or a body u
 HEADER_BYTES = 32_768  # of a request's header
 MAX_ACCEPT = 16  # new connections that are accepted before others have their turn
 KERNEL_BYTES = 65_536  # of input, and of output, that may wait in the kernel
-# A stop takes 0.1 s to be noticed, then these, then 1.2 s to save at most: 4.4 s in all. Fly kills
+# A stop takes 0.1 s to be noticed, then these, then at most 1.2 s to save: 4.4 s in all. Fly kills
 # after 5 s.
 IDLE_SECONDS = 0.5  # in which idle clients may still send a request
 FINISH_SECONDS = 2.6  # in which requests are answered to their end
@@ -36,11 +36,12 @@ FINISH_SECONDS = 2.6  # in which requests are answered to their end
 class Worker(GeventWorker):
     """gunicorn's gevent worker, with its own way to serve a connection and to stop."""
 
-    # SIGINT and SIGQUIT stop as carefully as SIGTERM; some platforms stop with SIGINT.
+    # handle_exit sets `alive` to False. SIGINT and SIGQUIT do the same as SIGTERM, because some
+    # platforms stop with SIGINT.
     handle_quit = GeventWorker.handle_exit
 
     def init_process(self) -> None:
-        # First of all: until then, the master's handlers would take a stop and do nothing.
+        # Before anything else: the handlers inherited from the master would swallow the signal.
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT):
             signal.signal(number, self.handle_exit)
         super().init_process()
@@ -49,6 +50,7 @@ class Worker(GeventWorker):
         """Serve until `alive` is False, then stop within 5 s."""
         signal.signal(signal.SIGHUP, signal.SIG_IGN)  # the master gets it, too, and decides
         speed_up(self.cfg)
+        limit_header()
         self.pool = Pool(self.worker_connections)
         self.idle = set[Any]()  # clients that are expected to send a request
         extensions = self.wsgi.extensions
@@ -104,7 +106,10 @@ class Worker(GeventWorker):
             self.idle.discard(client)
 
     def handle_request(self, listener_name: Any, req: Any, sock: Any, addr: Any) -> None:
-        """Answer a request, then let others have their turn. StopIteration ends the connection."""
+        """Answer a request, then let other connections have their turn.
+
+        For gunicorn, StopIteration means that the connection is to be closed.
+        """
         self.idle.discard(sock)
         sock.settimeout(SEND_SECONDS)
         try:
@@ -157,14 +162,17 @@ def unread(req: Any) -> float:
 
 
 def speed_up(cfg: Any) -> None:
-    """Spare gunicorn work that it would do for each request, 20 % of a request in all.
-
-    And limit the header: gunicorn searches all of it again whenever a part arrives. The property
-    ignores the limit that gunicorn sets for each request.
-    """
+    """Spare gunicorn work that it would do for each request, 20 % of a request in all."""
     gc.freeze()  # objects that were created at the start are excluded from garbage collection
     cfg.__dict__.update({name: getattr(cfg, name) for name in cfg.settings})
     date = lru_cache(maxsize=1)(util.http_date)
     util.http_date = lambda: date(int(time.time()))
-    http.message.Message.max_buffer_headers = property(lambda _: HEADER_BYTES, lambda *_: None)
     http.wsgi.WSGIErrorsWrapper = lru_cache(maxsize=1)(http.wsgi.WSGIErrorsWrapper)
+
+
+def limit_header() -> None:
+    """Let a request have HEADER_BYTES: gunicorn searches all of it again whenever a part arrives.
+
+    gunicorn sets its own limit for each request, which this property ignores.
+    """
+    http.message.Message.max_buffer_headers = property(lambda _: HEADER_BYTES, lambda *_: None)

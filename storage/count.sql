@@ -1,11 +1,12 @@
 -- Counts hits of many keys at once. Each hit has a number, a key's id, and the quota of its tier.
--- set_config: the commit does not wait for the disk, and a lock is not waited for for long. A pooler
--- would refuse these settings for the connection.
+-- set_config: the commit does not wait for the disk, and waits only briefly for a lock. A pooler
+-- would refuse these settings for the connection. MATERIALIZED: they are set before a row is locked.
 WITH asked AS MATERIALIZED (
     SELECT *, set_config('synchronous_commit', 'off', true), set_config('lock_timeout', '250', true)
     FROM unnest(%s::text[], %s::bigint[], %s::bigint[]) WITH ORDINALITY
         AS hit (id, quota, seconds, number)
 ),
+-- One quota for a key, unless its tier was changed a moment ago.
 wanted AS (
     SELECT id, min(quota) AS quota, min(seconds) AS seconds, count(*) AS hits FROM asked GROUP BY id
 ),

@@ -47,7 +47,10 @@ def open_store(settings: Settings) -> Store:
 
 
 def create_tables(settings: Settings) -> None:
-    """Create the tables that are missing; raises SettingsError if the database cannot be used."""
+    """Create the tables that are missing; raises SettingsError if the database cannot be used.
+
+    It leaves the database configured for a command, which may wait for COMMAND_SECONDS.
+    """
     open_database(settings, COMMAND_SECONDS)
     try:
         if settings.sqlite and not settings.sqlite.exists():

@@ -88,7 +88,7 @@ class PostgresStore:
         self._connection: psycopg.Connection[Any] | None = None
         self._waiting: list[tuple[str | Hit, AsyncResult]] = []
         self._asking = False
-        self._remembered = Limiter()  # counts nothing; it only reads what was found
+        self._remembered = Limiter()  # counts nothing: with a cost of 0 it only computes the window
 
     def find(self, key_id: str) -> ApiKey | None:
         row = self._ask(key_id)
@@ -100,7 +100,7 @@ class PostgresStore:
         return self._ask(Hit(key.id, quota))
 
     def sync(self, key_ids: set[str]) -> set[str]:
-        self._ask("")  # notices a connection that was lost, before a request does
+        self._ask("")  # no key has this id, but a lost connection is noticed before a request
         with database.connection_context():
             delete_old_rows(database, "ctid", "FOR UPDATE SKIP LOCKED")
             return ended_keys(key_ids, database)

@@ -22,13 +22,13 @@ from storage.queries import FIND, delete_old_rows, ended_keys, made_of
 log = logging.getLogger(__name__)
 
 SYNCS_PER_CLEANUP = 20
-LAST_SECONDS = 1.2  # at the stop, for which the last save is tried again
+LAST_SECONDS = 1.2  # for which the last save is tried again at a stop
 SAVE = """UPDATE api_key SET total = total + ?, used = ? + CASE WHEN reset = ? THEN used ELSE 0 END,
     reset = ?, last_used_at = ? WHERE id = ?"""
 SAVE_HOUR = """INSERT INTO hourly_usage (hour, key_id, requests) VALUES (?, ?, ?)
     ON CONFLICT (hour, key_id) DO UPDATE SET requests = requests + excluded.requests"""
 # With `synchronous` at 1, the first commit after a checkpoint would wait for the disk. It is off
-# for this connection only, which writes nothing but counts; checkpoints have one of their own.
+# for this connection only, which writes counts and deletes old rows; checkpoints have their own.
 PRAGMAS = {"journal_mode": "wal", "synchronous": 0, "wal_autocheckpoint": 0, "foreign_keys": 1}
 
 
@@ -56,7 +56,7 @@ class SqliteStore:
                 delete_old_rows(self._database)
                 self._thread.spawn(checkpoint, self._file)
         except PeeweeException:
-            if not ended:  # else their sockets are closed first, and the next sync saves
+            if not ended:  # else their sockets are closed first; the next sync saves the counts
                 raise
         self._syncs += 1
         return ended

@@ -73,7 +73,7 @@ def receive_form() -> None:
 def sent_from_here() -> bool:
     """False when a page of another site made a browser send this request.
 
-    All browsers of the last years send Origin with a POST. So a request with neither header comes
+    All browsers of recent years send Origin with a POST. So a request with neither header comes
     from a program such as curl, or from an older browser. An older browser does not send our
     cookie with another site's form, because the cookie is SameSite.
     """

@@ -90,8 +90,8 @@ def log_out() -> ResponseReturnValue:
 def prove(name: str, password: str) -> User | None:
     """The user of this name if this is the password; raises TooManyRequests.
 
-    The limit is checked before the password and again after it, so of many guesses at once, too,
-    only ten get an answer.
+    The limit is checked before the password and again after it, so even many simultaneous
+    guesses get only ten answers.
     """
     user = accounts.find(name)
     name = user.username if user else name  # it may be typed as an email address
