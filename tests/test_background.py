@@ -36,13 +36,13 @@ def another(config: Settings, app: Flask) -> Iterator[sqlite3.Connection]:
         yield connection
 
 
+Ask = Callable[[str], int]
+
+
 @pytest.fixture
-def ask(client: FlaskClient) -> Callable[[str], int]:
+def ask(client: FlaskClient) -> Ask:
     """Asks for the usage of a key; returns the status."""
     return lambda key: client.get(STATS, headers={"X-API-Key": key}).status_code
-
-
-Ask = Callable[[str], int]
 
 
 # Counts
