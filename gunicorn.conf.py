@@ -31,9 +31,8 @@ bind = f"0.0.0.0:{service.port}"
 worker_class = Worker
 workers = service.workers
 logger_class = Log
-access_log_format = (
-    '%(h)s "%(m)s %(U)s" %(s)s %(B)s %(L)ss'  # without query and referrer, which may hold keys
-)
+# Without query and referrer, which may hold keys.
+access_log_format = '%(h)s "%(m)s %(U)s" %(s)s %(B)s %(L)ss'
 # More than there can be WebSockets, because all others have to wait; fewer than open files.
 worker_connections = min(service.max_sockets + 1000, settings.file_limit() - 64)
 # A client that connects and leaves without end fills this queue, and a new client waits behind it:
