@@ -153,7 +153,7 @@ def test_person_makes_a_key_uses_it_in_four_clicks_and_revokes_it(
     done = subprocess.run(["bash", "-c", line], capture_output=True, text=True)
     assert '"api_key_name":"my laptop"' in done.stdout
 
-    page.get_by_role("link", name="Open the console").click()
+    page.get_by_role("link", name="the console").click()
     stored = "JSON.stringify([document.cookie, localStorage, sessionStorage, history.state])"
     assert key not in page.content() + page.evaluate(stored)
     type_key(page, key)
