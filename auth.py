@@ -43,7 +43,9 @@ def create_key(
     with database.connection_context(), database.atomic():
         accounts.lock_user(user.id)
         if ApiKey.select().where(ApiKey.user == user, ApiKey.live()).count() >= MAX_LIVE_KEYS:
-            raise accounts.Invalid(name=f"You have {MAX_LIVE_KEYS} keys, the maximum. Revoke one first.")
+            raise accounts.Invalid(
+                name=f"You have {MAX_LIVE_KEYS} keys, the maximum. Revoke one first."
+            )
         return _store_key(user=user, name=name, type=type, tier=tier, expires_at=expires_at)
 
 
