@@ -7,7 +7,6 @@ import signal
 from collections.abc import Iterator
 from typing import Any
 
-import gevent
 import pytest
 from gevent import socket as gsocket
 from gevent.pool import Pool
@@ -48,9 +47,7 @@ def connected(worker: Worker) -> Iterator[Any]:
         serving.kill()
 
 
-@pytest.mark.parametrize(
-    "name", ["init_process", "init_signals", "load_wsgi", "run", "handle", "handle_request"]
-)
+@pytest.mark.parametrize("name", ["init_process", "run", "handle", "handle_request"])
 def test_method_that_is_replaced_takes_what_gunicorn_gives(name: str) -> None:
     ours, theirs = (getattr(owner, name) for owner in (Worker, GeventWorker))
     assert list(inspect.signature(ours).parameters) == list(inspect.signature(theirs).parameters)
@@ -74,28 +71,6 @@ def test_stop_is_heard_before_the_app_is_loaded(
         for number, handler in zip(stops, before, strict=True):
             signal.signal(number, handler)
     assert handlers == [worker.handle_exit] * 3
-
-
-def test_pipelined_requests_leave_others_their_turn(worker: Worker) -> None:
-    """After sleep(0) gevent looks for input of others only every 50 turns."""
-    order: list[str] = []
-
-    def note(environ: dict[str, Any], start_response: Any) -> list[bytes]:
-        order.append(environ["PATH_INFO"])
-        return hello(environ, start_response)
-
-    worker.wsgi = note
-    with connected(worker) as busy, connected(worker) as other:
-        busy.sendall(GET * 280)
-
-        def ask_one_by_one() -> None:
-            for _ in range(10):
-                other.sendall(GET.replace(b"/", b"/other", 1))
-                other.recv(4096)
-
-        gevent.spawn(ask_one_by_one).get(timeout=5)
-    assert order.count("/other") == 10
-    assert order.count("/") < 100
 
 
 def test_speed_up_spares_gunicorn_work_for_each_request(
