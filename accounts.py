@@ -1,8 +1,7 @@
 """Users: their names, addresses and passwords, and what may be typed for each field."""
 
 import re
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 import gevent
 from gevent.lock import BoundedSemaphore
@@ -52,36 +51,23 @@ def create(username: str, email: str, password: str) -> User:
     """Store a new user; raises Invalid."""
     check_fields(username=username, email=email, password=password)
     user = User(username=username, email=email, password_hash=hash_password(password))
-    with unique_fields(), database.connection_context(), database.atomic():
-        user.save()
+    _write(user.save)
     return user
 
 
 def change(user: User, **columns: str) -> None:
     """Change stored columns of a user, but not this object; raises Invalid."""
-    with unique_fields(), database.connection_context(), database.atomic():
-        User.update(**columns).where(User.id == user.id).execute()
+    _write(User.update(**columns).where(User.id == user.id).execute)
 
 
-@contextmanager
-def unique_fields() -> Iterator[None]:
+def _write(query: Callable[[], object]) -> None:
     """Raises Invalid when the name or the address belongs to another user."""
     try:
-        yield
+        with database.connection_context(), database.atomic():
+            query()
     except IntegrityError as error:
         field = "email" if "email" in one_line(error) else "username"
         raise Invalid(**{field: "This is already taken."}) from None
-
-
-def lock_user(user_id: int) -> None:
-    """Let nobody else lock this user until the transaction ends; needed in PostgreSQL."""
-    User.update(id=User.id).where(User.id == user_id).execute()
-
-
-def delete(user: User) -> None:
-    """Delete a user with all keys."""
-    with database.atomic():
-        user.delete_instance(recursive=True)
 
 
 def find(name: str) -> User | None:

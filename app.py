@@ -53,8 +53,9 @@ class Service(Flask):
         """Match a plain request by path and method; no route depends on the host."""
         if request is None or "HTTP_UPGRADE" in request.environ:
             return super().create_url_adapter(request)
-        where = ("", request.root_path, "", "http")
-        return MapAdapter(self.url_map, *where, request.path, request.method)
+        nowhere = {"server_name": "", "subdomain": "", "url_scheme": "http"}
+        where = {"path_info": request.path, "default_method": request.method}
+        return MapAdapter(self.url_map, script_name=request.root_path, **nowhere, **where)
 
 
 api = Blueprint("api", __name__, url_prefix="/api/v1")

@@ -2,7 +2,6 @@
 
 import re
 import secrets
-import zlib
 from collections.abc import Callable, Mapping
 from functools import wraps
 from hashlib import sha256
@@ -41,7 +40,8 @@ def create_key(
     """
     accounts.check_fields(name=name, type=type)
     with database.connection_context(), database.atomic():
-        accounts.lock_user(user.id)
+        # In PostgreSQL, this locks the user: two requests cannot both create the last key.
+        User.update(id=User.id).where(User.id == user.id).execute()
         if ApiKey.select().where(ApiKey.user == user, ApiKey.live()).count() >= MAX_LIVE_KEYS:
             raise accounts.Invalid(
                 name=f"You have {MAX_LIVE_KEYS} keys, the maximum. Revoke one first."
@@ -78,21 +78,13 @@ def _store_key(type: str, **columns: Any) -> tuple[ApiKey, str]:
 
 def change_key(key_id: str, **columns: object) -> bool:
     """Change a live key; False if there is none with this id."""
-    return bool(ApiKey.update(**columns).where(ApiKey.id == key_id, ApiKey.live()).execute())
+    with database.connection_context():
+        return bool(ApiKey.update(**columns).where(ApiKey.id == key_id, ApiKey.live()).execute())
 
 
 def revoke_key(key_id: str) -> bool:
     """End a live key for good; False if there is none with this id."""
     return change_key(key_id, revoked_at=models.now())
-
-
-def checksum(text: str) -> str:
-    """CRC-32 in six base62 characters: finds mistyped and made-up keys without the database."""
-    number, characters = zlib.crc32(text.encode()), ""
-    for _ in range(6):
-        number, index = divmod(number, len(BASE62))
-        characters = BASE62[index] + characters
-    return characters
 
 
 def digest(key: str) -> str:
@@ -101,6 +93,11 @@ def digest(key: str) -> str:
     SHA-256 is enough, because 190 random bits cannot be guessed.
     """
     return sha256(key.encode()).hexdigest()
+
+
+def checksum(text: str) -> str:
+    """The last six characters of a key: finds mistyped and made-up keys without the database."""
+    return digest(text)[:6]
 
 
 def bad_key() -> Problem:

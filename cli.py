@@ -102,7 +102,9 @@ def set_password(username: str, password_stdin: bool) -> None:
 @click.argument("username")
 def delete_user(username: str) -> None:
     """Delete a user with all keys; a running server notices within two seconds."""
-    accounts.delete(user_named(username))
+    user = user_named(username)
+    with database.atomic():
+        user.delete_instance(recursive=True)
 
 
 @keys.command("create")

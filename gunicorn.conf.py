@@ -53,11 +53,11 @@ ignores_hangup = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN  # it was sta
 
 def on_starting(server: Arbiter) -> None:
     """Refuse what would break the promises of SQLite mode, and a database that does not work."""
-    fits = server.cfg.workers > 0 if service.postgres else server.cfg.workers == 1
+    fits = server.cfg.workers == 1 if service.sqlite else server.cfg.workers > 0
     if server.cfg.worker_class != Worker or not fits:
         raise SettingsError("--worker-class cannot be set, --workers only with PostgreSQL")
     create_tables(service)
-    if not service.postgres:
+    if service.sqlite:
         one_process(server)
 
 

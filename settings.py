@@ -107,18 +107,13 @@ class Settings:
 
     @property
     def sqlite(self) -> Path | None:
-        """The database file, or None."""
+        """The database file; None with PostgreSQL, where `database_url` is its URL."""
         return self.database_url if isinstance(self.database_url, Path) else None
-
-    @property
-    def postgres(self) -> str | None:
-        """The URL of PostgreSQL, with its password, or None."""
-        return self.database_url if isinstance(self.database_url, str) else None
 
     @property
     def workers(self) -> int:
         """With SQLite only one: each would count for itself, and double every allowance."""
-        return self.web_concurrency if self.postgres else 1
+        return 1 if self.sqlite else self.web_concurrency
 
 
 NAMES = {each.name.upper() for each in fields(Settings) if each.metadata}

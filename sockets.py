@@ -84,34 +84,34 @@ class Ticker:
 
 
 class OpenSockets:
-    """`callers` has an entry for each socket that was admitted; `key_ids` has the open ones."""
+    """`admitted` has an entry for each socket from its handshake on, `open` each open socket."""
 
     def __init__(self, limit: int, limit_per_caller: int) -> None:
         self.limit, self.limit_per_caller = limit, limit_per_caller
-        self.callers: list[str | None] = []  # a key's id or a client's address for each socket
-        self.key_ids: dict[WebSocket, str | None] = {}  # None for an echo socket
+        self.admitted: list[str] = []  # the key's id, or the client's address
+        self.open: dict[WebSocket, str | None] = {}  # the key's id; None for an echo socket
 
-    def reserve(self, caller: str | None) -> None:
-        """Count a socket of this caller; raises Problem if there is no room for it."""
-        if len(self.callers) >= self.limit:
+    def reserve(self, who: str) -> None:
+        """Admit a socket of this caller; raises Problem if there is no room for it."""
+        if len(self.admitted) >= self.limit:
             raise Problem(503, "too_many_sockets", "The server has no socket left.", headers=RETRY)
-        if self.callers.count(caller) >= self.limit_per_caller:
+        if self.admitted.count(who) >= self.limit_per_caller:
             raise Problem(429, "too_many_sockets", "You have too many sockets open.", headers=RETRY)
-        self.callers.append(caller)
+        self.admitted.append(who)
 
     def shut_down(self) -> None:
         """Admit no more sockets and close all with 1001."""
         self.limit = 0
-        for ws in self.key_ids:
+        for ws in self.open:
             ws.interrupt(Close.GOING_AWAY)
 
     def keys(self) -> set[str]:
         """The ids of the keys that have sockets open."""
-        return {key_id for key_id in self.key_ids.values() if key_id}
+        return {key_id for key_id in self.open.values() if key_id}
 
     def end(self, key_ids: set[str]) -> None:
         """Close the sockets of these keys with 1008."""
-        for ws, key_id in self.key_ids.items():
+        for ws, key_id in self.open.items():
             if key_id in key_ids:
                 ws.interrupt(Close.REVOKED)
 
@@ -139,7 +139,7 @@ def admit() -> None:
 def release(error: BaseException | None) -> None:
     """Make room for others, whatever has happened since `admit`."""
     if "caller" in g:
-        current_app.extensions["sockets"].callers.remove(g.caller)
+        current_app.extensions["sockets"].admitted.remove(g.caller)
 
 
 def serve(handler: Callable[[WebSocket], None], server: Server) -> None:
@@ -149,7 +149,7 @@ def serve(handler: Callable[[WebSocket], None], server: Server) -> None:
     """
     started, ws, code = time.monotonic(), WebSocket(server), int(Close.BUG)
     sockets = current_app.extensions["sockets"]
-    sockets.key_ids[ws] = g.key and g.key.id
+    sockets.open[ws] = g.key and g.key.id
     log.info("open %s", request.path)
     try:
         handler(ws)
@@ -159,7 +159,7 @@ def serve(handler: Callable[[WebSocket], None], server: Server) -> None:
         code = Close.ABNORMAL
     except Exception:
         log.exception("bug in %s", request.path)
-    del sockets.key_ids[ws]  # nobody interrupts it from here on; `close` swallows what came before
+    del sockets.open[ws]  # nobody interrupts it from here on; `close` swallows what came before
     code = ws.close(code)
     log.info("closed %s after %.1f s: %d", request.path, time.monotonic() - started, code)
 

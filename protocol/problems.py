@@ -9,7 +9,6 @@ from flask import Flask, Response, request
 from peewee import DataError, IntegrityError, PeeweeException
 from werkzeug import exceptions
 from werkzeug.exceptions import HTTPException
-from werkzeug.routing.exceptions import WebsocketMismatch
 
 from protocol.requests import is_api
 from storage.outage import outage
@@ -36,8 +35,10 @@ class Problem(HTTPException):
     `members` to its body.
     """
 
-    def __init__(self, status: int, *words: str, headers: Any = None, **members: object) -> None:
-        code, detail = words or KNOWN[status]
+    def __init__(
+        self, status: int, code: str = "", detail: str = "", headers: Any = None, **members: object
+    ) -> None:
+        code, detail = (code, detail) if code else KNOWN[status]
         # Before 3.13, Python has the title of an older RFC for 413.
         title = "Content Too Large" if status == 413 else HTTPStatus(status).phrase
         body = {"type": "about:blank", "title": title, "status": status}
@@ -59,8 +60,6 @@ def register(app: Flask) -> None:
 def _http_error(error: HTTPException) -> HTTPException:
     if isinstance(error, Problem) or not is_api():
         return error
-    if isinstance(error, WebsocketMismatch):
-        return Problem(400, "bad_request", "There is no WebSocket at this path.")
     return Problem(error.code if error.code in KNOWN else 400, headers=error.get_headers())
 
 

@@ -28,12 +28,12 @@ class Background:
         """Do it once. A single failure may be a lock that a command holds, so it is not logged."""
         try:
             self._guard.forget()
-            ended = self._store.sync(self._sockets.keys())
+            self._sockets.end(self._store.ended(self._sockets.keys()))
+            self._store.save()
         except PeeweeException as error:
             self._failures += 1
             if self._failures > 1:
                 outage.note(error)
-            return
-        self._failures = 0
-        outage.over()
-        self._sockets.end(ended)
+        else:
+            self._failures = 0
+            outage.over()

@@ -49,8 +49,8 @@ def refuse_used_port(port: int) -> None:
         try:
             probe.bind(("127.0.0.1", port))
         except OSError as error:
-            words = f"PORT: {port} on 127.0.0.1: {error.strerror}; try PORT={port + 1}"
-            raise SettingsError(words) from None
+            advice = f"{error.strerror}; try PORT={port + 1}"
+            raise SettingsError(f"PORT: {port} on 127.0.0.1: {advice}") from None
 
 
 def welcome(port: int) -> None:
@@ -59,13 +59,12 @@ def welcome(port: int) -> None:
         if User.select().exists():
             return
     password = secrets.token_urlsafe(12)
-    demo = User(username="demo", email="demo@example.com")
-    demo.password_hash = accounts.hash_password(password)  # before the transaction: it takes 50 ms
+    hashed = accounts.hash_password(password)  # before the transaction, because it takes 50 ms
     try:
         output = stdout_descriptor()
         # Of several processes that start at once, one creates the user.
         with suppress(IntegrityError), database.connection_context(), database.atomic():
-            demo.save()
+            demo = User.create(username="demo", email="demo@example.com", password_hash=hashed)
             _, key = auth.create_key(demo, "demo", "production")
             text = WELCOME.read_text().format(port=port, password=password, key=key)
             os.write(output, text.encode())

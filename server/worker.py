@@ -55,7 +55,7 @@ class Worker(GeventWorker):
         self.idle = set[Any]()  # clients that are expected to send a request
         extensions = self.wsgi.extensions
         for task in (extensions["background"].run, extensions["ticker"].run):
-            gevent.spawn(self.keep_running, task)
+            gevent.spawn(task).link_exception(self.give_up)
         servers = [self.listen(listener) for listener in self.sockets]
         while self.alive:
             self.notify()
@@ -65,16 +65,13 @@ class Worker(GeventWorker):
         extensions["store"].close()
         database.close_all()
 
-    def keep_running(self, task: Any) -> None:
-        """Run a task that ends only at the stop. If it fails, the worker stops as usual.
+    def give_up(self, task: gevent.Greenlet) -> None:
+        """Stop as usual after a bug in a task; gunicorn then starts another worker.
 
-        gunicorn then starts another worker.
+        gevent has written the traceback to standard error.
         """
-        try:
-            task()
-        except Exception:
-            self.log.exception("bug in the background")
-            self.alive = False
+        self.log.error("a task of the background failed")
+        self.alive = False
 
     def listen(self, listener: Any) -> StreamServer:
         """Serve each connection in a greenlet of its own."""

@@ -1,4 +1,4 @@
-"""Where keys and counts are stored: SQLite or PostgreSQL, behind the four methods of a Store."""
+"""Where keys and counts are stored: SQLite or PostgreSQL, behind the methods of a Store."""
 
 from typing import Protocol
 
@@ -22,8 +22,11 @@ class Store(Protocol):
         A cost of 0 counts nothing and asks no database: it goes by the row that was found.
         """
 
-    def sync(self, key_ids: set[str]) -> set[str]:
-        """Save what has been counted, and return which of these keys have ended.
+    def ended(self, key_ids: set[str]) -> set[str]:
+        """Which of these keys have ended."""
+
+    def save(self) -> None:
+        """Save what has been counted, and delete rows that are too old.
 
         The caller forgets all keys that it has found, just before. With SQLite no other greenlet
         runs between that and the end of the save, so a count is never seen twice or not at all.

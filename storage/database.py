@@ -25,25 +25,25 @@ def open_database(settings: Settings, patience: float | None = None) -> None:
     `patience` is for how many seconds a query may wait. It is short by default: for SQLite, because
     the whole process waits, and for PostgreSQL, because requests do.
     """
-    if settings.postgres:
-        from storage.postgres import ANSWER_SECONDS, Postgres  # the driver is optional
-
-        database.initialize(Postgres(settings.postgres, patience or ANSWER_SECONDS))
-    else:
+    if settings.sqlite:
         # A transaction that reads and then writes locks from its start, so it needs no retry.
         # A query without a connection_context is a mistake, so it fails.
         options = {"autoconnect": False, "lock_type": "IMMEDIATE", "pragmas": PRAGMAS}
         database.initialize(PooledSqliteDatabase(str(settings.sqlite), **options))
         database.obj.timeout = patience or BUSY_SECONDS
+    else:
+        from storage.postgres import ANSWER_SECONDS, Postgres  # the driver is optional
+
+        database.initialize(Postgres(str(settings.database_url), patience or ANSWER_SECONDS))
 
 
 def open_store(settings: Settings) -> Store:
     """Where keys are found and counted."""
-    if settings.postgres:
-        from storage.postgres import PostgresStore  # the driver is optional
+    if settings.sqlite:
+        return SqliteStore(str(settings.sqlite))
+    from storage.postgres import PostgresStore  # the driver is optional
 
-        return PostgresStore(settings.postgres)
-    return SqliteStore(str(settings.sqlite))
+    return PostgresStore(str(settings.database_url))
 
 
 def create_tables(settings: Settings) -> None:
@@ -56,7 +56,7 @@ def create_tables(settings: Settings) -> None:
         if settings.sqlite and not settings.sqlite.exists():
             settings.sqlite.touch(mode=0o600)
         with database.connection_context(), database.atomic():
-            if settings.postgres:
+            if not settings.sqlite:
                 database.execute_sql(ALONE)
             database.create_tables(TABLES)
         if settings.sqlite:

@@ -6,6 +6,7 @@ psycopg, which is optional.
 """
 
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,11 +24,13 @@ from storage.queries import FIND, delete_old_rows, ended_keys, made_of
 CONNECTIONS = 4  # of a process for pages and the background; one more finds and counts
 ANSWER_SECONDS = 0.6  # for a connection, and again for an answer; a busy machine needs 0.4
 
-COUNT = Path(__file__).with_name("count.sql").read_text()
-COUNT_UNLOCKED = COUNT.replace("FOR UPDATE OF api_key", "FOR UPDATE OF api_key SKIP LOCKED")
+COUNT = Path(__file__).with_name("count.sql").read_bytes()
+COUNT_UNLOCKED = COUNT.replace(b"FOR UPDATE OF api_key", b"FOR UPDATE OF api_key SKIP LOCKED")
+
+Connection = psycopg.Connection[Any]
 
 
-class Impatient(psycopg.Connection[Any]):
+class Impatient(Connection):
     """A connection on which every answer has to come within `patience` seconds.
 
     All that psycopg sends goes through `wait`: queries, BEGIN, COMMIT and ROLLBACK.
@@ -73,11 +76,12 @@ class Postgres(PooledPostgresqlDatabase):
             raise OperationalError(f"no connection within {self.patience} s") from None
 
 
-class Hit(NamedTuple):
-    """A request that is to be counted."""
+class Question(NamedTuple):
+    """What a request asks the database; `query` answers many such items at once."""
 
-    key_id: str
-    quota: Quota
+    query: Callable[[Connection, list[Any]], list[Any]]
+    item: Any
+    answer: AsyncResult
 
 
 class PostgresStore:
@@ -85,84 +89,92 @@ class PostgresStore:
 
     def __init__(self, url: str) -> None:
         self._url = url
-        self._connection: psycopg.Connection[Any] | None = None
-        self._waiting: list[tuple[str | Hit, AsyncResult]] = []
+        self._connection: Connection | None = None
+        self._waiting: list[Question] = []
         self._asking = False
         self._remembered = Limiter()  # counts nothing: with a cost of 0 it only computes the window
 
     def find(self, key_id: str) -> ApiKey | None:
-        row = self._ask(key_id)
-        return made_of(row) if row else None
+        return self._ask(find_keys, key_id)
 
     def hit(self, key: ApiKey, quota: Quota, cost: int = 1) -> Allowance | None:
         if not cost:
             return self._remembered.hit(key.id, quota, key.usage, cost)
-        return self._ask(Hit(key.id, quota))
+        return self._ask(count_hits, (key.id, quota))
 
-    def sync(self, key_ids: set[str]) -> set[str]:
-        self._ask("")  # no key has this id, but a lost connection is noticed before a request
+    def ended(self, key_ids: set[str]) -> set[str]:
         with database.connection_context():
-            delete_old_rows(database, "ctid", "FOR UPDATE SKIP LOCKED")
             return ended_keys(key_ids, database)
+
+    def save(self) -> None:
+        """Hits are saved already."""
+        self.find("")  # no key has this id, but a lost connection is noticed before a request
+        with database.connection_context():
+            delete_old_rows(database)
 
     def close(self) -> None:
         if self._connection:
             self._connection.close()
             self._connection = None
 
-    def _ask(self, item: str | Hit) -> Any:
-        """The row of a key's id, or the allowance of a hit; None if there is no such key."""
-        answer = AsyncResult()
-        self._waiting.append((item, answer))
+    def _ask(self, query: Callable[[Connection, list[Any]], list[Any]], item: Any) -> Any:
+        """The answer to this item; raises PeeweeException."""
+        self._waiting.append(question := Question(query, item, AsyncResult()))
         if not self._asking:
             self._asking = True
             gevent.spawn(self._ask_all)  # a request may be killed while others need its answer
-        return answer.get()
+        return question.answer.get()
 
     def _ask_all(self) -> None:
-        while batch := self._waiting:
-            self._waiting = []
+        """Put together the questions of one kind that are waiting, until there are none."""
+        while self._waiting:
+            query = self._waiting[0].query
+            batch = [question for question in self._waiting if question.query is query]
+            self._waiting = [question for question in self._waiting if question.query is not query]
             try:
                 with gevent.Timeout(ANSWER_SECONDS):
-                    answers = self._answers([item for item, _ in batch])
+                    answers = query(self._connected(), [question.item for question in batch])
             except (Exception, gevent.Timeout) as error:
                 self.close()
                 # Those who came meanwhile fail, too, so that nobody waits twice.
                 batch, self._waiting = batch + self._waiting, []
                 answers = [database_error(error)] * len(batch)
-            for (_, waiting), answer in zip(batch, answers, strict=True):
+            for question, answer in zip(batch, answers, strict=True):
                 if isinstance(answer, BaseException):
-                    waiting.set_exception(answer)
+                    question.answer.set_exception(answer)
                 else:
-                    waiting.set(answer)
+                    question.answer.set(answer)
         self._asking = False
 
-    def _answers(self, items: list[str | Hit]) -> list[Any]:
-        """The answer to each item; raises psycopg.Error."""
-        ids = [item for item in items if isinstance(item, str)]
-        hits = [item for item in items if isinstance(item, Hit)]
-        found = {row[0]: row for row in self._query(f"{FIND} = ANY(%s)", [ids])} if ids else {}
-        counted = iter(self._count(hits)) if hits else iter(())
-        return [found.get(item) if isinstance(item, str) else next(counted) for item in items]
-
-    def _count(self, hits: list[Hit]) -> list[Allowance | OperationalError | None]:
-        ids, quotas = zip(*hits, strict=True)
-        _, limits, seconds = zip(*quotas, strict=True)
-        asked = [list(ids), list(limits), list(seconds)]
-        answers: list[Allowance | OperationalError | None] = [None] * len(hits)
-        try:
-            rows = self._query(COUNT, asked)
-        except LockNotAvailable:  # somebody holds a row for long: only its own requests fail
-            rows = self._query(COUNT_UNLOCKED, asked)
-            answers = [OperationalError("the row of the key is locked")] * len(hits)
-        for number, *allowance in rows:
-            answers[number - 1] = Allowance(quotas[number - 1], *allowance)
-        return answers
-
-    def _query(self, sql: str, parameters: list[Any]) -> list[Any]:
+    def _connected(self) -> Connection:
         if not self._connection:
             self._connection = psycopg.connect(self._url, autocommit=True)
-        return self._connection.execute(sql.encode(), parameters).fetchall()
+        return self._connection
+
+
+def find_keys(connection: Connection, ids: list[str]) -> list[ApiKey | None]:
+    """The key with each id, if there is one; raises psycopg.Error."""
+    rows = connection.execute(f"{FIND} = ANY(%s)".encode(), [ids])
+    found = {key.id: key for key in map(made_of, rows)}
+    return [found.get(key_id) for key_id in ids]
+
+
+def count_hits(
+    connection: Connection, hits: list[tuple[str, Quota]]
+) -> list[Allowance | OperationalError | None]:
+    """The allowance of each hit, None if its key was deleted; raises psycopg.Error."""
+    ids, quotas = zip(*hits, strict=True)
+    _, limits, seconds = zip(*quotas, strict=True)
+    asked = [list(ids), list(limits), list(seconds)]
+    answers: list[Allowance | OperationalError | None] = [None] * len(hits)
+    try:
+        rows = connection.execute(COUNT, asked).fetchall()
+    except LockNotAvailable:  # somebody holds a row for long: only its own requests fail
+        rows = connection.execute(COUNT_UNLOCKED, asked).fetchall()
+        answers = [OperationalError("the row of the key is locked")] * len(hits)
+    for number, *allowance in rows:
+        answers[number - 1] = Allowance(quotas[number - 1], *allowance)
+    return answers
 
 
 def database_error(error: BaseException) -> BaseException:

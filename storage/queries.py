@@ -1,8 +1,8 @@
-"""The queries for both databases, in SQL where building them with peewee would take longer."""
+"""The queries of both stores; FIND is SQL, because building it with peewee would take longer."""
 
 import peewee
 
-from models import CHART_HOURS, DAY, HOUR, ApiKey, User, now
+from models import CHART_HOURS, DAY, HOUR, ApiKey, HourlyUsage, User, now
 
 COLUMNS = list(ApiKey._meta.columns)
 # The user may have been deleted by hand, without foreign keys. EXISTS, because for IN and for JOIN
@@ -10,12 +10,6 @@ COLUMNS = list(ApiKey._meta.columns)
 OWNED = 'EXISTS (SELECT 1 FROM "user" WHERE "user".id = api_key.user_id)'
 FIND = f"SELECT {', '.join(COLUMNS)} FROM api_key WHERE {OWNED} AND id "
 KEEP_DAYS = 30  # for which keys are kept after they have ended
-# Some rows at a time, so that nobody waits for long.
-DELETE_HOURS = """DELETE FROM hourly_usage WHERE {row} IN (
-    SELECT {row} FROM hourly_usage WHERE hour < {before} LIMIT 2000 {lock})"""
-DELETE_KEYS = """DELETE FROM api_key WHERE {row} IN (
-    SELECT {row} FROM api_key WHERE revoked_at < {before} OR expires_at < {before}
-    LIMIT 100 {lock})"""
 
 
 def made_of(row: tuple[object, ...]) -> ApiKey:
@@ -30,14 +24,14 @@ def ended_keys(ids: set[str], database: peewee.Database) -> set[str]:
     return ids - {key_id for (key_id,) in query.tuples().bind(database)} if ids else ids
 
 
-def delete_old_rows(database: peewee.Database, row: str = "rowid", lock: str = "") -> None:
-    """Delete hours of more than a day ago, and keys that ended long ago.
+def delete_old_rows(database: peewee.Database) -> None:
+    """Delete an hour of more than a day ago, and keys that ended long ago; raises PeeweeException.
 
-    `row` is the column that identifies a row: `rowid` or `ctid`. Several processes may do this at
-    once: with `lock`, each skips the rows that another deletes.
+    Only one hour, because there may be many: the service may have been stopped for a day.
     """
-    for query, seconds in (
-        (DELETE_HOURS, (CHART_HOURS + 1) * HOUR),
-        (DELETE_KEYS, KEEP_DAYS * DAY),
-    ):
-        database.execute_sql(query.format(before=now() - seconds, row=row, lock=lock))
+    past = HourlyUsage.hour < now() - (CHART_HOURS + 1) * HOUR
+    oldest = HourlyUsage.select(peewee.fn.MIN(HourlyUsage.hour)).where(past)
+    HourlyUsage.delete().where(HourlyUsage.hour == oldest).bind(database).execute()
+    long_ago = now() - KEEP_DAYS * DAY
+    ended = (ApiKey.revoked_at < long_ago) | (ApiKey.expires_at < long_ago)
+    ApiKey.delete().where(ended).bind(database).execute()

@@ -21,7 +21,7 @@ from storage.queries import FIND, delete_old_rows, ended_keys, made_of
 
 log = logging.getLogger(__name__)
 
-SYNCS_PER_CLEANUP = 20
+SAVES_PER_CLEANUP = 20
 LAST_SECONDS = 1.2  # for which the last save is tried again at a stop
 SAVE = """UPDATE api_key SET total = total + ?, used = ? + CASE WHEN reset = ? THEN used ELSE 0 END,
     reset = ?, last_used_at = ? WHERE id = ?"""
@@ -39,7 +39,7 @@ class SqliteStore:
     def __init__(self, file: str) -> None:
         self._database = SqliteDatabase(file, timeout=0, thread_safe=False, pragmas=PRAGMAS)
         self._file, self._limiter, self._thread = file, Limiter(), ThreadPool(1)
-        self._syncs = 0
+        self._saves = 0
 
     def find(self, key_id: str) -> ApiKey | None:
         row = self._database.execute_sql(f"{FIND} = ?", (key_id,)).fetchone()
@@ -48,19 +48,16 @@ class SqliteStore:
     def hit(self, key: ApiKey, quota: Quota, cost: int = 1) -> Allowance:
         return self._limiter.hit(key.id, quota, key.usage, cost)
 
-    def sync(self, key_ids: set[str]) -> set[str]:
-        ended = ended_keys(key_ids, self._database)
-        try:
-            if self._limiter.counted:
-                self._save()
-            if self._syncs % SYNCS_PER_CLEANUP == 0:
-                delete_old_rows(self._database)
-                self._thread.spawn(checkpoint, self._file)
-        except PeeweeException:
-            if not ended:  # else their sockets are closed first; the next sync saves the counts
-                raise
-        self._syncs += 1
-        return ended
+    def ended(self, key_ids: set[str]) -> set[str]:
+        return ended_keys(key_ids, self._database)
+
+    def save(self) -> None:
+        if self._limiter.counted:
+            self._save()
+        if self._saves % SAVES_PER_CLEANUP == 0:
+            delete_old_rows(self._database)
+            self._thread.spawn(checkpoint, self._file)
+        self._saves += 1
 
     def close(self) -> None:
         deadline = time.monotonic() + LAST_SECONDS
@@ -69,7 +66,10 @@ class SqliteStore:
                 self._save()
             except PeeweeException as error:
                 if time.monotonic() > deadline:
-                    self._log_loss(error)
+                    counted = self._limiter.counted
+                    requests = sum(use.total for use in counted.values())
+                    words = "the last %d requests of %d keys could not be saved: %s"
+                    log.error(words, requests, len(counted), one_line(error))
                     break
                 gevent.sleep(0.1)
         self._thread.apply(checkpoint, (self._file,))  # closing copies the rest without waiting
@@ -90,12 +90,6 @@ class SqliteStore:
         except sqlite3.Error as error:
             raise OperationalError(str(error)) from None
         self._limiter.forget()
-
-    def _log_loss(self, error: Exception) -> None:
-        counted = self._limiter.counted
-        requests = sum(use.total for use in counted.values())
-        words = "the last %d requests of %d keys could not be saved: %s"
-        log.error(words, requests, len(counted), one_line(error))
 
 
 def checkpoint(file: str) -> None:

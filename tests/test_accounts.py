@@ -7,10 +7,9 @@ import pytest
 from werkzeug.exceptions import ServiceUnavailable
 
 import accounts
-import auth
 import models
 from accounts import Invalid
-from models import ApiKey, User
+from models import User
 
 RULES = {  # what is accepted, and what is refused
     "username": (
@@ -101,16 +100,6 @@ def test_change_leaves_the_given_user_and_is_refused_for_a_taken_name(ada: User)
 def test_user_is_found_by_name_or_address_ignoring_case(ada: User, name: str) -> None:
     assert accounts.find(name) == ada
     assert accounts.find(f"%{name[1:]}") is None
-
-
-@pytest.mark.usefixtures("key")
-def test_deleted_user_takes_keys_along(ada: User) -> None:
-    bob = accounts.create("bob", "bob@example.com", PASSWORD)
-    auth.create_key(bob, "ci", "production")
-    with models.database.connection_context():
-        accounts.delete(ada)
-        assert [user for (user,) in ApiKey.select(ApiKey.user).tuples()] == [bob.id]
-    assert stored() == ["bob"]
 
 
 # Passwords

@@ -72,11 +72,6 @@ def test_two_keys_share_nothing_and_use_the_whole_alphabet(new_key: NewKey) -> N
     assert used == set(string.digits + string.ascii_letters)
 
 
-def test_checksum_is_crc_32_in_base_62() -> None:
-    known = {"": "000000", "a": "4gehkn", "123456789": "3Jzrme"}
-    assert {text: auth.checksum(text) for text in known} == known
-
-
 def test_twenty_sixth_live_key_is_refused_until_one_has_ended(new_key: NewKey) -> None:
     first, second, *_ = [new_key() for _ in range(25)]
     for ended in ({"revoked_at": 1}, {"expires_at": 1}):

@@ -83,7 +83,7 @@ def test_sockets_of_an_ended_key_are_closed_and_no_others(
 ) -> None:
     _, changed, revoked, expired = keys = [new_key() for _ in range(4)]
     sockets = {mock.Mock(WebSocket): key[8:16] for key in keys}
-    app.extensions["sockets"].key_ids.update(sockets)
+    app.extensions["sockets"].open.update(sockets)
     change(changed, tier="pro", expires_at=models.now() + 60)
     change(revoked, revoked_at=1)
     change(expired, expires_at=models.now())

@@ -100,6 +100,16 @@ def test_unknown_user_is_one_line(cli: FlaskCliRunner, command: str) -> None:
     assert refused(cli.invoke(args=command.split())) == "There is no user 'bob'."
 
 
+@pytest.mark.usefixtures("key")
+def test_deleted_user_takes_keys_along(cli: FlaskCliRunner) -> None:
+    bob = accounts.create("bob", "bob@example.com", PASSWORD)
+    auth.create_key(bob, "ci", "production")
+    assert done(cli.invoke(args=["user", "delete", "ADA"])) == ""
+    with models.database.connection_context():
+        assert [key.user for key in ApiKey.select()] == [bob]
+        assert list(User.select()) == [bob]
+
+
 # Lists
 
 

@@ -96,7 +96,6 @@ def live(described: Server, key: str, spent_key: str) -> dict[str, Body]:
             return body
 
     host = {"Host": "localhost"}
-    upgrade = {"Connection": "Upgrade", "Upgrade": "websocket"}
     answers = {path: ask(path, host | {"X-API-Key": key}) for path in DOCUMENT["paths"]}
     return answers | {
         "/api/v1/status": ask("/api/v1/status", host),
@@ -104,7 +103,6 @@ def live(described: Server, key: str, spent_key: str) -> dict[str, Body]:
         "invalid_api_key": ask(PROTECTED, host | {"X-API-Key": "nonsense"}),
         "rate_limited": ask(PROTECTED, host | {"X-API-Key": spent_key}),
         "bad_request": ask("/api/v1/status", {}),
-        "no_websocket": ask("/api/v1/status", host | upgrade),
         "content_too_large": ask("/api/v1/status", host | {"Content-Length": "1000000"}),
     }
 

@@ -125,7 +125,7 @@ def test_wrong_value_is_one_line_with_the_variable_first(variable: str, text: st
 )
 @pytest.mark.parametrize("scheme", ["postgresql", "postgres"])
 def test_both_schemes_of_postgresql_are_one(scheme: str, url: str) -> None:
-    assert load({"DATABASE_URL": url.replace("postgresql", scheme, 1)}).postgres == url
+    assert load({"DATABASE_URL": url.replace("postgresql", scheme, 1)}).database_url == url
 
 
 PASSWORDS = [
@@ -150,7 +150,7 @@ def test_password_that_is_not_escaped_is_refused_or_read_but_never_shown(passwor
     """What libpq takes for the host, the port or the name, it repeats when it cannot connect."""
     url = f"postgresql://ada:{password}@localhost/demo"
     try:
-        read = conninfo_to_dict(load({"DATABASE_URL": url}).postgres or "")
+        read = conninfo_to_dict(str(load({"DATABASE_URL": url}).database_url))
     except SettingsError:
         assert refusal(DATABASE_URL=url) == f"DATABASE_URL: must be {settings.URL_FORMS}"
     else:

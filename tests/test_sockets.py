@@ -208,14 +208,14 @@ def ended_by(
 
     def run(ending: BaseException) -> RawSocket:
         def handler(ws: WebSocket) -> None:
-            assert list(app.extensions["sockets"].key_ids) == [ws]
+            assert list(app.extensions["sockets"].open) == [ws]
             raise ending
 
         ends[0].shutdown(socket.SHUT_WR)  # a client that has sent all it will
         with app.test_request_context(f"{ECHO}?api_key=private"):
             g.key = None
             serve(handler, server)
-        assert not app.extensions["sockets"].key_ids, "only open sockets are kept"
+        assert not app.extensions["sockets"].open, "only open sockets are kept"
         ends[1].close()
         return client
 
