@@ -141,6 +141,8 @@ def test_schemathesis_finds_nothing(
     keys = {"with a key": [key], "over the limit": [spent_key]}.get(caller, [])
     headers = [f"--header=X-API-Key: {key}" for key in keys]
     options = ["--checks=all", "--max-examples=20", "--no-color", f"--url={described.url}"]
+    # Not the stateful phase: no response links to another, and sometimes it never ends.
+    options.append("--phases=examples,coverage,fuzzing")
     run("schemathesis", "run", str(OPENAPI), *options, *headers, cwd=tmp_path)
 
 

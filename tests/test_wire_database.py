@@ -88,7 +88,7 @@ class TestSqlite:
             subprocess.run(compiled, check=True)
         except FileNotFoundError:
             pytest.skip("there is no C compiler")
-        often = "import storage.sqlite; storage.sqlite.SYNCS_PER_CLEANUP = 2"
+        often = "import storage.sqlite; storage.sqlite.SAVES_PER_CLEANUP = 2"
         server = start_patched(often, LD_PRELOAD=library, RATE_LIMITS="free=1000000/day")
         count, key, _ = tmp_path / "count", server.new_key(), server.database
         with Load(server.port, key, connections=4) as load:
