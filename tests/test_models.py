@@ -4,7 +4,6 @@ import os
 from pathlib import Path
 from types import SimpleNamespace
 
-import peewee
 import pytest
 
 import models
@@ -12,7 +11,6 @@ from models import ApiKey, User
 from rows import change, row
 from settings import Settings, SettingsError
 from storage.database import create_tables
-from storage.outage import one_line
 
 NOON = 1_795_262_400  # 2026-11-21T12:00:00Z
 
@@ -77,19 +75,3 @@ def test_file_that_is_no_database_stays_as_it_was(config: Settings, tmp_path: Pa
     after = file.stat()
     assert file.read_text() == "This is no database. " * 100
     assert (after.st_mode, after.st_mtime_ns) == (before.st_mode, before.st_mtime_ns)
-
-
-@pytest.mark.usefixtures("app")
-def test_full_disk_is_named_as_the_reason() -> None:
-    """SQLite ends the transaction by itself then, and peewee's rollback of it fails."""
-
-    def insert_many_users() -> None:
-        with models.database.atomic():
-            for number in range(1000):
-                User.create(username=number, email=number, password_hash="x" * 1000)
-
-    with models.database.connection_context():
-        models.database.execute_sql("PRAGMA max_page_count = 1")
-        with pytest.raises(peewee.OperationalError) as failure:
-            insert_many_users()
-    assert one_line(failure.value) == "database or disk is full"

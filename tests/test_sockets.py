@@ -51,22 +51,6 @@ def handshake(app: Flask) -> Callable[..., int]:
 Handshake = Callable[..., int]
 
 
-def test_echo_sockets_are_capped_by_caller_and_time_sockets_by_key(
-    handshake: Handshake, key: str
-) -> None:
-    requests = [
-        (ECHO, "2001:db8:1:2::3", {}, 101),
-        (ECHO, "2001:db8:1:2::4", {}, 429),  # of the same /64
-        (ECHO, "2001:db8:1:3::3", {}, 101),
-        (TIME, "2001:db8:1:2::3", {"X_API_Key": key}, 101),
-        (TIME, "192.0.2.1", {"X_API_Key": key}, 429),
-    ]
-    asked = [gevent.spawn(handshake, path, who, **key) for path, who, key, _ in requests]
-    gevent.joinall(asked)
-    assert [asking.value for asking in asked] == [status for *_, status in requests]
-    assert handshake(ECHO, "2001:db8:1:2::4") == 101, "there is room again"
-
-
 def test_of_two_handshakes_at_once_one_gets_the_last_place(
     handshake: Handshake, key: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
