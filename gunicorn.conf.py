@@ -48,7 +48,7 @@ sendfile = False  # it would bypass the worker's way to send a response in one p
 # Only PROXY_HOPS says whom to trust; gunicorn itself takes nothing from forwarding headers.
 forwarder_headers = ""
 secure_scheme_headers: dict[str, str] = {}
-forwarded_allow_ips = "*"  # else it would look up each client's address, which takes 3 % of a request
+forwarded_allow_ips = "*"  # else it compares the address of each client, for 3 % of a request
 ignores_hangup = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN  # it was started with nohup
 
 
