@@ -14,7 +14,7 @@ from storage.outage import one_line
 
 USERNAME = r"[A-Za-z0-9][A-Za-z0-9_.-]{1,31}"
 EMAIL = r"(?=.{3,254}$)[^@\s]{1,64}@[^@\s.]+(\.[^@\s.]+)+"
-NAMING = "Use 2 to 32 letters, digits, dots, dashes or underscores, the first a letter or digit."
+NAMING = "Use 2 to 32 letters, digits, dots, dashes or underscores; start with a letter or digit."
 RULES = {
     "username": (USERNAME, NAMING),
     "email": (EMAIL, "Enter an address like ada@example.com."),
@@ -23,7 +23,7 @@ RULES = {
     "type": ("|".join(PREFIXES), "Choose Development or Production."),
 }
 NOBODY = f"scrypt:32768:8:1${'0' * 16}${'0' * 128}"  # a hash that matches no password
-QUEUE_SECONDS = 5  # to wait for the passwords that are hashed before this one
+QUEUE_SECONDS = 5  # how long to wait while earlier passwords are hashed
 ONE_AT_A_TIME = BoundedSemaphore()  # a hash takes 32 MiB; many together would slow the requests
 
 
@@ -56,7 +56,7 @@ def create(username: str, email: str, password: str) -> User:
 
 
 def change(user: User, **columns: str) -> None:
-    """Change stored columns of a user, but not this object; raises Invalid."""
+    """Update the row of a user, but not the object that was passed; raises Invalid."""
     _write(User.update(**columns).where(User.id == user.id).execute)
 
 
@@ -66,7 +66,7 @@ def _write(query: Callable[[], object]) -> None:
         with database.connection_context(), database.atomic():
             query()
     except IntegrityError as error:
-        field = "email" if "email" in one_line(error) else "username"
+        field = "email" if "email" in one_line(error) else "username"  # the index is user_email
         raise Invalid(**{field: "This is already taken."}) from None
 
 

@@ -37,14 +37,14 @@ class CompactJson(DefaultJSONProvider):
 
 
 class Service(Flask):
-    """Flask with JSON as above, the API's headers, and a short cut that saves 5 % of a request."""
+    """Flask with JSON as above, the API's headers, and a shortcut that saves 5 % of a request."""
 
     json_provider_class = CompactJson
 
     def __init__(self, config: Settings) -> None:
         super().__init__(__name__, static_folder="web/static")
         self.secret_key = config.secret_key
-        self.url_map.merge_slashes = False  # or it would redirect, to whatever Host was sent
+        self.url_map.merge_slashes = False  # or it would redirect to whatever Host was sent
         self.wsgi_app = with_api_headers(self.wsgi_app)  # type: ignore[method-assign]
         if hops := config.proxy_hops:
             self.wsgi_app = ProxyFix(self.wsgi_app, x_for=hops)  # type: ignore[method-assign]
@@ -62,7 +62,7 @@ api = Blueprint("api", __name__, url_prefix="/api/v1")
 
 
 def create_app(config: Settings | None = None, demo: bool = False) -> Flask:
-    """Build the application; raises SettingsError. The database is not connected to yet.
+    """Build the application; raises SettingsError. It does not connect to the database yet.
 
     For the `demo`, gunicorn.conf.py creates a user with a key once the port is bound.
     """

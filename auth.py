@@ -24,11 +24,11 @@ BASE62 = digits + ascii_letters
 # prefix, id, secret and checksum; the checksum covers everything before it
 FORM = re.compile(rf"((?:{'|'.join(PREFIXES.values())})([{BASE62}]{{8}})_[{BASE62}]{{32}})(.{{6}})")
 MAX_LIVE_KEYS = 25  # of one user
-GRACE_SECONDS = 86400  # for which a rotated key stays good
+GRACE_SECONDS = 86400  # how long a rotated key stays valid
 CHALLENGE = {"WWW-Authenticate": 'ApiKey realm="api", header="X-API-Key"'}
 QUOTA_EXCEEDED = "https://iana.org/assignments/http-problem-types#quota-exceeded"
 
-View = Callable[..., dict[str, object]]  # of a key and its Allowance, then the URL's arguments
+View = Callable[..., dict[str, object]]  # takes a key, its Allowance, the URL's arguments
 
 
 def create_key(
@@ -50,9 +50,10 @@ def create_key(
 
 
 def rotate_key(key: ApiKey, grace_seconds: int = GRACE_SECONDS) -> tuple[ApiKey, str]:
-    """Make a successor of a live key, which stops working after the grace period.
+    """Create a successor to a live key; the old key stops working after the grace period.
 
-    The successor has the same name, type, tier and lifetime. Raises accounts.Invalid.
+    The successor has the same name, type, tier and lifetime, and may be one more than
+    MAX_LIVE_KEYS. Raises accounts.Invalid.
     """
     now = models.now()
     end = min(key.expires_at or now + grace_seconds, now + grace_seconds)
@@ -96,7 +97,7 @@ def digest(key: str) -> str:
 
 
 def checksum(text: str) -> str:
-    """The last six characters of a key: finds mistyped and made-up keys without the database."""
+    """The last six characters of a key: detects mistyped and made-up keys without the database."""
     return digest(text)[:6]
 
 
@@ -136,8 +137,8 @@ class Guard:
             key = self._store.find(form[2])
             if key is None or not compare_digest(key.digest, fingerprint):
                 return None
-            # Into the dictionary from before the query: if `forget` was called meanwhile, this row
-            # may be old, and is forgotten with the others.
+            # Remembered in the dictionary from before the query: if `forget` was called meanwhile,
+            # this row may be old, and is forgotten with the others.
             known[fingerprint] = key
         return None if key.has_ended() else key
 
@@ -152,8 +153,8 @@ class Guard:
     def spend(self, key: ApiKey, cost: int = 1) -> Allowance:
         """Count this request; raises Problem 401 or 429, or PeeweeException.
 
-        Call it right after `check`: no sync may come between, which would save counts that the
-        row of `key` does not have yet. See "Forgetting and saving" in docs/design.md.
+        Call it right after `check`: with SQLite, a sync in between would save counts that the row
+        of `key` does not include yet. See "Forgetting and saving" in docs/design.md.
         """
         request.environ[ALLOWANCE] = allowance = self._hit(key, cost)
         if allowance.accepted:
@@ -178,7 +179,7 @@ def guard() -> Guard:
 
 
 def require_api_key(view: View) -> View:
-    """Call the view for a good key within its limits.
+    """Call the view only with a valid key that is within its limit.
 
     The view gets the key and its Allowance, and then the arguments of the URL.
     """
@@ -186,7 +187,7 @@ def require_api_key(view: View) -> View:
     @wraps(view)
     def guarded(**arguments: object) -> dict[str, object]:
         checker = guard()
-        key = checker.check(request.environ.get("HTTP_X_API_KEY"))
+        key = checker.check(request.headers.get("X-API-Key"))
         return view(key, checker.spend(key), **arguments)
 
     return guarded

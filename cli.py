@@ -23,7 +23,7 @@ from storage.database import create_tables
 from storage.outage import one_line
 
 SECONDS = {"s": 1, "m": 60, "h": models.HOUR, "d": models.DAY}
-PRINT_SECONDS = 5  # to wait until a key can be printed
+PRINT_SECONDS = 5  # how long to wait until a key can be printed
 USER_COLUMNS = ("id", "username", "email", "created_at")
 KEY_COLUMNS = (
     *("id", "username", "name", "type", "tier", "state"),
@@ -32,7 +32,7 @@ KEY_COLUMNS = (
 
 
 class Commands(AppGroup):
-    """Commands with a connection to the database, which fail with one line."""
+    """Commands that have a connection to the database, and report errors in one line."""
 
     def invoke(self, ctx: click.Context) -> Any:
         create_tables(current_app.extensions["settings"])
@@ -66,7 +66,7 @@ def refuse_flask_run() -> None:
 
 
 def duration(text: str) -> int:
-    """The seconds of `90d`, `24h`, `15m`, `5s` or `0`."""
+    """Convert `90d`, `24h`, `15m`, `5s` or `0` to seconds."""
     found = re.fullmatch("([0-9]{1,5})([smhd])|0", text)
     if not found:
         raise click.BadParameter("use a number and a unit, like 90d, 24h, 15m or 5s")
@@ -78,7 +78,7 @@ def duration(text: str) -> int:
 @click.argument("email")
 @password_stdin
 def create_user(username: str, email: str, password_stdin: bool) -> None:
-    """Create a user; the password is asked for."""
+    """Create a user; asks for the password."""
     accounts.create(username, email, read_password(password_stdin))
 
 
@@ -101,7 +101,7 @@ def set_password(username: str, password_stdin: bool) -> None:
 @users.command("delete")
 @click.argument("username")
 def delete_user(username: str) -> None:
-    """Delete a user with all keys; a running server notices within two seconds."""
+    """Delete a user and all their keys; a running server notices within two seconds."""
     user = user_named(username)
     with database.atomic():
         user.delete_instance(recursive=True)
@@ -112,11 +112,11 @@ def delete_user(username: str) -> None:
 @click.argument("name")
 @click.option("--type", type=click.Choice(list(models.PREFIXES)), default="production")
 @click.option("--tier", default="free", show_default=True)
-@click.option("--expires", type=duration, help="For example 90d; never, if not given.")
+@click.option("--expires", type=duration, help="For example 90d; by default, never.")
 def create_key(username: str, name: str, type: str, tier: str, expires: int | None) -> None:
-    """Create a key and print it, alone and once."""
-    user, end = user_named(username), None if expires is None else models.now() + expires
-    tier = existing_tier(tier)
+    """Create a key and print only the key, which cannot be shown again."""
+    user, tier = user_named(username), existing_tier(tier)
+    end = None if expires is None else models.now() + expires
     if expires == 0:
         fail("--expires must be longer than 0.")
     print_key(lambda: auth.create_key(user, name, type, tier, end))
@@ -174,10 +174,10 @@ def print_key(make: Callable[[], tuple[ApiKey, str]]) -> None:
 
 
 def stdout_descriptor() -> int:
-    """Of standard output, when it can be written to without waiting; raises OSError.
+    """The descriptor of standard output, once it can be written to; raises OSError.
 
-    So no row stays locked while a terminal is paused. `print` buffers its output, so it would not
-    fail at once when it can't be written.
+    This way, no row stays locked while a terminal is paused. `print` buffers its output, so it
+    would not fail immediately.
     """
     if sys.stdout is None:
         raise OSError("standard output is closed")
@@ -188,7 +188,7 @@ def stdout_descriptor() -> int:
 
 
 def print_rows(columns: tuple[str, ...], rows: Iterable[Any]) -> None:
-    """Print rows with tabs, and a header on a terminal; columns named `_at` in ISO 8601."""
+    """Print rows with tabs, and a header on a terminal; times, named `_at`, in ISO 8601."""
     if os.isatty(1):
         click.echo("\t".join(columns))
     for row in rows:

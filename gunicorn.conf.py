@@ -10,7 +10,7 @@ from pathlib import Path
 
 from gunicorn.arbiter import Arbiter
 
-chdir = str(Path(__file__).parent)  # also when it is started from another folder
+chdir = str(Path(__file__).parent)  # even when it is started from another folder
 sys.path.insert(0, chdir)
 
 import settings
@@ -20,8 +20,8 @@ from server.worker import Worker
 from settings import SettingsError
 from storage.database import create_tables
 
-settings.raise_file_limit()
-service = settings.load()
+settings.raise_file_limit()  # before MAX_SOCKETS is read, which it caps
+service = settings.load()  # not `config`, which is a setting of gunicorn
 if not service.secret_key:
     command = "python3 -c 'import secrets; print(secrets.token_hex())'"
     raise SettingsError(f"SECRET_KEY is not set; make one: {command}")
@@ -33,13 +33,13 @@ workers = service.workers
 logger_class = Log
 # Without query and referrer, which may hold keys.
 access_log_format = '%(h)s "%(m)s %(U)s" %(s)s %(B)s %(L)ss'
-# More than there can be WebSockets, because all others have to wait; fewer than open files.
+# More than MAX_SOCKETS, because further connections have to wait; fewer than files may be open.
 worker_connections = min(service.max_sockets + 1000, settings.file_limit() - 64)
 # A client that connects and leaves without end fills this queue, and a new client waits behind it:
-# 0.3 s here, 0.6 s with 2048. 2,000 WebSockets that reconnect at once are open after 3 s.
+# 0.3 s here, 0.6 s with 2048. Long enough for 2,000 WebSockets that reconnect at once: 3 s.
 backlog = 1024
-# Seconds for which a connection may be idle, and a header may take. Routers keep connections open
-# for up to 90 s.
+# Seconds for which a connection may be idle, and which a header may take to arrive. Routers keep
+# connections open for up to 90 s.
 keepalive = 100 if service.proxy_hops else 5
 graceful_timeout = 5  # seconds; the worker needs less
 control_socket_disable = True  # two services of the same user would share one socket
@@ -53,19 +53,19 @@ ignores_hangup = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN  # it was sta
 
 
 def on_starting(server: Arbiter) -> None:
-    """Refuse what would break the promises of SQLite mode, and a database that does not work."""
-    fits = server.cfg.workers == 1 if service.sqlite else server.cfg.workers > 0
-    if server.cfg.worker_class != Worker or not fits:
-        raise SettingsError("--worker-class cannot be set, --workers only with PostgreSQL")
+    """Refuse options that SQLite mode does not allow, and a database that cannot be used."""
+    workers = server.cfg.workers
+    if server.cfg.worker_class != Worker or workers < 1 or (service.sqlite and workers > 1):
+        raise SettingsError("--worker-class cannot be set, and --workers only with PostgreSQL")
     create_tables(service)
     if service.sqlite:
         one_process(server)
 
 
 def one_process(server: Arbiter) -> None:
-    """With SQLite, let no signal start another worker or master beside the first: both would count.
+    """With SQLite, let no signal start a second worker or master: each would keep its own counts.
 
-    A closed terminal (SIGHUP) stops the service.
+    A closed terminal (SIGHUP) stops the service. gunicorn looks these methods up at each signal.
     """
     server.handle_ttin = server.handle_ttou = server.handle_usr2 = lambda: None
     server.handle_hup = (lambda: None) if ignores_hangup else server.handle_term

@@ -8,15 +8,15 @@ from peewee import BigIntegerField, CharField, ForeignKeyField, fn
 from ratelimit import DEFAULT_TIER, Usage
 
 HOUR, DAY = 3600, 86400
-CHART_HOURS = 24  # of usage that are kept and shown
-PREFIXES = {"production": "sk_live_", "development": "sk_test_"}  # of keys, by their type
+CHART_HOURS = 24  # hours of usage to keep and show
+PREFIXES = {"production": "sk_live_", "development": "sk_test_"}  # key prefixes, by type
 
 # For pages and commands; the store has a connection of its own. storage/database.py opens both.
 database = peewee.DatabaseProxy()
 
 
 def now() -> int:
-    """Unix seconds, as all times are stored."""
+    """The current time in Unix seconds, which is how all times are stored."""
     return int(time.time())
 
 
@@ -70,7 +70,7 @@ class ApiKey(Table):
 
     @property
     def state(self) -> str:
-        """`revoked`, `expired`, `rotated` (replaced, but still good), or `live`."""
+        """`revoked`, `expired`, `rotated` (replaced, but still valid), or `live`."""
         if self.revoked_at is not None:
             return "revoked"
         if self.expires_at is not None and self.expires_at <= now():
@@ -82,13 +82,13 @@ class ApiKey(Table):
         return Usage(self.total, self.reset, self.used)
 
 
-# Without the condition, SQLite would use this index to look up live keys, of which there are many.
+# For deleting old keys. Without the condition, SQLite would use it to look up live keys, too.
 revoked = ApiKey.revoked_at.is_null(False)
 ApiKey.add_index(ApiKey.index(ApiKey.revoked_at, where=revoked, name="api_key_revoked"))
 
 
 class HourlyUsage(Table):
-    """Requests per key and hour of the last day; no foreign key, so that saving never fails."""
+    """Requests per key and hour of the last day; no foreign key, as a key may just be deleted."""
 
     hour = BigIntegerField()
     key_id = CharField(max_length=8)

@@ -1,4 +1,4 @@
-"""Fixed-window rate limits, counted in memory; knows neither Flask nor a database.
+"""Fixed-window rate limits, counted in memory; independent of Flask and of any database.
 
 limiter = Limiter()
 limiter.hit("some key", Quota("free", limit=1000, seconds=3600)).remaining
@@ -13,7 +13,7 @@ from typing import NamedTuple
 UNITS = {"second": 1, "minute": 60, "hour": 3600, "day": 86400}
 QUOTA = re.compile(rf"([a-z][a-z0-9_-]{{0,31}})=([1-9][0-9]{{0,11}})/({'|'.join(UNITS)})")
 DEFAULT_TIER = "free"
-SMALL_STEP = 60  # seconds by which the clock may be set back without opening a past window again
+SMALL_STEP = 60  # seconds: if the clock is set back by less, no past window is opened again
 
 
 class Quota(NamedTuple):
@@ -43,7 +43,7 @@ class Usage(NamedTuple):
     used: int = 0
 
     def plus(self, later: "Usage") -> "Usage":
-        """With later requests, if there are any; their window may be a new one."""
+        """This and later requests, if any. If they are in a new window, `used` starts again."""
         if not later.total:
             return self
         used = self.used if self.reset == later.reset else 0
@@ -54,12 +54,12 @@ NOTHING = Usage()
 
 
 def parse_quotas(text: str) -> dict[str, Quota]:
-    """Read `free=1000/hour,pro=10000/hour`; raises ValueError that says what is wrong."""
+    """Read `free=1000/hour,pro=10000/hour`; raises a ValueError that says what is wrong."""
     quotas: dict[str, Quota] = {}
     for part in map(str.strip, text.split(",")):
         found = QUOTA.fullmatch(part)
         if not found:
-            raise ValueError(f"{part!r} is not like free=1000/hour")
+            raise ValueError(f"{part!r} does not look like free=1000/hour")
         tier, limit, unit = found.groups()
         if tier in quotas:
             raise ValueError(f"tier {tier!r} is given twice")
@@ -72,9 +72,9 @@ def parse_quotas(text: str) -> dict[str, Quota]:
 class Limiter:
     """Counts requests per key in windows on UTC boundaries.
 
-    `counted` holds the requests of each key since the last `forget`. Whoever stores them adds them
-    to what is stored, calls `forget`, and passes the new `stored` value to the next `hit`. It has
-    no lock, so it is for one thread.
+    `counted` holds the requests of each key since the last `forget`. The caller adds them to what
+    is stored, calls `forget`, and passes the new `stored` value to the next `hit`. It has no lock,
+    so use it from one thread only.
 
     If the clock is set back by SMALL_STEP or less, the latest time is used until the clock gets
     there again, so no window is opened twice. A larger step back is accepted immediately: the
@@ -86,9 +86,10 @@ class Limiter:
         self._clock, self._latest = clock, 0.0
 
     def hit(self, key: str, quota: Quota, stored: Usage = NOTHING, cost: int = 1) -> Allowance:
-        """Count a request if the window's allowance is not used up; a cost of 0 only asks."""
+        """Count a request if the window's allowance is not used up; a cost of 0 counts nothing."""
         now = self._clock()
-        if not 0 <= self._latest - now <= SMALL_STEP:  # unless the clock was set back a little
+        step_back = self._latest - now
+        if step_back < 0 or step_back > SMALL_STEP:
             self._latest = now
         reset = (int(self._latest) // quota.seconds + 1) * quota.seconds
         counted = self.counted.get(key, NOTHING)
@@ -104,5 +105,5 @@ class Limiter:
         return Allowance(quota, accepted, left, reset, math.ceil(reset - now), usage.total)
 
     def forget(self) -> None:
-        """Start again from what is stored."""
+        """Drop the counts, once they have been stored."""
         self.counted = {}

@@ -22,8 +22,8 @@ HERE = Path(__file__).parent
 PLATFORM_HOPS = {"DYNO": "1", "FLY_APP_NAME": "2", "RENDER": "3", "RAILWAY_ENVIRONMENT": "2"}
 URL_FORMS = "sqlite:///FILE or postgresql://USER:PASSWORD@HOST/NAME (percent-encoded)"
 NEEDS_DRIVER = "PostgreSQL needs psycopg: uncomment its line in requirements.txt and install again"
-SPARE_FILES = 256  # open files kept for requests, the database and logs, not for WebSockets
-SIMILAR = 0.85  # how similar to a setting a variable must be to be taken for a misspelt one
+SPARE_FILES = 256  # open files that are reserved for requests, the database and logs
+SIMILAR = 0.85  # how similar a variable must be to a setting to be reported as misspelled
 
 
 class SettingsError(SystemExit):
@@ -60,7 +60,7 @@ def _database(url: str) -> Path | str:
     if re.match("postgres(ql)?://", url):
         return _postgres(url.replace("postgres://", "postgresql://", 1))
     found = re.fullmatch("sqlite:///(.+)", url)
-    if not found or ":memory:" in url:  # it may hold a password, so it is not repeated
+    if not found or ":memory:" in url:  # the URL may hold a password, so no error quotes it
         raise ValueError(f"must be {URL_FORMS}")
     path = HERE / found[1]  # the same file, from whatever folder a command runs
     if path.is_dir() or not os.access(path.parent, os.W_OK | os.X_OK):
@@ -69,7 +69,7 @@ def _database(url: str) -> Path | str:
 
 
 def _postgres(url: str) -> str:
-    """The URL, if libpq can read it. No error repeats a part of it: that might be a password."""
+    """The URL, if libpq can read it. No error quotes a part of it: that might be the password."""
     try:
         from psycopg import ProgrammingError, conninfo  # the driver is optional
     except ImportError:
@@ -78,7 +78,8 @@ def _postgres(url: str) -> str:
         parts = conninfo.conninfo_to_dict(url)
     except (ProgrammingError, UnicodeError):
         raise ValueError(f"must be {URL_FORMS}") from None
-    # A password with an unescaped @, / or ? ends up in one of these, which libpq's errors quote.
+    # A password with an unescaped @, / or ? ends up in one of these, which libpq's errors quote:
+    # of user:pass@word@host, `word@host` would be the host.
     host, port, name = (str(parts.get(part, "")) for part in ("host", "port", "dbname"))
     if "@" in host + name or not re.fullmatch("[0-9,]*", port):
         raise ValueError(f"must be {URL_FORMS}")
@@ -112,20 +113,22 @@ class Settings:
 
     @property
     def workers(self) -> int:
-        """With SQLite only one: each would count for itself, and double every allowance."""
+        """Always 1 with SQLite: each worker would keep its own counts, and double every limit."""
         return 1 if self.sqlite else self.web_concurrency
 
 
-NAMES = {each.name.upper() for each in fields(Settings) if each.metadata}
+FIELDS = [each for each in fields(Settings) if each.metadata]  # without `platform`
+NAMES = {each.name.upper() for each in FIELDS}
 
 
 def load(environ: Mapping[str, str] = os.environ) -> Settings:
     """Read the settings; raises SettingsError for the first wrong one."""
     platform = next(filter(environ.get, PLATFORM_HOPS), "")
-    defaults, values = {"PROXY_HOPS": PLATFORM_HOPS.get(platform)}, {}
-    for each in (each for each in fields(Settings) if each.metadata):
+    by_platform = {"PROXY_HOPS": PLATFORM_HOPS.get(platform)}
+    values = {}
+    for each in FIELDS:
         name = each.name.upper()
-        text = environ.get(name) or defaults.get(name) or each.metadata["default"]
+        text = environ.get(name) or by_platform.get(name) or each.metadata["default"]
         try:
             values[each.name] = each.metadata["parse"](text)
         except (OSError, ValueError) as error:
@@ -134,12 +137,12 @@ def load(environ: Mapping[str, str] = os.environ) -> Settings:
 
 
 def warnings(settings: Settings, environ: Mapping[str, str] = os.environ) -> Iterator[str]:
-    """What an operator should know at the start, though it is no error."""
+    """What an operator should know at startup, although it is not an error."""
     if settings.web_concurrency != settings.workers:
-        yield "WEB_CONCURRENCY is ignored with SQLite: each worker would count for itself"
+        yield "WEB_CONCURRENCY is ignored with SQLite: each worker would keep its own counts"
     if settings.platform and settings.sqlite and not _on_volume(settings.sqlite):
-        lost = "is set, and platforms lose files that are not on a mounted volume"
-        yield f"{settings.platform} {lost}: {settings.sqlite}; see DATABASE_URL"
+        lost = f"{settings.sqlite} is not on a mounted volume, so the platform will lose it"
+        yield f"{settings.platform} is set, but {lost}; see DATABASE_URL"
     for name in sorted(environ.keys() - NAMES):
         for meant in get_close_matches(name, NAMES, n=1, cutoff=SIMILAR):
             yield f"{name} is not a setting of this service; did you mean {meant}?"
@@ -157,6 +160,6 @@ def file_limit() -> int:
 def raise_file_limit() -> None:
     """Raise the limit on open files as far as allowed."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    for files in (max(soft, 10_240), hard):  # macOS says that it is infinite, and takes 10,240
+    for files in (max(soft, 10_240), hard):  # macOS reports no limit, but accepts only 10,240
         with suppress(ValueError, OSError):
             resource.setrlimit(resource.RLIMIT_NOFILE, (files, hard))

@@ -49,7 +49,7 @@ def stream_time(ws: WebSocket) -> None:
 
 
 class Ticker:
-    """Sends the time to many sockets, to each once a second, at its own tenth of the second.
+    """Sends the time to many sockets: once a second to each, at its own tenth of a second.
 
     One greenlet serves all of them: a timer for each would cost more than sending. No tick falls on
     a full second, so a tick that is a little late neither skips nor repeats a second.
@@ -61,7 +61,7 @@ class Ticker:
     def join(self, ws: WebSocket) -> set[WebSocket]:
         """Start ticks within 0.2 s; they end when `ws` is removed from the returned set."""
         now = int(time.time() * 10)
-        tenths = {(now + 1) % 10, (now + 2) % 10} & self._listeners.keys()
+        tenths = {(now + 1) % 10, (now + 2) % 10} & self._listeners.keys()  # 0 has no listeners
         listeners = min((self._listeners[tenth] for tenth in tenths), key=len)
         listeners.add(ws)
         return listeners
@@ -84,7 +84,7 @@ class Ticker:
 
 
 class OpenSockets:
-    """`admitted` has an entry for each socket from its handshake on, `open` each open socket."""
+    """`admitted` has an entry for each socket, from its handshake on; `open` has the open ones."""
 
     def __init__(self, limit: int, limit_per_caller: int) -> None:
         self.limit, self.limit_per_caller = limit, limit_per_caller
@@ -126,7 +126,8 @@ def admit() -> None:
     g.key = None
     if request.endpoint == "sockets.time":
         g.key = guard().check(presented)
-        # Refuses a used-up key, and counts nothing yet; a refusal by `reserve` has limit headers.
+        # Counts nothing yet, but refuses a used-up key, and gives a refusal by `reserve` its
+        # limit headers.
         guard().spend(g.key, cost=0)
     who = g.key.id if g.key else caller(request.remote_addr)
     current_app.extensions["sockets"].reserve(who)
@@ -137,15 +138,16 @@ def admit() -> None:
 
 @routes.teardown_request
 def release(error: BaseException | None) -> None:
-    """Make room for others, whatever has happened since `admit`."""
+    """Give back the place that `admit` reserved, however the request has ended."""
     if "caller" in g:
         current_app.extensions["sockets"].admitted.remove(g.caller)
 
 
 def serve(handler: Callable[[WebSocket], None], server: Server) -> None:
-    """Let the handler serve an open socket; it ends with an exception, which says how to close.
+    """Let the handler serve an open socket.
 
-    A handler that returns is a bug, too: it closes with 1011.
+    It ends by raising an exception, which says how to close. Returning is a bug, and closes with
+    1011.
     """
     started, ws, code = time.monotonic(), WebSocket(server), int(Close.BUG)
     sockets = current_app.extensions["sockets"]
@@ -159,7 +161,9 @@ def serve(handler: Callable[[WebSocket], None], server: Server) -> None:
         code = Close.ABNORMAL
     except Exception:
         log.exception("bug in %s", request.path)
-    del sockets.open[ws]  # nobody interrupts it from here on; `close` swallows what came before
+    # Nobody interrupts it from here on. An interrupt that is already on its way is raised in
+    # `close`, which then sends nothing more.
+    del sockets.open[ws]
     code = ws.close(code)
     log.info("closed %s after %.1f s: %d", request.path, time.monotonic() - started, code)
 
@@ -167,4 +171,5 @@ def serve(handler: Callable[[WebSocket], None], server: Server) -> None:
 sock = Sock()
 for name, handler in (("echo", echo), ("time", stream_time)):
     sock.route(f"/{name}", bp=routes, endpoint=name)(partial(serve, handler))
-    routes.add_url_rule(f"/{name}", name)  # for plain requests, which `admit` refuses
+    # The same endpoint for plain requests, which `admit` refuses.
+    routes.add_url_rule(f"/{name}", name)

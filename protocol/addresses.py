@@ -4,7 +4,7 @@ from ipaddress import IPv6Address, ip_address
 
 
 def caller(address: str | None) -> str:
-    """The address; of an IPv6 address the /64, because a single customer has all of that."""
+    """The address; for IPv6 its /64 network, because a single customer usually has all of it."""
     try:
         found = ip_address(address or "")
     except ValueError:  # a Unix socket has none

@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 KNOWN = {
     400: ("bad_request", "The request could not be understood."),
     404: ("not_found", "There is nothing at this path."),
-    405: ("method_not_allowed", "This path does not answer that method."),
+    405: ("method_not_allowed", "This path does not support that method."),
     413: ("content_too_large", "The request body is too large; this API takes none."),
     426: ("upgrade_required", "Connect to this path with a WebSocket client of version 13."),
     500: ("internal_error", "Something went wrong on our side."),
@@ -60,6 +60,7 @@ def register(app: Flask) -> None:
 def _http_error(error: HTTPException) -> HTTPException:
     if isinstance(error, Problem) or not is_api():
         return error
+    # The headers are needed for Allow and Retry-After; Problem sets the content type.
     return Problem(error.code if error.code in KNOWN else 400, headers=error.get_headers())
 
 

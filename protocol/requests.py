@@ -1,11 +1,11 @@
-"""What is checked of every request, of the API and of the pages, before a view sees it."""
+"""Checks of every request, to the API or the pages, before a view is called."""
 
 from flask import Response, request
 from werkzeug.exceptions import abort
 
 MAX_BODY_BYTES = 16 * 1024  # forms are small, and the API takes no body
 
-PREFLIGHT = Response(status=204)
+PREFLIGHT = Response(status=204)  # one for all requests, so nothing may change it later
 del PREFLIGHT.headers["Content-Type"]  # there is no content
 PREFLIGHT.headers["Access-Control-Allow-Methods"] = "GET, HEAD, OPTIONS"
 PREFLIGHT.headers["Access-Control-Allow-Headers"] = "X-API-Key, Content-Type, Authorization, *"
@@ -17,7 +17,7 @@ def is_api() -> bool:
 
 
 def check_request() -> Response | None:
-    """Refuse a request that no view could answer, and answer a CORS pre-flight."""
+    """Refuse a request that no view could answer, and answer a CORS preflight."""
     environ = request.environ
     lacks_host = environ["SERVER_PROTOCOL"] == "HTTP/1.1" and not environ.get("HTTP_HOST")
     if lacks_host and "/ws/" not in request.path:  # a bad handshake has an error of its own

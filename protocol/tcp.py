@@ -1,4 +1,4 @@
-"""Turns between connections, and closing a connection without losing what was sent last."""
+"""Letting other connections have their turn, and closing one without losing what was sent last."""
 
 import socket
 from typing import Any
@@ -8,7 +8,7 @@ import gevent
 # With a timer, however short, gevent looks for new input of all connections before it goes on;
 # after sleep(0) it would not do so for up to 50 turns.
 TURN_SECONDS = 1e-6
-DRAIN_SECONDS = 0.8  # for which a client may take to close its side
+DRAIN_SECONDS = 0.8  # how long a client may take to close its side
 READ_BYTES = 16_384
 
 
@@ -18,7 +18,7 @@ def drain(sock: Any) -> None:
     If input were left unread at the close, the kernel would reset the connection, and the client
     might lose what was sent last (RFC 9112 part 9.6).
     """
-    with gevent.Timeout(DRAIN_SECONDS, False):
+    with gevent.Timeout(DRAIN_SECONDS, False):  # False: raises nothing
         sock.shutdown(socket.SHUT_WR)
         while sock.recv(READ_BYTES):
             gevent.sleep(TURN_SECONDS)

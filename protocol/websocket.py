@@ -1,7 +1,7 @@
 """One WebSocket connection (RFC 6455): handshake, messages, pings and the close.
 
-flask-sock and simple-websocket accept the connection. After that one greenlet reads and answers
-it here, and wsproto parses the frames. simple-websocket's own reader thread is not started: it
+flask-sock and simple-websocket accept the connection. After that, one greenlet reads and answers
+here, and wsproto parses the frames. simple-websocket's own reader thread is not started: it
 queues messages without limit and writes to the socket without a lock.
 """
 
@@ -37,8 +37,8 @@ HANDSHAKE = {  # as regular expressions (RFC 6455 part 4.2.1)
 }
 MAX_MESSAGE_BYTES = 65_536
 PING_SECONDS = 25  # between pings
-STALLED_SECONDS = 10  # for which a client may leave a ping unanswered, or a frame unread
-CLOSE_SECONDS = 0.8  # for which a client may take to read a close frame
+STALLED_SECONDS = 10  # how long a client may leave a ping unanswered, or a frame unread
+CLOSE_SECONDS = 0.8  # how long a client may take to read a close frame
 
 
 class Close(IntEnum):
@@ -60,6 +60,7 @@ def no_thread(target: object) -> SimpleNamespace:
     return SimpleNamespace(name="", start=lambda: None)
 
 
+# simple-websocket makes an event as well, which only its reader would set.
 SERVER_OPTIONS = {"thread_class": no_thread, "event_class": object}
 
 
@@ -73,9 +74,9 @@ class Closed(gevent.GreenletExit):
 def negotiate(environ: dict[str, Any]) -> None:
     """Check the handshake; raises Problem 400 or 426.
 
-    All other headers are then removed from `environ`, so that wsproto, which answers odd ones with
-    an exception, gets only what it needs. Without Sec-WebSocket-Extensions it agrees to no
-    compression, which would take 100 KiB a connection.
+    All other headers are then removed from `environ`, and the rest is given its plainest form, so
+    that wsproto, which raises an exception for unusual ones, gets only what it needs. Without
+    Sec-WebSocket-Extensions it agrees to no compression, which would take 100 KiB a connection.
     """
     version = environ.get("HTTP_SEC_WEBSOCKET_VERSION", "13")
     if "websocket" not in tokens(environ, "HTTP_UPGRADE") or version != "13":
@@ -108,11 +109,12 @@ class WebSocket:
         self._greenlet = gevent.getcurrent()
         self._unsent = memoryview(b"")
         self._ping_at = time.monotonic() + PING_SECONDS
-        # Frames may have come in the packet of the handshake, which gunicorn has read.
+        # Frames may have come in the packet of the handshake, which gunicorn has read: this takes
+        # them out of its buffer. See "Private places" in docs/design.md.
         self._wire.receive_data(server.environ["wsgi.input"].reader.unreader.take_buffered())
 
     def messages(self) -> Iterator[str]:
-        """The client's text messages. TCP holds back the next while the caller handles one."""
+        """The client's text messages. While the caller handles one, TCP holds back the next."""
         message = ""
         for event in self._events():
             match event:
@@ -125,11 +127,11 @@ class WebSocket:
                         message = ""
                 case events.BytesMessage():
                     raise Closed(Close.NOT_TEXT)
-                case events.CloseConnection():  # the client's, or one for a frame that is wrong
+                case events.CloseConnection():  # sent by the client, or made for an invalid frame
                     raise Closed(event.code)
 
     def send(self, data: bytes) -> None:
-        """Send a whole frame, after the rest of one that was interrupted.
+        """Send a whole frame, after the rest of one that `interrupt` has cut.
 
         A client that does not read for STALLED_SECONDS is lost.
         """
@@ -139,7 +141,11 @@ class WebSocket:
             self._unsent = self._unsent[self._sock.send(self._unsent) :]
 
     def push(self, data: bytes) -> None:
-        """Send a frame from another greenlet without waiting; if it does not fit, interrupt."""
+        """Send a frame from another greenlet without waiting; if it does not fit, interrupt.
+
+        The descriptor never blocks, because gevent has made it so. If only a part of the frame
+        fits, nothing may follow, not even a close frame: so the code is ABNORMAL.
+        """
         try:
             sent = 0 if self._unsent else os.write(self._fileno, data)
         except OSError:
@@ -152,7 +158,8 @@ class WebSocket:
 
         Closed is raised where that greenlet waits: in `recv` or `send` of the socket, in `sleep`
         between two messages, or in `drain`. A handler must not wait for anything else, such as a
-        query. If the greenlet has just ended, gunicorn ignores Closed, as it is a GreenletExit.
+        query, which might be left half done. If the greenlet has just ended, gunicorn ignores
+        Closed, as it is a GreenletExit. This method returns at once.
         """
         gevent.kill(self._greenlet, Closed(code))
 
@@ -160,7 +167,7 @@ class WebSocket:
         """Send a close frame and await the client's; returns the code, 1006 if it was not sent."""
         with suppress(OSError, Closed):
             if code != Close.ABNORMAL:
-                with gevent.Timeout(CLOSE_SECONDS, TimeoutError()):
+                with gevent.Timeout(CLOSE_SECONDS, TimeoutError()):  # which is an OSError
                     self.send(self._wire.send(events.CloseConnection(code)))
                 drain(self._sock)
         return Close.ABNORMAL if self._unsent else code  # the client did not take the rest
@@ -172,14 +179,16 @@ class WebSocket:
                     self.send(self._wire.send(event.response()))
                 yield event
                 gevent.sleep(TURN_SECONDS)
-            self._wire.receive_data(self._read() or None)  # None: the client has left
+            # None: the client has left, for which wsproto makes a CloseConnection.
+            self._wire.receive_data(self._read() or None)
 
     def _read(self) -> bytes:
-        """Read, and ping the client every PING_SECONDS: if it is gone, that fails."""
+        """Read, and ping the client every PING_SECONDS; raises TimeoutError without an answer."""
         with suppress(TimeoutError):
             if (wait := self._ping_at - time.monotonic()) > 0:
                 self._sock.settimeout(wait)
                 return bytes(self._sock.recv(READ_BYTES))
+        # It is time for a ping.
         self._ping_at = time.monotonic() + PING_SECONDS
         self.send(self._wire.send(events.Ping()))
         self._sock.settimeout(STALLED_SECONDS)

@@ -16,7 +16,7 @@ class Background:
 
     def __init__(self, guard: Guard, store: Store, sockets: OpenSockets) -> None:
         self._guard, self._store, self._sockets = guard, store, sockets
-        self._failures = 0  # one after another
+        self._failures = 0  # consecutive
         self.stopping = Event()
 
     def run(self) -> None:
@@ -25,8 +25,9 @@ class Background:
             self.sync()
 
     def sync(self) -> None:
-        """Do it once. A single failure may be a lock that a command holds, so it is not logged."""
+        """Sync once. A single failure may be a lock that a command holds, so it is not logged."""
         try:
+            # With SQLite, no other greenlet may run until all is saved: see Store.save.
             self._guard.forget()
             self._sockets.end(self._store.ended(self._sockets.keys()))
             self._store.save()

@@ -35,7 +35,8 @@ def main() -> None:
         raise SettingsError(f"{config.platform} is set: on a platform, start `gunicorn` instead")
     refuse_used_port(config.port)
     os.environ["SECRET_KEY"] = config.secret_key or secrets.token_hex()
-    os.environ["WEB_CONCURRENCY"] = str(config.web_concurrency)  # gunicorn takes no empty one
+    # gunicorn reads it, too, and fails if it is empty.
+    os.environ["WEB_CONCURRENCY"] = str(config.web_concurrency)
     os.chdir(settings.HERE)
     bind = f"127.0.0.1:{config.port}"
     gunicorn = [sys.executable, "-m", "gunicorn", "--bind", bind, "app:create_app(demo=True)"]
@@ -54,7 +55,7 @@ def refuse_used_port(port: int) -> None:
 
 
 def welcome(port: int) -> None:
-    """On an empty database create a user with a key, and print them; if that fails, neither."""
+    """On an empty database, create a user with a key and print them; if that fails, neither."""
     with database.connection_context():
         if User.select().exists():
             return

@@ -11,7 +11,7 @@ CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 
 
 def redact(text: str) -> str:
-    """Remove API keys, and any text after a percent escape, which may be an encoded key."""
+    """Remove API keys, and whatever follows a percent escape, because it may be an encoded key."""
     return SECRET.sub(r"\1[redacted]", text)
 
 
@@ -37,5 +37,5 @@ class Log(Logger):
             handler.setFormatter(Redacting(self.error_fmt, self.datefmt))
         logging.root.handlers = list(self.error_log.handlers)
         logging.root.setLevel(self.loglevel)
-        # At the level of DEBUG peewee would log password hashes and addresses.
+        # At level DEBUG, peewee would log password hashes and addresses.
         logging.getLogger("peewee").setLevel(logging.INFO)

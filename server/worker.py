@@ -23,31 +23,34 @@ from models import database
 from protocol.requests import MAX_BODY_BYTES
 from protocol.tcp import TURN_SECONDS, drain
 
-SEND_SECONDS = 10  # for which a client may leave a response unread, or a body unsent
+SEND_SECONDS = 10  # how long a client may leave a response unread, or a body unsent
 HEADER_BYTES = 32_768  # of a request's header
 MAX_ACCEPT = 16  # new connections that are accepted before others have their turn
-KERNEL_BYTES = 65_536  # of input, and of output, that may wait in the kernel
+KERNEL_BYTES = 65_536  # size of the kernel's buffers for input and output of a connection
 # A stop takes 0.1 s to be noticed, then these, then at most 1.2 s to save: 4.4 s in all. Fly kills
 # after 5 s.
 IDLE_SECONDS = 0.5  # in which idle clients may still send a request
-FINISH_SECONDS = 2.6  # in which requests are answered to their end
+FINISH_SECONDS = 2.6  # in which running requests may finish; the others end with the process
 
 
 class Worker(GeventWorker):
-    """gunicorn's gevent worker, with its own way to serve a connection and to stop."""
+    """gunicorn's gevent worker, which serves connections and stops in its own way."""
 
-    # handle_exit sets `alive` to False. SIGINT and SIGQUIT do the same as SIGTERM, because some
-    # platforms stop with SIGINT.
+    # gunicorn calls handle_exit at SIGTERM, which sets `alive` to False, and handle_quit at SIGINT
+    # and SIGQUIT. They do the same here, because some platforms stop with SIGINT.
     handle_quit = GeventWorker.handle_exit
 
     def init_process(self) -> None:
-        # Before anything else: the handlers inherited from the master would swallow the signal.
+        # Before gunicorn does it: until then, the handlers of the master would swallow the signal.
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT):
             signal.signal(number, self.handle_exit)
         super().init_process()
 
     def run(self) -> None:
-        """Serve until `alive` is False, then stop within 5 s."""
+        """Serve until `alive` is False, then stop within 5 s.
+
+        It replaces all of GeventWorker.run, which would stop in another way, and could serve TLS.
+        """
         signal.signal(signal.SIGHUP, signal.SIG_IGN)  # the master gets it, too, and decides
         speed_up(self.cfg)
         limit_header()
@@ -58,7 +61,7 @@ class Worker(GeventWorker):
             gevent.spawn(task).link_exception(self.give_up)
         servers = [self.listen(listener) for listener in self.sockets]
         while self.alive:
-            self.notify()
+            self.notify()  # tells the master that this worker is alive
             gevent.sleep(0.1)
         self.stop(servers)
         extensions["background"].stopping.set()
@@ -70,7 +73,7 @@ class Worker(GeventWorker):
 
         gevent has written the traceback to standard error.
         """
-        self.log.error("a task of the background failed")
+        self.log.error("a background task failed, so this worker stops")
         self.alive = False
 
     def listen(self, listener: Any) -> StreamServer:
@@ -84,14 +87,15 @@ class Worker(GeventWorker):
 
     def stop(self, servers: list[StreamServer]) -> None:
         """Close the WebSockets, and finish the requests."""
-        sockets = self.wsgi.extensions["sockets"]
-        sockets.shut_down()
+        websockets = self.wsgi.extensions["sockets"]
+        websockets.shut_down()
         for server in servers:
             server.close()
         self.pool.join(timeout=IDLE_SECONDS)
-        sockets.shut_down()  # those that were being admitted
+        websockets.shut_down()  # those that were being admitted
         for client in self.idle:
             with suppress(OSError):  # as if the client had closed its side
+                # gevent's own `shutdown` would raise an error where the client is being read.
                 client._sock.shutdown(socket.SHUT_RD)
         self.pool.join(timeout=FINISH_SECONDS)
 
@@ -105,7 +109,8 @@ class Worker(GeventWorker):
     def handle_request(self, listener_name: Any, req: Any, sock: Any, addr: Any) -> None:
         """Answer a request, then let other connections have their turn.
 
-        For gunicorn, StopIteration means that the connection is to be closed.
+        `sock` is the `client` of `handle`. StopIteration, which `answer` may raise, too, tells
+        gunicorn to close the connection.
         """
         self.idle.discard(sock)
         sock.settimeout(SEND_SECONDS)
@@ -118,9 +123,10 @@ class Worker(GeventWorker):
         gevent.sleep(TURN_SECONDS)
 
     def answer(self, listener_name: Any, req: Any, sock: Any, addr: Any) -> None:
-        """Call the app and send its response. After a long or chunked body the connection closes.
+        """Call the app and send its response.
 
-        gunicorn would discard a body of any length, and nobody would have a turn meanwhile.
+        After a request whose body is long or chunked, the connection is closed: before the next
+        request gunicorn would discard a body of any length, and nobody else would have a turn.
         """
         if unread(req) > MAX_BODY_BYTES:
             req.force_close()
@@ -129,6 +135,7 @@ class Worker(GeventWorker):
             super().handle_request(listener_name, req, response, addr)
         finally:
             response.flush()
+            # A connection that stays open is left to gunicorn, which discards the rest of the body.
             if unread(req) and (req.should_close() or not self.alive):
                 drain(sock)
 
@@ -137,7 +144,8 @@ class OnePiece:
     """A client's socket that sends a response in one piece, which saves 10 % of a request.
 
     gunicorn calls `sendall` for the header, and again for the body; here it only collects them. A
-    WebSocket has this object as its socket, too: it must use `send`.
+    WebSocket has this object as its socket, too, and is flushed only at its end: so it must use
+    `send`.
     """
 
     def __init__(self, sock: Any) -> None:
@@ -146,31 +154,38 @@ class OnePiece:
 
     def flush(self) -> None:
         if whole := b"".join(self._parts):
-            # One send is mostly enough; sendall alone would first ask for the buffer's size.
-            self._sock.sendall(whole[self._sock.send(whole) :])
+            sent = self._sock.send(whole)  # mostly all; sendall would first ask for a buffer's size
+            self._sock.sendall(whole[sent:])
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._sock, name)
 
 
 def unread(req: Any) -> float:
-    """How many bytes of the body are still to come; for a chunked body this is not known."""
+    """How many bytes of the body are still to come; infinite for a chunked body.
+
+    gunicorn's LengthReader counts `length` down; its ChunkedReader has none.
+    """
     return getattr(req.body.reader, "length", math.inf)
 
 
 def speed_up(cfg: Any) -> None:
-    """Spare work that would be done for each request, 25 % of a request in all."""
+    """Save work that would be done for each request, 25 % of a request in all."""
     gc.freeze()  # objects that were created at the start are excluded from garbage collection
-    gc.set_threshold(10_000)  # it runs every 50 requests, not every third
+    gc.set_threshold(10_000)  # and it runs every 50 requests, not every third
+    # gunicorn's settings become plain attributes, so that Config.__getattr__ is not called.
     cfg.__dict__.update({name: getattr(cfg, name) for name in cfg.settings})
+    # The Date header is formatted once a second.
     date = lru_cache(maxsize=1)(util.http_date)
     util.http_date = lambda: date(int(time.time()))
+    # All requests share one stream for errors, as they have the same settings.
     http.wsgi.WSGIErrorsWrapper = lru_cache(maxsize=1)(http.wsgi.WSGIErrorsWrapper)
 
 
 def limit_header() -> None:
-    """Let a request have HEADER_BYTES: gunicorn searches all of it again whenever a part arrives.
+    """Limit a request's header to HEADER_BYTES.
 
-    gunicorn sets its own limit for each request, which this property ignores.
+    gunicorn's own limit is 800 KiB, and it searches all of a header again whenever a part of it
+    arrives. It sets that limit for each request, which this property ignores.
     """
     http.message.Message.max_buffer_headers = property(lambda _: HEADER_BYTES, lambda *_: None)

@@ -9,8 +9,8 @@ from ratelimit import Allowance, Quota
 class Store(Protocol):
     """What the rest of the service asks of a database; each method may raise PeeweeException.
 
-    A window ends at `(now // seconds + 1) * seconds`. A row whose `reset` is another moment has
-    used nothing in it. `Limiter.hit`, SAVE in sqlite.py and count.sql all follow this rule.
+    A window ends at `(now // seconds + 1) * seconds`. A row with another `reset` has used nothing
+    of the current window. `Limiter.hit`, SAVE in sqlite.py and count.sql all follow this rule.
     """
 
     def find(self, key_id: str) -> ApiKey | None:
@@ -28,8 +28,8 @@ class Store(Protocol):
     def save(self) -> None:
         """Save what has been counted, and delete rows that are too old.
 
-        The caller forgets all keys that it has found, just before. With SQLite no other greenlet
-        runs between that and the end of the save, so a count is never seen twice or not at all.
+        Just before, the caller forgets all keys that it has looked up. With SQLite, no other
+        greenlet runs between that and the end of the save, so no count is seen twice or missed.
         """
 
     def close(self) -> None:

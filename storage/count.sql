@@ -1,21 +1,23 @@
 -- Counts hits of many keys at once. Each hit has a number, a key's id, and the quota of its tier.
--- set_config: the commit does not wait for the disk, and waits only briefly for a lock. A pooler
--- would refuse these settings for the connection. MATERIALIZED: they are set before a row is locked.
+-- set_config: the commit does not wait for the disk, and the query waits only briefly for a lock. A
+-- pooler would refuse these settings for the connection. MATERIALIZED keeps the order of the parts:
+-- settings, locks, clock, counts. Without it, PostgreSQL may merge them.
 WITH asked AS MATERIALIZED (
     SELECT *, set_config('synchronous_commit', 'off', true), set_config('lock_timeout', '250', true)
     FROM unnest(%s::text[], %s::bigint[], %s::bigint[]) WITH ORDINALITY
         AS hit (id, quota, seconds, number)
 ),
--- One quota for a key, unless its tier was changed a moment ago.
+-- A key has one quota, unless its tier was just changed; then the smaller one counts.
 wanted AS (
     SELECT id, min(quota) AS quota, min(seconds) AS seconds, count(*) AS hits FROM asked GROUP BY id
 ),
--- In the order of the ids: two processes that lock the same rows cannot deadlock.
+-- In the order of the ids: two processes that lock the same rows cannot deadlock. If this fails,
+-- postgres.py tries again and skips locked rows.
 locked AS MATERIALIZED (
     SELECT id, quota, seconds, hits, total, reset, used FROM api_key JOIN wanted USING (id)
     ORDER BY id FOR UPDATE OF api_key
 ),
--- The server's clock, read once a row is locked: the same for all processes, and never too old.
+-- The server's clock, read after the rows are locked: the same for all processes, and never stale.
 timed AS MATERIALIZED (
     SELECT *, extract(epoch FROM clock_timestamp())::float8 AS now FROM locked
 ),
@@ -28,7 +30,7 @@ counted AS MATERIALIZED (
     SELECT *, least(hits, greatest(0, quota - used)) AS granted FROM windowed
 ),
 saved AS (
-    UPDATE api_key SET total = api_key.total + granted, reset = counted.reset,
+    UPDATE api_key SET total = counted.total + granted, reset = counted.reset,
         used = counted.used + granted, last_used_at = floor(now)::bigint
     FROM counted WHERE api_key.id = counted.id AND granted > 0
 ),

@@ -9,24 +9,23 @@ from models import TABLES, database
 from settings import Settings, SettingsError
 from storage import Store
 from storage.outage import one_line
-from storage.sqlite import SqliteStore
+from storage.sqlite import PRAGMAS, SqliteStore
 
-BUSY_SECONDS = 0.1  # to wait for a lock of SQLite, because the whole process waits
-COMMAND_SECONDS = 10  # the same, and for PostgreSQL, where only one command waits
-# The store makes the checkpoints: here they would make the whole process wait for the disk.
-PRAGMAS = {"journal_mode": "wal", "synchronous": 1, "wal_autocheckpoint": 0, "foreign_keys": 1}
-# In PostgreSQL, processes that start at the same time create the tables one after another.
+BUSY_SECONDS = 0.1  # how long to wait for a lock of SQLite; short, because the whole process waits
+COMMAND_SECONDS = 10  # the same in a command, with either database, because nothing else waits
+# In PostgreSQL, processes that start at the same time create the tables one after another. They
+# wait for less than COMMAND_SECONDS.
 ALONE = "SELECT set_config('lock_timeout', '9s', true), pg_advisory_xact_lock(20261121)"
 
 
 def open_database(settings: Settings, patience: float | None = None) -> None:
-    """Configure the database. It is not connected to yet.
+    """Configure the database, but do not connect to it yet.
 
-    `patience` is for how many seconds a query may wait. It is short by default: for SQLite, because
-    the whole process waits, and for PostgreSQL, because requests do.
+    `patience` is how many seconds a query may wait. It is short by default: with SQLite, because
+    the whole process waits, and with PostgreSQL, because requests do.
     """
     if settings.sqlite:
-        # A transaction that reads and then writes locks from its start, so it needs no retry.
+        # A transaction takes its lock at the start, so reading and then writing needs no retry.
         # A query without a connection_context is a mistake, so it fails.
         options = {"autoconnect": False, "lock_type": "IMMEDIATE", "pragmas": PRAGMAS}
         database.initialize(PooledSqliteDatabase(str(settings.sqlite), **options))

@@ -5,7 +5,7 @@ import time
 
 log = logging.getLogger(__name__)
 
-QUIET_SECONDS = 2  # without an error, after which an outage is over
+QUIET_SECONDS = 2  # an outage is over after this time without an error
 
 
 class Outage:
@@ -15,13 +15,13 @@ class Outage:
         self._failed_at: float | None = None
 
     def note(self, error: BaseException) -> None:
-        """The database could not be used."""
+        """Report that the database could not be used."""
         if self._failed_at is None:
             log.error("database unavailable: %s", one_line(error))
         self._failed_at = time.monotonic()
 
     def over(self) -> None:
-        """The database could be used."""
+        """Report that the database could be used."""
         if self._failed_at and time.monotonic() - self._failed_at > QUIET_SECONDS:
             log.warning("database available again")
             self._failed_at = None

@@ -21,11 +21,11 @@ from models import ApiKey, database
 from ratelimit import Allowance, Limiter, Quota
 from storage.queries import FIND, delete_old_rows, ended_keys, made_of
 
-CONNECTIONS = 4  # of a process for pages and the background; one more finds and counts
-ANSWER_SECONDS = 0.6  # for a connection, and again for an answer; a busy machine needs 0.4
+CONNECTIONS = 4  # per process, for pages and the background; one more finds keys and counts hits
+ANSWER_SECONDS = 0.6  # to connect, and again for an answer; a busy machine needs 0.4
 
 COUNT = Path(__file__).with_name("count.sql").read_bytes()
-COUNT_UNLOCKED = COUNT.replace(b"FOR UPDATE OF api_key", b"FOR UPDATE OF api_key SKIP LOCKED")
+COUNT_WITHOUT_LOCKED = COUNT.replace(b"FOR UPDATE OF api_key", b"FOR UPDATE OF api_key SKIP LOCKED")
 
 Connection = psycopg.Connection[Any]
 
@@ -33,7 +33,8 @@ Connection = psycopg.Connection[Any]
 class Impatient(Connection):
     """A connection on which every answer has to come within `patience` seconds.
 
-    All that psycopg sends goes through `wait`: queries, BEGIN, COMMIT and ROLLBACK.
+    After each query, BEGIN, COMMIT and ROLLBACK psycopg calls `wait`, which raises psycopg.Error
+    after `timeout` seconds; without one it would wait for ever.
     """
 
     patience: float = ANSWER_SECONDS
@@ -58,7 +59,7 @@ class Postgres(PooledPostgresqlDatabase):
 
     def __init__(self, url: str, patience: float) -> None:
         self.patience = patience
-        seconds = max(2, math.ceil(patience))  # psycopg takes no less; the worker has a Timeout
+        seconds = max(2, math.ceil(patience))  # libpq's minimum is 2; `connect` is shorter
         options = {"autoconnect": False, "prefer_psycopg3": True, "connect_timeout": seconds}
         super().__init__(url, max_connections=CONNECTIONS, stale_timeout=60, **options)
 
@@ -69,15 +70,15 @@ class Postgres(PooledPostgresqlDatabase):
                     try:
                         return bool(super().connect(reuse_if_open))
                     except MaxConnectionsExceeded:
-                        # The pool can wait by itself, but raises RuntimeError if a Timeout ends
-                        # that: it releases a lock that it does not hold at that moment.
+                        # The pool can wait by itself, but if a Timeout ends that, it raises
+                        # RuntimeError, because it releases a lock that it does not hold.
                         gevent.sleep(0.01)
         except gevent.Timeout:
             raise OperationalError(f"no connection within {self.patience} s") from None
 
 
 class Question(NamedTuple):
-    """What a request asks the database; `query` answers many such items at once."""
+    """What one request asks; `query` answers the items of many questions at once."""
 
     query: Callable[[Connection, list[Any]], list[Any]]
     item: Any
@@ -92,14 +93,14 @@ class PostgresStore:
         self._connection: Connection | None = None
         self._waiting: list[Question] = []
         self._asking = False
-        self._remembered = Limiter()  # counts nothing: with a cost of 0 it only computes the window
+        self._windows = Limiter()  # counts nothing, only computes the current window
 
     def find(self, key_id: str) -> ApiKey | None:
         return self._ask(find_keys, key_id)
 
     def hit(self, key: ApiKey, quota: Quota, cost: int = 1) -> Allowance | None:
         if not cost:
-            return self._remembered.hit(key.id, quota, key.usage, cost)
+            return self._windows.hit(key.id, quota, key.usage, cost)
         return self._ask(count_hits, (key.id, quota))
 
     def ended(self, key_ids: set[str]) -> set[str]:
@@ -107,10 +108,10 @@ class PostgresStore:
             return ended_keys(key_ids, database)
 
     def save(self) -> None:
-        """Hits are saved already."""
+        """Hits have already been saved."""
         self.find("")  # no key has this id, but a lost connection is noticed before a request
         with database.connection_context():
-            delete_old_rows(database)
+            delete_old_rows(database)  # mostly none, so it may run at each save
 
     def close(self) -> None:
         if self._connection:
@@ -122,11 +123,12 @@ class PostgresStore:
         self._waiting.append(question := Question(query, item, AsyncResult()))
         if not self._asking:
             self._asking = True
-            gevent.spawn(self._ask_all)  # a request may be killed while others need its answer
+            # Not in this greenlet: it may be killed while others wait for the same query.
+            gevent.spawn(self._ask_all)
         return question.answer.get()
 
     def _ask_all(self) -> None:
-        """Put together the questions of one kind that are waiting, until there are none."""
+        """Answer all waiting questions of one kind with one query, until none is left."""
         while self._waiting:
             query = self._waiting[0].query
             batch = [question for question in self._waiting if question.query is query]
@@ -136,7 +138,7 @@ class PostgresStore:
                     answers = query(self._connected(), [question.item for question in batch])
             except (Exception, gevent.Timeout) as error:
                 self.close()
-                # Those who came meanwhile fail, too, so that nobody waits twice.
+                # Questions that came meanwhile fail, too, so that nobody waits twice.
                 batch, self._waiting = batch + self._waiting, []
                 answers = [database_error(error)] * len(batch)
             for question, answer in zip(batch, answers, strict=True):
@@ -169,8 +171,8 @@ def count_hits(
     answers: list[Allowance | OperationalError | None] = [None] * len(hits)
     try:
         rows = connection.execute(COUNT, asked).fetchall()
-    except LockNotAvailable:  # somebody holds a row for long: only its own requests fail
-        rows = connection.execute(COUNT_UNLOCKED, asked).fetchall()
+    except LockNotAvailable:  # a row has been locked for too long: only its own requests fail
+        rows = connection.execute(COUNT_WITHOUT_LOCKED, asked).fetchall()
         answers = [OperationalError("the row of the key is locked")] * len(hits)
     for number, *allowance in rows:
         answers[number - 1] = Allowance(quotas[number - 1], *allowance)

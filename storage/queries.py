@@ -5,15 +5,15 @@ import peewee
 from models import CHART_HOURS, DAY, HOUR, ApiKey, HourlyUsage, User, now
 
 COLUMNS = list(ApiKey._meta.columns)
-# The user may have been deleted by hand, without foreign keys. EXISTS, because for IN and for JOIN
-# SQLite may search all keys of each user.
+# The user may have been deleted by hand, without foreign keys. EXISTS, because with IN or JOIN
+# SQLite may go through all keys of each user.
 OWNED = 'EXISTS (SELECT 1 FROM "user" WHERE "user".id = api_key.user_id)'
-FIND = f"SELECT {', '.join(COLUMNS)} FROM api_key WHERE {OWNED} AND id "
-KEEP_DAYS = 30  # for which keys are kept after they have ended
+FIND = f"SELECT {', '.join(COLUMNS)} FROM api_key WHERE {OWNED} AND id "  # add `= ...`
+KEEP_DAYS = 30  # how long ended keys are kept
 
 
 def made_of(row: tuple[object, ...]) -> ApiKey:
-    """The key of a row of FIND."""
+    """The key in a row that FIND has returned."""
     return ApiKey(**dict(zip(COLUMNS, row, strict=True)))
 
 
@@ -25,9 +25,10 @@ def ended_keys(ids: set[str], database: peewee.Database) -> set[str]:
 
 
 def delete_old_rows(database: peewee.Database) -> None:
-    """Delete an hour of more than a day ago, and keys that ended long ago; raises PeeweeException.
+    """Delete the oldest hour of usage if it is over a day old, and keys that ended long ago.
 
-    Only one hour, because there may be many: the service may have been stopped for a day.
+    Only one hour, because there may be many: the service may have been stopped for a day. Raises
+    PeeweeException.
     """
     past = HourlyUsage.hour < now() - (CHART_HOURS + 1) * HOUR
     oldest = HourlyUsage.select(peewee.fn.MIN(HourlyUsage.hour)).where(past)

@@ -1,6 +1,6 @@
 """Keys and counts in SQLite: counts are kept in memory, and saved twice a second.
 
-Everything runs in the main greenlet, and no other greenlet runs while SQLite works. So this
+Everything runs in the main thread, and no other greenlet runs while SQLite works. So this
 connection must never wait. If another process holds a lock, the next sync tries again. Only a
 checkpoint waits for the disk, and it runs in a thread.
 """
@@ -21,23 +21,27 @@ from storage.queries import FIND, delete_old_rows, ended_keys, made_of
 
 log = logging.getLogger(__name__)
 
-SAVES_PER_CLEANUP = 20
-LAST_SECONDS = 1.2  # for which the last save is tried again at a stop
-SAVE = """UPDATE api_key SET total = total + ?, used = ? + CASE WHEN reset = ? THEN used ELSE 0 END,
-    reset = ?, last_used_at = ? WHERE id = ?"""
+SAVES_PER_CLEANUP = 20  # 10 seconds
+LAST_SECONDS = 1.2  # how long the last save is retried during a stop
+SAVE = """UPDATE api_key SET total = total + ?1,
+    used = ?2 + CASE WHEN reset = ?3 THEN used ELSE 0 END, reset = ?3, last_used_at = ?4
+    WHERE id = ?5"""
 SAVE_HOUR = """INSERT INTO hourly_usage (hour, key_id, requests) VALUES (?, ?, ?)
     ON CONFLICT (hour, key_id) DO UPDATE SET requests = requests + excluded.requests"""
-# With `synchronous` at 1, the first commit after a checkpoint would wait for the disk. It is off
-# for this connection only, which writes counts and deletes old rows; checkpoints have their own.
-PRAGMAS = {"journal_mode": "wal", "synchronous": 0, "wal_autocheckpoint": 0, "foreign_keys": 1}
-PRAGMAS["cache_size"] = -32_000  # KiB; with a million keys a request takes a tenth less
+# For all connections. The store makes the checkpoints: another connection would make one in the
+# main thread, and the whole process would wait for the disk.
+PRAGMAS = {"journal_mode": "wal", "synchronous": 1, "wal_autocheckpoint": 0, "foreign_keys": 1}
+# With `synchronous` at 1, the first commit after a checkpoint would wait for the disk. It is 0 only
+# for the store's connection, which writes counts and deletes old rows. A cache of 32,000 KiB takes
+# 10 % off a request when there are a million keys.
+STORE_PRAGMAS = PRAGMAS | {"synchronous": 0, "cache_size": -32_000}
 
 
 class SqliteStore:
     """A Store of one process."""
 
     def __init__(self, file: str) -> None:
-        self._database = SqliteDatabase(file, timeout=0, thread_safe=False, pragmas=PRAGMAS)
+        self._database = SqliteDatabase(file, timeout=0, thread_safe=False, pragmas=STORE_PRAGMAS)
         self._file, self._limiter, self._thread = file, Limiter(), ThreadPool(1)
         self._saves = 0
 
@@ -72,20 +76,20 @@ class SqliteStore:
                     log.error(words, requests, len(counted), one_line(error))
                     break
                 gevent.sleep(0.1)
-        self._thread.apply(checkpoint, (self._file,))  # closing copies the rest without waiting
+        self._thread.apply(checkpoint, (self._file,))  # so that closing has nothing left to copy
         self._database.close()
 
     def _save(self) -> None:
         """Save all counts or none. A request counts for the hour in which it is saved."""
         moment = now()
-        counted = sorted(self._limiter.counted.items())  # in the table's order: it writes less
-        usage = [(use.total, use.used, use.reset, use.reset, moment, key) for key, use in counted]
+        counted = sorted(self._limiter.counted.items())  # in the table's order, so it writes less
+        usage = [(use.total, use.used, use.reset, moment, key) for key, use in counted]
         hours = [(moment - moment % HOUR, key, use.total) for key, use in counted]
         connection = self._database.connection()
         try:
             with connection:  # commits, or rolls back
-                connection.execute("BEGIN IMMEDIATE")  # peewee has no executemany
-                connection.executemany(SAVE, usage)
+                connection.execute("BEGIN IMMEDIATE")
+                connection.executemany(SAVE, usage)  # which peewee does not have
                 connection.executemany(SAVE_HOUR, hours)
         except sqlite3.Error as error:
             raise OperationalError(str(error)) from None
@@ -93,6 +97,6 @@ class SqliteStore:
 
 
 def checkpoint(file: str) -> None:
-    """Copy what has been written from the log (-wal) into the file, and wait for the disk."""
+    """Copy the write-ahead log (-wal) into the file, and wait for the disk."""
     with suppress(sqlite3.Error), closing(sqlite3.connect(file)) as connection:
         connection.execute("PRAGMA wal_checkpoint(PASSIVE)")

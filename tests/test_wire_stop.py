@@ -209,7 +209,7 @@ class TestOneWorker:
         worker = server.worker_pid
         assert len(server.log_lines("WEB_CONCURRENCY")) == 1
         assert len(server.log_lines(f"Database: {server.database}")) == 1
-        assert len(server.log_lines("platforms lose ")) == 1
+        assert len(server.log_lines("so the platform will lose it")) == 1
         # gunicorn's control socket would be one for all services of a user, in the user's home.
         assert not [path for path in Path(server.env["HOME"]).rglob("*") if path.is_socket()]
         for number in (signal.SIGTTIN, signal.SIGTTOU, signal.SIGUSR2):

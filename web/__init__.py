@@ -33,7 +33,7 @@ pages.register_blueprint(profile.pages)
 
 
 class PageSessions(SecureCookieSessionInterface):
-    """Opens the session for pages only: the API needs none, and it takes a tenth of a request."""
+    """Opens the session for pages only: the API needs none, and it takes 10 % of a request."""
 
     def open_session(self, app: Flask, request: Request) -> SecureCookieSession | None:
         return None if request.path.startswith("/api/") else super().open_session(app, request)
@@ -83,7 +83,7 @@ def sent_from_here() -> bool:
     return not origin or origin.partition("://")[2] == request.host
 
 
-pages.before_request(people.recognise)
+pages.before_request(people.recognise)  # after receive_form
 
 
 @pages.app_url_defaults
@@ -94,7 +94,7 @@ def add_version(endpoint: str, values: dict[str, str]) -> None:
 
 @pages.after_app_request
 def finish(response: Response) -> Response:
-    """Put security headers on everything but the API, and errors into the layout of the pages."""
+    """Add security headers to everything but the API, and show errors in the pages' layout."""
     if request.path.startswith("/api/"):
         return response
     response.headers.update(SECURITY_HEADERS)
@@ -103,7 +103,8 @@ def finish(response: Response) -> Response:
     if response.mimetype == "text/html":
         response.headers["Cache-Control"] = "no-store"
         if response.status_code >= 400 and response.status_code != people.INVALID:
-            with suppress(PeeweeException):  # then it stays unknown who is logged in
+            # For a path that does not exist, nobody has asked yet who is logged in.
+            with suppress(PeeweeException):
                 people.recognise()
             response.set_data(render_template("error.html", response=response))
     return response

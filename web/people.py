@@ -22,7 +22,7 @@ SIGN_UPS = Quota("sign-ups of an address", 20, 3600)
 CLAIMS = Quota("sign-ups for a name", 10, 60)
 FAILURES = Quota("wrong passwords of an account", 10, 60)
 BUCKETS = 16384  # for each of these quotas
-OWN_PAGE = re.compile("/settings(/[A-Za-z0-9-]+)*")  # where a log-in may lead: to no other site
+OWN_PAGE = re.compile("/settings(/[A-Za-z0-9-]+)*")  # where a log-in may lead: never to other sites
 
 View = Callable[..., ResponseReturnValue]
 
@@ -64,7 +64,7 @@ def entrance(page: str) -> str:
 def sign_up() -> ResponseReturnValue:
     username, email, password = typed("username"), typed("email"), request.form.get("password", "")
     throttle(ATTEMPTS, caller(request.remote_addr))
-    # A mistake is no sign-up.
+    # A form with a mistake does not count as a sign-up.
     accounts.check_fields(username=username, email=email, password=password)
     throttle(SIGN_UPS, caller(request.remote_addr))
     throttle(CLAIMS, username)
@@ -105,8 +105,8 @@ def throttle(quota: Quota, who: str, cost: int = 1) -> None:
     """Count an attempt; raises TooManyRequests when the quota is used up.
 
     Made-up names must not fill the memory, so everybody is counted in one of a bounded number of
-    buckets. Nobody can choose whose bucket to share: Python's hash of a text is random, that is,
-    another one in each process.
+    buckets. Nobody can choose whose bucket to share, because Python's hash of a string differs
+    from process to process.
     """
     bucket = f"{quota.tier} {hash(who.lower()) % BUCKETS}"
     allowance = current_app.extensions["throttles"].hit(bucket, quota, cost=cost)
@@ -140,7 +140,7 @@ def recognise() -> None:
 
 
 def session_mark(password_hash: str) -> str:
-    """Changes with the password, and so ends all sessions that began with another."""
+    """A value that changes with the password, which ends all sessions begun with an older one."""
     return sha256(password_hash.encode()).hexdigest()[:16]
 
 
@@ -149,7 +149,7 @@ def typed(field: str) -> str:
 
 
 def chosen(field: str, choices: dict[str, int]) -> int:
-    """What was chosen of a list, by default its first; no page sends what is not in the list."""
+    """The option chosen from a list, by default the first; our pages send nothing else."""
     choice = request.form.get(field, next(iter(choices)))
     return choices[choice] if choice in choices else abort(400)
 

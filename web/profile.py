@@ -16,7 +16,7 @@ from ratelimit import UNITS, Quota
 from web.people import chosen, errors_shown_by, prove, redirect_to, session_mark, throttle, typed
 
 LIFETIMES = {"never": 0, "30 days": 30 * DAY, "90 days": 90 * DAY, "1 year": 365 * DAY}
-# Not at once: if the new key got lost on its way, the old one still works for a second try.
+# Not at once: if the new key gets lost on the way, the old one still works for a second try.
 GRACES = {"in 24 hours": auth.GRACE_SECONDS, "in 5 minutes": 300}
 NEW_KEYS = Quota("new keys of a user", 30, 3600)
 
@@ -25,7 +25,7 @@ pages = Blueprint("profile", __name__, url_prefix="/settings")
 
 @pages.before_request
 def require_log_in() -> ResponseReturnValue | None:
-    """Ask for a log-in; refuse a form of a page that was opened under another account."""
+    """Ask for a log-in; refuse a form from a page that was opened under another account."""
     if g.user:
         account = str(g.user.id)
         return None if request.form.get("account", account) == account else abort(409)
@@ -63,7 +63,7 @@ def security() -> str:
 
 
 def hourly_requests(user: User) -> dict[int, int]:
-    """Of all the user's keys, revoked ones too, by the start of the hour; the current one last."""
+    """Of all the user's keys, even revoked ones, by start of the hour; the current one is last."""
     this_hour = models.now() // HOUR * HOUR
     hours = range(this_hour - (CHART_HOURS - 1) * HOUR, this_hour + 1, HOUR)
     counts = HourlyUsage.select(HourlyUsage.hour, fn.SUM(HourlyUsage.requests))
@@ -96,7 +96,7 @@ def change_password() -> ResponseReturnValue:
 @errors_shown_by(security)
 def create_key() -> ResponseReturnValue:
     name, type, lifetime = typed("name"), typed("type"), chosen("expires", LIFETIMES)
-    accounts.check_fields(name=name, type=type)  # a mistake is no new key
+    accounts.check_fields(name=name, type=type)  # a form with a mistake does not count
     throttle(NEW_KEYS, str(g.user.id))
     expires_at = models.now() + lifetime if lifetime else None
     key, secret = auth.create_key(g.user, name, type, expires_at=expires_at)
