@@ -153,8 +153,7 @@ class Guard:
     def spend(self, key: ApiKey, cost: int = 1) -> Allowance:
         """Count this request; raises Problem 401 or 429, or PeeweeException.
 
-        Call it right after `check`: with SQLite, a sync in between would save counts that the row
-        of `key` does not include yet. See "Forgetting and saving" in docs/design.md.
+        Call it right after `check`, see `_hit`.
         """
         request.environ[ALLOWANCE] = allowance = self._hit(key, cost)
         if allowance.accepted:
@@ -166,6 +165,11 @@ class Guard:
         raise Problem(429, "rate_limited", detail, headers=retry, **members)
 
     def _hit(self, key: ApiKey, cost: int) -> Allowance:
+        """With SQLite, no other greenlet may run between reading the row of `key` and this.
+
+        A sync in between would save counts that the row does not include yet. See "Forgetting and
+        saving" in docs/design.md.
+        """
         quota = self._quotas.get(key.tier) or self._quotas[DEFAULT_TIER]
         allowance = self._store.hit(key, quota, cost)
         if allowance is None:  # deleted since it was looked up

@@ -35,13 +35,13 @@ logger_class = Log
 access_log_format = '%(h)s "%(m)s %(U)s" %(s)s %(B)s %(L)ss'
 # More than MAX_SOCKETS, because further connections have to wait; fewer than files may be open.
 worker_connections = min(service.max_sockets + 1000, settings.file_limit() - 64)
-# A client that connects and leaves without end fills this queue, and a new client waits behind it:
-# 0.3 s here, 0.6 s with 2048. Long enough for 2,000 WebSockets that reconnect at once: 3 s.
+# A client that opens and closes connections in a loop fills this queue; a new client then waits for
+# 0.3 s, or 0.6 s with 2048. 2,000 WebSockets that reconnect at once are all open within 3 s.
 backlog = 1024
 # Seconds for which a connection may be idle, and which a header may take to arrive. Routers keep
 # connections open for up to 90 s.
 keepalive = 100 if service.proxy_hops else 5
-graceful_timeout = 5  # seconds; the worker needs less
+graceful_timeout = 5  # seconds; the worker takes 4.4 at most
 control_socket_disable = True  # two services of the same user would share one socket
 http_parser = "python"  # "auto" takes a less strict one where that is installed
 sendfile = False  # it would bypass the worker's way to send a response in one piece

@@ -11,7 +11,8 @@ HOUR, DAY = 3600, 86400
 CHART_HOURS = 24  # hours of usage to keep and show
 PREFIXES = {"production": "sk_live_", "development": "sk_test_"}  # key prefixes, by type
 
-# For pages and commands; the store has a connection of its own. storage/database.py opens both.
+# For pages and commands, and with PostgreSQL for the background; each store has a connection of its
+# own. `connection_context` may be nested: only the outermost one closes.
 database = peewee.DatabaseProxy()
 
 
@@ -82,7 +83,8 @@ class ApiKey(Table):
         return Usage(self.total, self.reset, self.used)
 
 
-# For deleting old keys. Without the condition, SQLite would use it to look up live keys, too.
+# For deleting old keys. Without the condition, SQLite would also look up live keys by it, and find
+# nearly all keys.
 revoked = ApiKey.revoked_at.is_null(False)
 ApiKey.add_index(ApiKey.index(ApiKey.revoked_at, where=revoked, name="api_key_revoked"))
 

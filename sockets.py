@@ -154,6 +154,8 @@ def serve(handler: Callable[[WebSocket], None], server: Server) -> None:
     sockets.open[ws] = g.key and g.key.id
     log.info("open %s", request.path)
     try:
+        if not sockets.limit:  # the server began to stop while this one was admitted
+            raise Closed(Close.GOING_AWAY)
         handler(ws)
     except Closed as closed:
         code = closed.code
@@ -171,5 +173,5 @@ def serve(handler: Callable[[WebSocket], None], server: Server) -> None:
 sock = Sock()
 for name, handler in (("echo", echo), ("time", stream_time)):
     sock.route(f"/{name}", bp=routes, endpoint=name)(partial(serve, handler))
-    # The same endpoint for plain requests, which `admit` refuses.
+    # For requests without an Upgrade, which would match nothing: `admit` refuses them with 426.
     routes.add_url_rule(f"/{name}", name)

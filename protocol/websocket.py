@@ -115,16 +115,17 @@ class WebSocket:
 
     def messages(self) -> Iterator[str]:
         """The client's text messages. While the caller handles one, TCP holds back the next."""
-        message = ""
+        message, size = "", 0
         for event in self._events():
             match event:
                 case events.TextMessage():
                     message += event.data
-                    if len(message.encode()) > MAX_MESSAGE_BYTES:
+                    size += len(event.data.encode())
+                    if size > MAX_MESSAGE_BYTES:
                         raise Closed(Close.TOO_BIG)
                     if event.message_finished:
                         yield message
-                        message = ""
+                        message, size = "", 0
                 case events.BytesMessage():
                     raise Closed(Close.NOT_TEXT)
                 case events.CloseConnection():  # sent by the client, or made for an invalid frame
@@ -143,14 +144,14 @@ class WebSocket:
     def push(self, data: bytes) -> None:
         """Send a frame from another greenlet without waiting; if it does not fit, interrupt.
 
-        The descriptor never blocks, because gevent has made it so. If only a part of the frame
-        fits, nothing may follow, not even a close frame: so the code is ABNORMAL.
+        The descriptor never blocks, because gevent has made it so.
         """
         try:
             sent = 0 if self._unsent else os.write(self._fileno, data)
         except OSError:
             sent = 0
         if sent < len(data):
+            self._unsent = memoryview(bytes(self._unsent) + data[sent:])
             self.interrupt(Close.ABNORMAL)
 
     def interrupt(self, code: int) -> None:

@@ -27,8 +27,8 @@ SEND_SECONDS = 10  # how long a client may leave a response unread, or a body un
 HEADER_BYTES = 32_768  # of a request's header
 MAX_ACCEPT = 16  # new connections that are accepted before others have their turn
 KERNEL_BYTES = 65_536  # size of the kernel's buffers for input and output of a connection
-# A stop takes 0.1 s to be noticed, then these, then at most 1.2 s to save: 4.4 s in all. Fly kills
-# after 5 s.
+# A stop takes 0.1 s to be noticed, then these, then at most 1.2 s to save: 4.4 s in all, less than
+# graceful_timeout.
 IDLE_SECONDS = 0.5  # in which idle clients may still send a request
 FINISH_SECONDS = 2.6  # in which running requests may finish; the others end with the process
 
@@ -87,12 +87,10 @@ class Worker(GeventWorker):
 
     def stop(self, servers: list[StreamServer]) -> None:
         """Close the WebSockets, and finish the requests."""
-        websockets = self.wsgi.extensions["sockets"]
-        websockets.shut_down()
+        self.wsgi.extensions["sockets"].shut_down()
         for server in servers:
             server.close()
         self.pool.join(timeout=IDLE_SECONDS)
-        websockets.shut_down()  # those that were being admitted
         for client in self.idle:
             with suppress(OSError):  # as if the client had closed its side
                 # gevent's own `shutdown` would raise an error where the client is being read.
@@ -128,7 +126,7 @@ class Worker(GeventWorker):
         After a request whose body is long or chunked, the connection is closed: before the next
         request gunicorn would discard a body of any length, and nobody else would have a turn.
         """
-        if unread(req) > MAX_BODY_BYTES:
+        if unread(req) > MAX_BODY_BYTES:  # nothing has been read yet
             req.force_close()
         response = OnePiece(sock)
         try:
@@ -136,6 +134,7 @@ class Worker(GeventWorker):
         finally:
             response.flush()
             # A connection that stays open is left to gunicorn, which discards the rest of the body.
+            # At a stop, it closes all.
             if unread(req) and (req.should_close() or not self.alive):
                 drain(sock)
 

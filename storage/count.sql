@@ -29,6 +29,7 @@ windowed AS (
 counted AS MATERIALIZED (
     SELECT *, least(hits, greatest(0, quota - used)) AS granted FROM windowed
 ),
+-- A row was read again when it was locked, so `counted` is never older than what is updated.
 saved AS (
     UPDATE api_key SET total = counted.total + granted, reset = counted.reset,
         used = counted.used + granted, last_used_at = floor(now)::bigint

@@ -29,6 +29,7 @@ def open_database(settings: Settings, patience: float | None = None) -> None:
         # A query without a connection_context is a mistake, so it fails.
         options = {"autoconnect": False, "lock_type": "IMMEDIATE", "pragmas": PRAGMAS}
         database.initialize(PooledSqliteDatabase(str(settings.sqlite), **options))
+        # As an option, it would be the time to wait for the pool.
         database.obj.timeout = patience or BUSY_SECONDS
     else:
         from storage.postgres import ANSWER_SECONDS, Postgres  # the driver is optional

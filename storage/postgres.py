@@ -34,7 +34,8 @@ class Impatient(Connection):
     """A connection on which every answer has to come within `patience` seconds.
 
     After each query, BEGIN, COMMIT and ROLLBACK psycopg calls `wait`, which raises psycopg.Error
-    after `timeout` seconds; without one it would wait for ever.
+    after `timeout` seconds; without one it would wait for ever. A gevent.Timeout would not do for
+    commands, which gevent has not patched, and a page may make several queries.
     """
 
     patience: float = ANSWER_SECONDS
@@ -171,7 +172,7 @@ def count_hits(
     answers: list[Allowance | OperationalError | None] = [None] * len(hits)
     try:
         rows = connection.execute(COUNT, asked).fetchall()
-    except LockNotAvailable:  # a row has been locked for too long: only its own requests fail
+    except LockNotAvailable:  # for too long; now only requests for locked rows fail
         rows = connection.execute(COUNT_WITHOUT_LOCKED, asked).fetchall()
         answers = [OperationalError("the row of the key is locked")] * len(hits)
     for number, *allowance in rows:

@@ -97,7 +97,7 @@ def prove(name: str, password: str) -> User | None:
     name = user.username if user else name  # it may be typed as an email address
     throttle(FAILURES, name, cost=0)
     is_right = accounts.verify_password(user, password)
-    throttle(FAILURES, name, cost=not is_right)
+    throttle(FAILURES, name, cost=not is_right)  # refuses the right password, too
     return user if is_right else None
 
 

@@ -135,8 +135,7 @@ def revoke_key(key_id: str) -> ResponseReturnValue:
 
 def change(words: str, act: Callable[[], bool]) -> ResponseReturnValue:
     """Change a key, and show these words, or that the key has already ended."""
-    with database.connection_context():
-        changed = act()
+    changed = act()
     auth.guard().forget()
     return redirect_to("/settings/security", words if changed else "This key has already ended.")
 
