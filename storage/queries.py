@@ -1,8 +1,8 @@
-"""The queries of both stores; FIND is SQL, because building it with peewee would take longer."""
+"""The queries of both stores, in SQL where building them with peewee would take long."""
 
 import peewee
 
-from models import CHART_HOURS, DAY, HOUR, ApiKey, HourlyUsage, User, now
+from models import CHART_HOURS, DAY, HOUR, ApiKey, HourlyUsage, now
 
 COLUMNS = list(ApiKey._meta.columns)
 # The user may have been deleted by hand, without foreign keys. EXISTS, because with IN or JOIN
@@ -19,10 +19,12 @@ def made_of(row: tuple[object, ...]) -> ApiKey:
 
 def ended_keys(ids: set[str], database: peewee.Database) -> set[str]:
     """Those of the ids that belong to no live key of a user; raises PeeweeException."""
-    # OWNED, for peewee.
-    owned = peewee.fn.EXISTS(User.select(1).where(User.id == ApiKey.user))
-    query = ApiKey.select(ApiKey.id).where(ApiKey.id.in_(ids), ApiKey.live(), owned)
-    return ids - {key_id for (key_id,) in query.tuples().bind(database)} if ids else ids
+    if not ids:
+        return ids
+    live = f"revoked_at IS NULL AND (expires_at IS NULL OR expires_at > {now()})"
+    places = ", ".join([database.param] * len(ids))
+    query = f"SELECT id FROM api_key WHERE {OWNED} AND {live} AND id IN ({places})"
+    return ids - {key_id for (key_id,) in database.execute_sql(query, tuple(ids))}
 
 
 def delete_old_rows(database: peewee.Database) -> None:

@@ -7,7 +7,6 @@ from unittest import mock
 
 import gevent
 import pytest
-from gevent import socket as gsocket
 
 from protocol import tcp
 from protocol.addresses import caller
@@ -71,13 +70,3 @@ def test_endless_input_is_discarded_for_a_time_and_others_have_their_turn(
     other = gevent.spawn(gevent.sleep, 0.01)
     tcp.drain(client)
     assert other.ready()
-
-
-def test_draining_ends_when_the_client_closes() -> None:
-    here, there = gsocket.socketpair()
-    with here, there:
-        here.sendall(b"late")
-        draining = gevent.spawn(tcp.drain, there)
-        assert here.recv(10) == b""
-        here.close()
-        draining.get(timeout=0.5)
