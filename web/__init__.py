@@ -11,6 +11,7 @@ from peewee import PeeweeException
 from werkzeug.exceptions import RequestTimeout, abort
 
 import models
+from protocol.requests import is_api
 from protocol.timestamps import date_time, display
 from web import people, profile
 
@@ -95,7 +96,7 @@ def add_version(endpoint: str, values: dict[str, str]) -> None:
 @pages.after_app_request
 def finish(response: Response) -> Response:
     """Add security headers to everything but the API, and show errors in the pages' layout."""
-    if request.path.startswith("/api/"):
+    if is_api():
         return response
     response.headers.update(SECURITY_HEADERS)
     if request.endpoint == "static" and request.args.get("v") == VERSION:
