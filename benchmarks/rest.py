@@ -149,7 +149,7 @@ def main() -> None:
             Server("Flask-Limiter + peewee", port + 5, one, *GEVENT, "flask_limiter_peewee:app"),
         ]
         try:
-            time.sleep(3)
+            time.sleep(10)  # until all have started
             for server in servers:
                 server.measure(2)
             rate = servers[1].measure(2)[0]
