@@ -22,7 +22,6 @@ HERE = Path(__file__).parent
 PLATFORM_HOPS = {"DYNO": "1", "FLY_APP_NAME": "2", "RENDER": "3", "RAILWAY_ENVIRONMENT": "2"}
 URL_FORMS = "sqlite:///FILE or postgresql://USER:PASSWORD@HOST/NAME (percent-encoded)"
 NEEDS_DRIVER = "PostgreSQL needs psycopg: uncomment its line in requirements.txt and install again"
-MOST_SOCKETS = 30_000  # SQLite takes 32,766 values in a query, here the ids of keys
 SPARE_FILES = 256  # open files that are reserved for requests, the database and logs
 SIMILAR = 0.85  # how similar a variable must be to a setting to be reported as misspelled
 
@@ -42,7 +41,7 @@ def _whole(text: str, low: int = 0, high: int = 10**6) -> int:
 
 def _sockets(text: str) -> int:
     files = max(file_limit() - SPARE_FILES, file_limit() // 4)  # a low limit leaves a quarter
-    return min(_whole(text), files, MOST_SOCKETS)
+    return min(_whole(text), files)
 
 
 def _secret(text: str) -> str | None:

@@ -144,14 +144,14 @@ class WebSocket:
     def push(self, data: bytes) -> None:
         """Send a frame from another greenlet without waiting; if it does not fit, interrupt.
 
-        The descriptor never blocks, because gevent has made it so.
+        The descriptor never blocks, because gevent has made it so. The rest of a frame is not kept,
+        as nobody would wait for it to be sent: nothing may follow, and the code is ABNORMAL.
         """
         try:
             sent = 0 if self._unsent else os.write(self._fileno, data)
         except OSError:
             sent = 0
         if sent < len(data):
-            self._unsent = memoryview(bytes(self._unsent) + data[sent:])
             self.interrupt(Close.ABNORMAL)
 
     def interrupt(self, code: int) -> None:

@@ -212,9 +212,7 @@ EndedBy = Callable[[BaseException], RawSocket]
 def test_bug_closes_1011_and_is_logged_without_the_query(
     ended_by: EndedBy, caplog: pytest.LogCaptureFixture
 ) -> None:
-    client = ended_by(ZeroDivisionError("a bug"))
-    assert client.frame().close_code == 1011
-    assert client.ended()
+    assert ended_by(ZeroDivisionError("a bug")).frame().close_code == 1011
     assert "ZeroDivisionError" in caplog.text
     assert ECHO in caplog.text
     assert "private" not in caplog.text
@@ -228,6 +226,11 @@ def test_client_that_is_lost_is_sent_nothing_and_is_no_bug(
     assert ended_by(ending).ended()
     assert [record.levelname for record in caplog.records] == ["INFO", "INFO"]
     assert caplog.messages[-1].endswith(": 1006")
+
+
+def test_socket_that_opens_during_a_stop_is_closed_at_once(app: Flask, ended_by: EndedBy) -> None:
+    app.extensions["sockets"].shut_down()
+    assert ended_by(Closed(4000)).frame().close_code == 1001
 
 
 def test_close_code_that_is_added_needs_no_other_change(
