@@ -21,7 +21,7 @@ from storage.queries import FIND, delete_old_rows, ended_keys, made_of
 
 log = logging.getLogger(__name__)
 
-SAVES_PER_CLEANUP = 20  # 10 seconds
+SAVES_PER_CLEANUP = 20  # every 10 seconds, while requests are counted
 LAST_SECONDS = 1.2  # how long the last save is retried during a stop
 SAVE = """UPDATE api_key SET total = total + ?1,
     used = ?2 + CASE WHEN reset = ?3 THEN used ELSE 0 END, reset = ?3, last_used_at = ?4
