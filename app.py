@@ -50,7 +50,10 @@ class Service(Flask):
             self.wsgi_app = ProxyFix(self.wsgi_app, x_for=hops)  # type: ignore[method-assign]
 
     def create_url_adapter(self, request: Request | None) -> MapAdapter | None:
-        """Match a plain request by path and method; no route depends on the host."""
+        """Match a plain request by path and method: no route depends on the host.
+
+        An Upgrade needs Flask's own adapter, which tells the rules of WebSockets apart.
+        """
         if request is None or "HTTP_UPGRADE" in request.environ:
             return super().create_url_adapter(request)
         nowhere = {"server_name": "", "subdomain": "", "url_scheme": "http"}

@@ -52,8 +52,8 @@ def create_key(
 def rotate_key(key: ApiKey, grace_seconds: int = GRACE_SECONDS) -> tuple[ApiKey, str]:
     """Create a successor to a live key; the old key stops working after the grace period.
 
-    The successor has the same name, type, tier and lifetime, and may be one more than
-    MAX_LIVE_KEYS. Raises accounts.Invalid.
+    The successor has the same name, type, tier and lifetime. MAX_LIVE_KEYS does not apply to it.
+    Raises accounts.Invalid.
     """
     now = models.now()
     end = min(key.expires_at or now + grace_seconds, now + grace_seconds)
@@ -147,13 +147,13 @@ class Guard:
         self._known = {}
 
     def allowance(self, key: ApiKey) -> Allowance:
-        """What is left for the key, as far as is known without asking the database."""
+        """What is left for the key, to be shown, as far as is known without asking the database."""
         return self._hit(key, cost=0)
 
     def spend(self, key: ApiKey, cost: int = 1) -> Allowance:
         """Count this request; raises Problem 401 or 429, or PeeweeException.
 
-        Call it right after `check`, see `_hit`.
+        The headers of the response show the allowance. Call it right after `check`, see `_hit`.
         """
         request.environ[ALLOWANCE] = allowance = self._hit(key, cost)
         if allowance.accepted:
@@ -165,7 +165,7 @@ class Guard:
         raise Problem(429, "rate_limited", detail, headers=retry, **members)
 
     def _hit(self, key: ApiKey, cost: int) -> Allowance:
-        """With SQLite, no other greenlet may run between reading the row of `key` and this.
+        """To count with SQLite, no greenlet may run between reading the row of `key` and this.
 
         A sync in between would save counts that the row does not include yet. See "Forgetting and
         saving" in docs/design.md.

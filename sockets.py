@@ -163,8 +163,8 @@ def serve(handler: Callable[[WebSocket], None], server: Server) -> None:
         code = Close.ABNORMAL
     except Exception:
         log.exception("bug in %s", request.path)
-    # Nobody interrupts it from here on. An interrupt that is already on its way is raised in
-    # `close`, which then sends nothing more.
+    # Nobody finds it any more, so nobody interrupts it. An interrupt that is already on its way is
+    # raised in `close`, which then sends nothing more.
     del sockets.open[ws]
     code = ws.close(code)
     log.info("closed %s after %.1f s: %d", request.path, time.monotonic() - started, code)
@@ -173,5 +173,6 @@ def serve(handler: Callable[[WebSocket], None], server: Server) -> None:
 sock = Sock()
 for name, handler in (("echo", echo), ("time", stream_time)):
     sock.route(f"/{name}", bp=routes, endpoint=name)(partial(serve, handler))
-    # For requests without an Upgrade, which would match nothing: `admit` refuses them with 426.
+    # The same endpoint, for requests without an Upgrade, which the rule above does not match. Its
+    # view is never called for them, because `admit` refuses first.
     routes.add_url_rule(f"/{name}", name)

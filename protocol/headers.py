@@ -25,7 +25,7 @@ def with_api_headers(wsgi_app: Any) -> Any:
 
     def application(environ: dict[str, Any], start_response: Any) -> Any:
         def start(status: str, headers: list[tuple[str, str]], *args: Any) -> Any:
-            headers += API_HEADERS
+            headers += API_HEADERS  # to a list that werkzeug has made for this response
             if ALLOWANCE in environ:
                 headers += limit_headers(environ[ALLOWANCE])
             return start_response(status, headers, *args)

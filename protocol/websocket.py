@@ -144,8 +144,8 @@ class WebSocket:
     def push(self, data: bytes) -> None:
         """Send a frame from another greenlet without waiting; if it does not fit, interrupt.
 
-        The descriptor never blocks, because gevent has made it so. The rest of a frame is not kept,
-        as nobody would wait for it to be sent: nothing may follow, and the code is ABNORMAL.
+        The descriptor never blocks, because gevent has made it so. A frame that does not fit is
+        never completed, so `close` must send nothing after it: ABNORMAL tells it so.
         """
         try:
             sent = 0 if self._unsent else os.write(self._fileno, data)

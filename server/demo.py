@@ -56,12 +56,12 @@ def refuse_used_port(port: int) -> None:
 
 def welcome(port: int) -> None:
     """On an empty database, create a user with a key and print them; if that fails, neither."""
-    with database.connection_context():
-        if User.select().exists():
-            return
-    password = secrets.token_urlsafe(12)
-    hashed = accounts.hash_password(password)  # before the transaction, because it takes 50 ms
     try:
+        with database.connection_context():
+            if User.select().exists():
+                return
+        password = secrets.token_urlsafe(12)
+        hashed = accounts.hash_password(password)  # before the transaction, because it takes 50 ms
         output = stdout_descriptor()
         # Of several processes that start at once, one creates the user.
         with suppress(IntegrityError), database.connection_context(), database.atomic():

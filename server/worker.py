@@ -41,7 +41,7 @@ class Worker(GeventWorker):
     handle_quit = GeventWorker.handle_exit
 
     def init_process(self) -> None:
-        # Before gunicorn does it: until then, the handlers of the master would swallow the signal.
+        # Until gunicorn sets its own, in super(), those of the master would swallow the signal.
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT):
             signal.signal(number, self.handle_exit)
         super().init_process()
@@ -107,8 +107,8 @@ class Worker(GeventWorker):
     def handle_request(self, listener_name: Any, req: Any, sock: Any, addr: Any) -> None:
         """Answer a request, then let other connections have their turn.
 
-        `sock` is the `client` of `handle`. StopIteration, which `answer` may raise, too, tells
-        gunicorn to close the connection.
+        `sock` is the `client` of `handle`. StopIteration tells gunicorn to close the connection;
+        after a WebSocket `answer` raises it, too.
         """
         self.idle.discard(sock)
         sock.settimeout(SEND_SECONDS)
@@ -133,8 +133,8 @@ class Worker(GeventWorker):
             super().handle_request(listener_name, req, response, addr)
         finally:
             response.flush()
-            # A connection that stays open is left to gunicorn, which discards the rest of the body.
-            # At a stop, it closes all.
+            # If the connection stays open, gunicorn discards the rest of the body, for as long as a
+            # connection may be idle. At a stop, it closes all, which `should_close` does not know.
             if unread(req) and (req.should_close() or not self.alive):
                 drain(sock)
 

@@ -29,7 +29,8 @@ windowed AS (
 counted AS MATERIALIZED (
     SELECT *, least(hits, greatest(0, quota - used)) AS granted FROM windowed
 ),
--- A row was read again when it was locked, so `counted` is never older than what is updated.
+-- READ COMMITTED is needed: FOR UPDATE has read the newest version of a row, and the UPDATE follows
+-- it to that version.
 saved AS (
     UPDATE api_key SET total = counted.total + granted, reset = counted.reset,
         used = counted.used + granted, last_used_at = floor(now)::bigint

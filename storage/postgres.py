@@ -34,8 +34,8 @@ class Impatient(Connection):
     """A connection on which every answer has to come within `patience` seconds.
 
     After each query, BEGIN, COMMIT and ROLLBACK psycopg calls `wait`, which raises psycopg.Error
-    after `timeout` seconds; without one it would wait for ever. A gevent.Timeout would not do for
-    commands, which gevent has not patched, and a page may make several queries.
+    after `timeout` seconds; without one it would wait for ever. A gevent.Timeout cannot do this in
+    commands, which gevent has not patched. Connecting is bounded by `Postgres.connect`.
     """
 
     patience: float = ANSWER_SECONDS
@@ -124,8 +124,7 @@ class PostgresStore:
         self._waiting.append(question := Question(query, item, AsyncResult()))
         if not self._asking:
             self._asking = True
-            # Not in this greenlet: it may be killed while others wait for the same query.
-            gevent.spawn(self._ask_all)
+            gevent.spawn(self._ask_all)  # not here: this request need not wait for later ones
         return question.answer.get()
 
     def _ask_all(self) -> None:

@@ -9,6 +9,7 @@ import logging
 import sqlite3
 import time
 from contextlib import closing, suppress
+from pathlib import Path
 
 import gevent
 from gevent.threadpool import ThreadPool
@@ -57,7 +58,7 @@ class SqliteStore:
         if not self._limiter.counted:
             return
         self._save()
-        if self._saves % SAVES_PER_CLEANUP == 0 and len(self._thread) == 0:  # or `spawn` waits
+        if self._saves % SAVES_PER_CLEANUP == 0 and len(self._thread) == 0:  # `spawn` would wait
             delete_old_rows(self._database)
             self._thread.spawn(checkpoint, self._file)
         self._saves += 1
@@ -97,7 +98,9 @@ class SqliteStore:
 
 def checkpoint(file: str) -> None:
     """Copy the write-ahead log (-wal) into the file, and begin a new log; waits for the disk."""
-    with suppress(sqlite3.Error), closing(sqlite3.connect(file)) as connection:
+    existing = f"{Path(file).as_uri()}?mode=rw"  # a missing file is not made anew
+    with suppress(sqlite3.Error), closing(sqlite3.connect(existing, 0, uri=True)) as connection:
         connection.execute("PRAGMA synchronous = 1")
         connection.execute("PRAGMA wal_checkpoint(PASSIVE)")
-        connection.execute("PRAGMA user_version = 1")  # any write will do: it is the first commit
+        # Any write will do: it is the commit that waits, so the main thread's is (nearly) never it.
+        connection.execute("PRAGMA user_version = 1")

@@ -71,7 +71,7 @@ class TestSqlite:
             if ends:
                 unlocking.start()
             status, seconds = server.stop()
-        assert (answers, status, seconds < 7) == ([200] * 4, 0, True)
+        assert (answers, status, seconds < 5) == ([200] * 4, 0, True)
         lines = server.log_lines("could not be saved")
         assert server.start().total(keys[0]) == (2 if ends else 0)
         assert len(lines) == (0 if ends else 1)
