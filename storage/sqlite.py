@@ -98,8 +98,8 @@ class SqliteStore:
 
 def checkpoint(file: str) -> None:
     """Copy the write-ahead log (-wal) into the file, and begin a new log; waits for the disk."""
-    existing = f"{Path(file).as_uri()}?mode=rw"  # a missing file is not made anew
-    with suppress(sqlite3.Error), closing(sqlite3.connect(existing, 0, uri=True)) as connection:
+    uri = f"{Path(file).as_uri()}?mode=rw"  # a missing file is not made anew
+    with suppress(sqlite3.Error), closing(sqlite3.connect(uri, timeout=0, uri=True)) as connection:
         connection.execute("PRAGMA synchronous = 1")
         connection.execute("PRAGMA wal_checkpoint(PASSIVE)")
         # Any write will do: it is the commit that waits, so the main thread's is (nearly) never it.
