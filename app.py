@@ -69,7 +69,7 @@ def create_app(config: Settings | None = None, demo: bool = False) -> Flask:
 
     For the `demo`, gunicorn.conf.py creates a user with a key once the port is bound.
     """
-    cli.refuse_flask_run()
+    cli.refuse_other_servers()
     config = config or settings.load()
     open_database(config)
     store = open_store(config)

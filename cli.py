@@ -18,7 +18,7 @@ import auth
 import models
 from models import ApiKey, User, database
 from protocol.timestamps import date_time
-from settings import SettingsError
+from settings import HERE, SettingsError
 from storage.database import create_tables
 from storage.outage import one_line
 
@@ -55,8 +55,14 @@ def register(app: Flask) -> None:
         app.cli.add_command(commands)
 
 
-def refuse_flask_run() -> None:
-    """Raises SettingsError under `flask run`, which would save no counts and send no ticks."""
+def refuse_other_servers() -> None:
+    """Raises SystemExit under `flask run`, and under gunicorn without gunicorn.conf.py.
+
+    They would save no counts and send no ticks.
+    """
+    if "gunicorn.arbiter" in sys.modules and "server.worker" not in sys.modules:
+        print(f"gunicorn needs its settings: --config {HERE}/gunicorn.conf.py", file=sys.stderr)
+        raise SystemExit(4)  # with this status of a worker, gunicorn ends
     context = click.get_current_context(silent=True)
     if context and context.command is flask.cli.run_command:
         raise SettingsError(

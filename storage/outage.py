@@ -29,6 +29,9 @@ class Outage:
 
 def one_line(error: BaseException) -> str:
     """What went wrong, without the values that PostgreSQL quotes in further lines."""
+    # SQLite ends a transaction by itself when the disk is full; peewee's rollback then fails, too.
+    while error.__context__ and "no transaction is active" in str(error):
+        error = error.__context__
     return str(error).partition("\n")[0]
 
 

@@ -22,7 +22,7 @@ from storage.queries import FIND, delete_old_rows, ended_keys, made_of
 
 log = logging.getLogger(__name__)
 
-SAVES_PER_CLEANUP = 20  # every 10 seconds, while requests are counted
+SAVES_PER_CLEANUP = 20  # every 10 seconds
 LAST_SECONDS = 1.2  # how long the last save is retried during a stop
 SAVE = """UPDATE api_key SET total = total + ?1,
     used = ?2 + CASE WHEN reset = ?3 THEN used ELSE 0 END, reset = ?3, last_used_at = ?4
@@ -55,9 +55,8 @@ class SqliteStore:
         return ended_keys(key_ids, self._database)
 
     def save(self) -> None:
-        if not self._limiter.counted:
-            return
-        self._save()
+        if self._limiter.counted:
+            self._save()
         if self._saves % SAVES_PER_CLEANUP == 0 and len(self._thread) == 0:  # `spawn` would wait
             delete_old_rows(self._database)
             self._thread.spawn(checkpoint, self._file)
@@ -101,6 +100,7 @@ def checkpoint(file: str) -> None:
     uri = f"{Path(file).as_uri()}?mode=rw"  # a missing file is not made anew
     with suppress(sqlite3.Error), closing(sqlite3.connect(uri, timeout=0, uri=True)) as connection:
         connection.execute("PRAGMA synchronous = 1")
-        connection.execute("PRAGMA wal_checkpoint(PASSIVE)")
-        # Any write will do: it is the commit that waits, so the main thread's is (nearly) never it.
-        connection.execute("PRAGMA user_version = 1")
+        _, frames, _ = connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
+        if frames > 1:  # while nobody writes there is one, which comes from here
+            # Any write will do: this is now the commit that waits, and (nearly) never the next one.
+            connection.execute("PRAGMA user_version = 1")

@@ -4,6 +4,7 @@ import os
 from pathlib import Path
 from types import SimpleNamespace
 
+import peewee
 import pytest
 
 import models
@@ -11,6 +12,7 @@ from models import ApiKey, User
 from rows import change, row
 from settings import Settings, SettingsError
 from storage.database import create_tables
+from storage.outage import one_line
 
 NOON = 1_795_262_400  # 2026-11-21T12:00:00Z
 
@@ -75,3 +77,14 @@ def test_file_that_is_no_database_stays_as_it_was(config: Settings, tmp_path: Pa
     after = file.stat()
     assert file.read_text() == "This is no database. " * 100
     assert (after.st_mode, after.st_mtime_ns) == (before.st_mode, before.st_mtime_ns)
+
+
+@pytest.mark.usefixtures("app")
+def test_full_disk_is_named_as_the_reason() -> None:
+    """SQLite ends the transaction by itself then, and peewee's rollback of it fails."""
+    rows = [{"username": n, "email": n, "password_hash": "x" * 1000} for n in range(1000)]
+    with models.database.connection_context():
+        models.database.execute_sql("PRAGMA max_page_count = 1")
+        with pytest.raises(peewee.OperationalError) as failure, models.database.atomic():
+            User.insert_many(rows).execute()
+    assert one_line(failure.value) == "database or disk is full"

@@ -173,10 +173,9 @@ def test_old_keys_and_old_hours_are_deleted(store: Store, new_id: NewId) -> None
     with models.database.connection_context():
         for age in (0, 24, 26):
             HourlyUsage.create(hour=this - age * HOUR, key_id="a" * 8, requests=1)
-    store.hit(key_of(store, kept[0]), LONG)
     store.save()
     assert [key_id for key_id in kept + gone if store.find(key_id)] == kept
-    assert [(this - hour) // HOUR for hour, of, _ in hours() if of == "a" * 8] == [24, 0]
+    assert [(this - hour) // HOUR for hour, _, _ in hours()] == [24, 0]
 
 
 # Rotating

@@ -229,6 +229,15 @@ class TestOneWorker:
         assert refused.value.output.splitlines()[-1].startswith("--worker-class cannot be set")
         assert "Traceback" not in refused.value.output
 
+    @pytest.mark.parametrize("options", [[], ["--preload"]])
+    def test_gunicorn_without_its_settings_is_refused(
+        self, start_server: StartServer, options: list[str]
+    ) -> None:
+        with pytest.raises(StartError) as refused:
+            start_server(*serve_command(), "--config=/dev/null", *options, "app:app")
+        assert (refused.value.status, refused.value.output.count("needs its settings")) == (4, 1)
+        assert "Traceback" not in refused.value.output
+
 
 class TestSecrecy:
     @pytest.fixture
