@@ -58,7 +58,7 @@ class Worker(GeventWorker):
         self.idle = set[Any]()  # clients that are expected to send a request
         extensions = self.wsgi.extensions
         for task in (extensions["background"].run, extensions["ticker"].run):
-            gevent.spawn(task).link_exception(self.give_up)
+            gevent.spawn(self.keep_running, task)
         servers = [self.listen(listener) for listener in self.sockets]
         while self.alive:
             self.notify()  # tells the master that this worker is alive
@@ -68,13 +68,16 @@ class Worker(GeventWorker):
         extensions["store"].close()
         database.close_all()
 
-    def give_up(self, task: gevent.Greenlet) -> None:
-        """Stop as usual after a bug in a task; gunicorn then starts another worker.
+    def keep_running(self, task: Any) -> None:
+        """Run a task that ends only at the stop. If it fails, the worker stops as usual.
 
-        gevent has written the traceback to standard error.
+        gunicorn then starts another worker.
         """
-        self.log.error("a background task failed, so this worker stops")
-        self.alive = False
+        try:
+            task()
+        except Exception:
+            self.log.exception("a background task failed, so this worker stops")
+            self.alive = False
 
     def listen(self, listener: Any) -> StreamServer:
         """Serve each connection in a greenlet of its own."""
