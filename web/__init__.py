@@ -37,7 +37,7 @@ class PageSessions(SecureCookieSessionInterface):
     """Opens the session for pages only: the API needs none, and it takes 10 % of a request."""
 
     def open_session(self, app: Flask, request: Request) -> SecureCookieSession | None:
-        return None if request.path.startswith("/api/") else super().open_session(app, request)
+        return None if is_api() else super().open_session(app, request)
 
     def get_cookie_secure(self, app: Flask) -> bool:
         return request.is_secure
