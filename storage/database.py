@@ -40,7 +40,7 @@ def open_database(settings: Settings, patience: float | None = None) -> None:
 def open_store(settings: Settings) -> Store:
     """Where keys are found and counted."""
     if settings.sqlite:
-        return SqliteStore(str(settings.sqlite))
+        return SqliteStore(settings.sqlite)
     from storage.postgres import PostgresStore  # the driver is optional
 
     return PostgresStore(str(settings.database_url))

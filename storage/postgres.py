@@ -28,6 +28,7 @@ COUNT = Path(__file__).with_name("count.sql").read_bytes()
 COUNT_WITHOUT_LOCKED = COUNT.replace(b"FOR UPDATE OF api_key", b"FOR UPDATE OF api_key SKIP LOCKED")
 
 Connection = psycopg.Connection[Any]
+Query = Callable[[Connection, list[Any]], list[Any]]  # takes items, returns an answer to each
 
 
 class Impatient(Connection):
@@ -81,7 +82,7 @@ class Postgres(PooledPostgresqlDatabase):
 class Question(NamedTuple):
     """What one request asks; `query` answers the items of many questions at once."""
 
-    query: Callable[[Connection, list[Any]], list[Any]]
+    query: Query
     item: Any
     answer: AsyncResult
 
@@ -119,7 +120,7 @@ class PostgresStore:
             self._connection.close()
             self._connection = None
 
-    def _ask(self, query: Callable[[Connection, list[Any]], list[Any]], item: Any) -> Any:
+    def _ask(self, query: Query, item: Any) -> Any:
         """The answer to this item; raises PeeweeException."""
         self._waiting.append(question := Question(query, item, AsyncResult()))
         if not self._asking:

@@ -38,9 +38,9 @@ CACHE_KIB = 32_000  # with a million keys, requests take 10 % less time
 class SqliteStore:
     """A Store of one process."""
 
-    def __init__(self, file: str) -> None:
+    def __init__(self, file: Path) -> None:
         pragmas = PRAGMAS | {"cache_size": -CACHE_KIB}
-        self._database = SqliteDatabase(file, timeout=0, thread_safe=False, pragmas=pragmas)
+        self._database = SqliteDatabase(str(file), timeout=0, thread_safe=False, pragmas=pragmas)
         self._file, self._limiter, self._thread = file, Limiter(), ThreadPool(1)
         self._saves = 0
 
@@ -95,9 +95,9 @@ class SqliteStore:
         self._limiter.forget()
 
 
-def checkpoint(file: str) -> None:
+def checkpoint(file: Path) -> None:
     """Copy the write-ahead log (-wal) into the file, and begin a new log; waits for the disk."""
-    uri = f"{Path(file).as_uri()}?mode=rw"  # a missing file is not made anew
+    uri = f"{file.as_uri()}?mode=rw"  # a missing file is not made anew
     with suppress(sqlite3.Error), closing(sqlite3.connect(uri, timeout=0, uri=True)) as connection:
         connection.execute("PRAGMA synchronous = 1")
         _, frames, _ = connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
