@@ -1,8 +1,11 @@
 """The service: create_app() and the REST endpoints; `python app.py` runs the demo."""
 
+import sys
 import time
 from typing import Any
 
+import click
+import flask.cli
 from flask import Blueprint, Flask, Request, request, send_file
 from flask.json.provider import DefaultJSONProvider
 from flask.typing import ResponseReturnValue
@@ -23,7 +26,7 @@ from protocol.timestamps import date_time, timestamp, utc
 from ratelimit import Allowance, Limiter
 from server import demo
 from server.background import Background
-from settings import Settings
+from settings import Settings, SettingsError
 from storage.database import open_database, open_store
 
 API_VERSION = "1.0.0"
@@ -69,7 +72,7 @@ def create_app(config: Settings | None = None, demo: bool = False) -> Flask:
 
     For the `demo`, gunicorn.conf.py creates a user with a key once the port is bound.
     """
-    cli.refuse_other_servers()
+    refuse_other_servers()
     config = config or settings.load()
     open_database(config)
     store = open_store(config)
@@ -86,6 +89,23 @@ def create_app(config: Settings | None = None, demo: bool = False) -> Flask:
     for part in (sockets, web, cli, problems):
         part.register(app)
     return app
+
+
+def refuse_other_servers() -> None:
+    """Raises SystemExit under `flask run`, and under gunicorn without gunicorn.conf.py.
+
+    They would save no counts and send no ticks.
+    """
+    if "gunicorn.arbiter" in sys.modules and "server.worker" not in sys.modules:
+        file = settings.HERE / "gunicorn.conf.py"
+        print(f"gunicorn needs its settings: --config {file}", file=sys.stderr)
+        raise SystemExit(4)  # with this status of a worker, gunicorn ends
+    context = click.get_current_context(silent=True)
+    if context and context.command is flask.cli.run_command:
+        raise SettingsError(
+            "`flask run` cannot serve this app: run `python app.py`, or, to reload changed files, "
+            "`GUNICORN_CMD_ARGS=--reload python app.py`"
+        )
 
 
 def __getattr__(name: str) -> Any:

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable
 from typing import Any, NoReturn
 
 import click
-import flask.cli
 from flask import Flask, current_app
 from flask.cli import AppGroup
 from peewee import PeeweeException
@@ -18,7 +17,6 @@ import auth
 import models
 from models import ApiKey, User, database
 from protocol.timestamps import date_time
-from settings import HERE, SettingsError
 from storage.database import create_tables
 from storage.outage import one_line
 
@@ -53,22 +51,6 @@ password_stdin = click.option("--password-stdin", is_flag=True, help="Read it fr
 def register(app: Flask) -> None:
     for commands in (users, keys):
         app.cli.add_command(commands)
-
-
-def refuse_other_servers() -> None:
-    """Raises SystemExit under `flask run`, and under gunicorn without gunicorn.conf.py.
-
-    They would save no counts and send no ticks.
-    """
-    if "gunicorn.arbiter" in sys.modules and "server.worker" not in sys.modules:
-        print(f"gunicorn needs its settings: --config {HERE}/gunicorn.conf.py", file=sys.stderr)
-        raise SystemExit(4)  # with this status of a worker, gunicorn ends
-    context = click.get_current_context(silent=True)
-    if context and context.command is flask.cli.run_command:
-        raise SettingsError(
-            "`flask run` cannot serve this app: run `python app.py`, or, to reload changed files, "
-            "`GUNICORN_CMD_ARGS=--reload python app.py`"
-        )
 
 
 def duration(text: str) -> int:
