@@ -168,7 +168,8 @@ class TestProxies:
         query, header = secrets.token_hex(), secrets.token_hex()
         with running_proxy(name, tmp_path / name, free_port()) as port:
             with RawSocket.over(tls(port)) as client:
-                assert client.handshake(f"{TIME}?api_key={query}", {"X-API-Key": header}).status == 502
+                path = f"{TIME}?api_key={query}"
+                assert client.handshake(path, {"X-API-Key": header}).status == 502
             eventually(lambda: any(TIME in log.read_text() for log in tmp_path.rglob("*.log")))
         logs = "".join(path.read_text() for path in (tmp_path / name).rglob("*.log"))
         assert [text in logs for text in (TIME, query, header)] == [True, False, False]

@@ -211,7 +211,6 @@ class TestPostgres:
             time.sleep(1.5)
             own.thaw() if outage == "freeze" else own.start()
             back = time.monotonic()
-            # Of both workers.
             eventually(lambda: load.statuses(max(back, time.monotonic() - 0.5)) == {200}, 5)
             replies = load.stop()
 
