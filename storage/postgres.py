@@ -131,7 +131,8 @@ class PostgresStore:
     def _ask_all(self) -> None:
         """Answer all waiting questions of one kind with one query, until none is left."""
         while self._waiting:
-            query = self._waiting[0].query
+            kinds = {question.query for question in self._waiting}
+            query = find_keys if find_keys in kinds else count_hits  # counting may wait for a lock
             batch = [question for question in self._waiting if question.query is query]
             self._waiting = [question for question in self._waiting if question.query is not query]
             try:
