@@ -3,7 +3,7 @@
 -- pooler would refuse these settings for the connection. MATERIALIZED keeps the order of the parts:
 -- settings, locks, clock, counts. Without it, PostgreSQL may merge them.
 WITH asked AS MATERIALIZED (
-    SELECT *, set_config('synchronous_commit', 'off', true), set_config('lock_timeout', '250', true)
+    SELECT *, set_config('synchronous_commit', 'off', true), set_config('lock_timeout', '150', true)
     FROM unnest(%s::text[], %s::bigint[], %s::bigint[]) WITH ORDINALITY
         AS hit (id, quota, seconds, number)
 ),

@@ -132,7 +132,9 @@ class PostgresStore:
         """Answer all waiting questions of one kind with one query, until none is left."""
         while self._waiting:
             kinds = {question.query for question in self._waiting}
-            query = find_keys if find_keys in kinds else count_hits  # counting may wait for a lock
+            query: Query = (
+                find_keys if find_keys in kinds else count_hits
+            )  # counting may wait for a lock
             batch = [question for question in self._waiting if question.query is query]
             self._waiting = [question for question in self._waiting if question.query is not query]
             try:
