@@ -116,7 +116,7 @@ def __getattr__(name: str) -> Any:
 
 
 def description(name: str) -> ResponseReturnValue:
-    return send_file(settings.HERE / name), {"Access-Control-Allow-Origin": "*"}
+    return send_file(settings.HERE / "docs" / name), {"Access-Control-Allow-Origin": "*"}
 
 
 @api.get("/demo/year")

@@ -13,7 +13,7 @@ from serving import REPOSITORY, Server
 
 pytestmark = pytest.mark.ci
 
-DOCUMENT = json.loads((REPOSITORY / "asyncapi.json").read_text())
+DOCUMENT = json.loads((REPOSITORY / "docs" / "asyncapi.json").read_text())
 CHANNELS, MESSAGES = DOCUMENT["channels"], DOCUMENT["components"]["messages"]
 ECHO, TIME = (CHANNELS[name]["address"] for name in ("echo", "time"))
 NOT_PROVOKED = {(500, "internal_error"), (503, "unavailable")}  # a bug, a lost database

@@ -98,7 +98,7 @@ def reports(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Reports]:
 
 @pytest.mark.parametrize("client", HTTP_CLIENTS)
 def test_a_client_gets_the_documented_responses(reports: Reports, client: str) -> None:
-    paths = json.loads((REPOSITORY / "openapi.json").read_text())["paths"]
+    paths = json.loads((REPOSITORY / "docs" / "openapi.json").read_text())["paths"]
     documented = {
         path: item["get"]["responses"]["200"]["content"]["application/json"]["example"].keys()
         for path, item in paths.items()

@@ -4,7 +4,6 @@ Docker, systemd, and the platforms themselves are not started; what they would s
 """
 
 import contextlib
-import fnmatch
 import json
 import os
 import re
@@ -191,11 +190,14 @@ def dockerfile(instruction: str) -> str:
 
 
 def is_ignored(path: str) -> bool:
-    """As Docker decides for the kinds of patterns in use: a path, and **/ with a name."""
-    patterns = shipped("Dockerfile.dockerignore", {}).splitlines()[1:]
-    anywhere = [pattern.removeprefix("**/") for pattern in patterns if pattern.startswith("**/")]
-    top, *_, name = [part for part in path.split("/") if part] * 2
-    return any(fnmatch.fnmatchcase(top, pattern) for pattern in patterns) or name in anywhere
+    """As Docker decides: by the last pattern that matches the path or a folder above it."""
+    ignored, places = False, [Path(path), *Path(path).parents]
+    for line in shipped("Dockerfile.dockerignore", {}).splitlines()[1:]:
+        pattern = line.removeprefix("!").removeprefix("**/")
+        depth = None if "**/" in line else pattern.count("/") + 1
+        if any(place.match(pattern) and depth in (None, len(place.parts)) for place in places):
+            ignored = not line.startswith("!")
+    return ignored
 
 
 def healthy(port: int) -> bool:
@@ -226,7 +228,15 @@ class TestImage:
         def ignored(folder: str, names: list[str]) -> list[str]:
             return [n for n in names if is_ignored(str((Path(folder) / n).relative_to(REPOSITORY)))]
 
-        private = (".env", ".git", ".venv", "demo.db-wal", "web/__pycache__", "tests")
+        private = (
+            ".env",
+            ".git",
+            ".venv",
+            "demo.db-wal",
+            "web/__pycache__",
+            "tests",
+            "docs/design.md",
+        )
         assert all(map(is_ignored, private))
         shutil.copytree(REPOSITORY, app, ignore=ignored)
         data.mkdir()
@@ -243,6 +253,7 @@ class TestImage:
         with contextlib.closing(server):
             server.start()
             assert healthy(server.port)
+            assert server.ask("/openapi.json").status == server.ask("/asyncapi.json").status == 200
             os.kill(server.worker_pids[0], signal.SIGTERM)
             assert server.wait() == 0
         assert "Traceback" not in server.log()

@@ -19,7 +19,7 @@ from rawsocket import RawSocket, request_bytes
 from serving import REPOSITORY, Server
 
 CLIENTS = Path(__file__).parent / "clients"
-OPENAPI, ASYNCAPI = REPOSITORY / "openapi.json", REPOSITORY / "asyncapi.json"
+OPENAPI, ASYNCAPI = REPOSITORY / "docs" / "openapi.json", REPOSITORY / "docs" / "asyncapi.json"
 DOCUMENT = json.loads(OPENAPI.read_text())
 PAGE = REPOSITORY / "docs/testing-clients.md"
 PROTECTED = "/api/v1/protected/test"

@@ -173,7 +173,7 @@ def test_the_worked_example_works(installed: Checkout) -> None:
     view, test = blocks("python", CONTRIBUTING)
     (description,) = blocks("json", CONTRIBUTING)
     *_, command = blocks("sh", section("A worked example", CONTRIBUTING))
-    app, openapi = installed.folder / "app.py", installed.folder / "openapi.json"
+    app, openapi = installed.folder / "app.py", installed.folder / "docs" / "openapi.json"
     head, marker, main = app.read_text().partition('if __name__ == "__main__":')
     app.write_text(f"{head}{view}\n\n{marker}{main}")
     (installed.folder / "tests/test_greetings.py").write_text(test)
@@ -222,8 +222,8 @@ class TestFacts:
         assert set(re.findall(r"`(/api/[^`?]+)", "".join(map(str, rows("The API"))))) == rules
 
     def test_codes_of_errors_are_those_of_the_descriptions(self) -> None:
-        described = (REPOSITORY / "openapi.json").read_text()
-        described += (REPOSITORY / "asyncapi.json").read_text()
+        described = (REPOSITORY / "docs" / "openapi.json").read_text()
+        described += (REPOSITORY / "docs" / "asyncapi.json").read_text()
         codes = set(re.findall(r'"code": (?:\{[^}]*"const": )?"([a-z_]+)"', described))
         codes |= {"not_found", "method_not_allowed"}  # in words, as they are not of one path
         table = " ".join(row[1] for row in rows("The API") if row[0].isdigit())
