@@ -24,6 +24,8 @@ def open_database(settings: Settings, patience: float | None = None) -> None:
     `patience` is how many seconds a query may wait. It is short by default: with SQLite, because
     the whole process waits, and with PostgreSQL, because requests do.
     """
+    if database.obj:
+        database.close_all()  # what was open before
     if settings.sqlite:
         # A transaction takes its lock at the start, so reading and then writing needs no retry.
         # A query without a connection_context is a mistake, so it fails.
