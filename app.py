@@ -23,9 +23,9 @@ from protocol import problems
 from protocol.headers import with_api_headers
 from protocol.requests import check_request
 from protocol.timestamps import date_time, timestamp, utc
-from ratelimit import Allowance, Limiter
+from ratelimit import Allowance
 from server import demo
-from server.background import Background
+from services import Services, services
 from settings import Settings, SettingsError
 from storage.database import open_database, open_store
 
@@ -67,10 +67,10 @@ class Service(Flask):
 api = Blueprint("api", __name__, url_prefix="/api/v1")
 
 
-def create_app(config: Settings | None = None, demo: bool = False) -> Flask:
+def create_app(config: Settings | None = None, is_demo: bool = False) -> Flask:
     """Build the application; raises SettingsError. It does not connect to the database yet.
 
-    For the `demo`, gunicorn.conf.py creates a user with a key once the port is bound.
+    For the demo, gunicorn.conf.py creates a user with a key once the port is bound.
     """
     refuse_other_servers()
     config = config or settings.load()
@@ -80,9 +80,8 @@ def create_app(config: Settings | None = None, demo: bool = False) -> Flask:
     opened = sockets.OpenSockets(config.max_sockets, config.max_sockets_per_caller)
 
     app = Service(config)
-    app.extensions |= {"settings": config, "demo": demo, "store": store, "guard": guard}
-    app.extensions |= {"sockets": opened, "ticker": sockets.Ticker(), "throttles": Limiter()}
-    app.extensions["background"] = Background(guard, store, opened)
+    app.extensions["services"] = Services(config, store, guard, opened, sockets.Ticker())
+    app.config["IS_DEMO"] = is_demo
     app.before_request(check_request)
     app.register_blueprint(api)
     app.add_url_rule("/<any('openapi.json', 'asyncapi.json'):name>", view_func=description)
@@ -130,7 +129,7 @@ def year() -> dict[str, object]:
 @api.get("/status")
 def status() -> dict[str, object]:
     key = request.headers.get("X-API-Key")
-    authenticated = bool(key and auth.guard().find(key))
+    authenticated = bool(key and services().guard.find(key))
     return {"status": "operational", "version": API_VERSION, "authenticated": authenticated}
 
 

@@ -9,7 +9,7 @@ from hmac import compare_digest
 from string import ascii_letters, digits
 from typing import Any
 
-from flask import current_app, request
+from flask import request
 
 import accounts
 import models
@@ -18,6 +18,7 @@ from protocol.headers import ALLOWANCE
 from protocol.problems import Problem
 from protocol.timestamps import date_time
 from ratelimit import DEFAULT_TIER, Allowance, Quota
+from services import services
 from storage import Store
 
 BASE62 = digits + ascii_letters
@@ -177,11 +178,6 @@ class Guard:
         return allowance
 
 
-def guard() -> Guard:
-    """The app's guard."""
-    return current_app.extensions["guard"]
-
-
 def require_api_key(view: View) -> View:
     """Call the view only with a valid key that is within its limit.
 
@@ -190,8 +186,8 @@ def require_api_key(view: View) -> View:
 
     @wraps(view)
     def guarded(**arguments: object) -> dict[str, object]:
-        checker = guard()
-        key = checker.check(request.headers.get("X-API-Key"))
-        return view(key, checker.spend(key), **arguments)
+        guard = services().guard
+        key = guard.check(request.headers.get("X-API-Key"))
+        return view(key, guard.spend(key), **arguments)
 
     return guarded

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, NoReturn
 
 import click
-from flask import Flask, current_app
+from flask import Flask
 from flask.cli import AppGroup
 from peewee import PeeweeException
 
@@ -17,6 +17,7 @@ import auth
 import models
 from models import ApiKey, User, database
 from protocol.timestamps import date_time
+from services import services
 from storage.database import create_tables
 from storage.outage import one_line
 
@@ -33,7 +34,7 @@ class Commands(AppGroup):
     """Commands that have a connection to the database, and report errors in one line."""
 
     def invoke(self, ctx: click.Context) -> Any:
-        create_tables(current_app.extensions["settings"])
+        create_tables(services().settings)
         try:
             with database.connection_context():
                 return super().invoke(ctx)
@@ -199,7 +200,7 @@ def live_key(key_id: str) -> ApiKey:
 
 
 def existing_tier(tier: str) -> str:
-    tiers = current_app.extensions["settings"].rate_limits
+    tiers = services().settings.rate_limits
     if tier not in tiers:
         fail(f"RATE_LIMITS has no tier {tier!r}, only {', '.join(tiers)}.")
     return tier

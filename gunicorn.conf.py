@@ -78,5 +78,5 @@ def when_ready(server: Arbiter) -> None:
 
 
 def post_worker_init(worker: Worker) -> None:
-    if worker.wsgi.extensions["demo"]:
+    if worker.wsgi.config["IS_DEMO"]:
         demo.welcome(service.port)  # the port is taken by now

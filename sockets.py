@@ -6,15 +6,15 @@ from collections.abc import Callable
 from functools import partial
 
 import gevent
-from flask import Blueprint, Flask, current_app, g, request
+from flask import Blueprint, Flask, g, request
 from flask_sock import Sock
 from simple_websocket import Server
 
-from auth import guard
 from protocol.addresses import caller
 from protocol.problems import Problem
 from protocol.timestamps import display, timestamp
 from protocol.websocket import SERVER_OPTIONS, Close, Closed, WebSocket, frame, negotiate
+from services import services
 
 log = logging.getLogger(__name__)
 
@@ -40,7 +40,7 @@ def echo(ws: WebSocket) -> None:
 def stream_time(ws: WebSocket) -> None:
     """Let the ticker send the time; what the client sends is discarded."""
     ws.send(frame(type="auth_success", api_key_name=g.key.name))
-    listeners = current_app.extensions["ticker"].join(ws)
+    listeners = services().ticker.join(ws)
     try:
         for _ in ws.messages():
             pass
@@ -125,22 +125,22 @@ def admit() -> None:
     negotiate(request.environ)  # removes all headers that are not needed any more
     g.key = None
     if request.endpoint == "sockets.time":
-        g.key = guard().check(presented)
+        g.key = services().guard.check(presented)
         # Counts nothing yet, but refuses a used-up key, and gives a refusal by `reserve` its
         # limit headers.
-        guard().spend(g.key, cost=0)
+        services().guard.spend(g.key, cost=0)
     who = g.key.id if g.key else caller(request.remote_addr)
-    current_app.extensions["sockets"].reserve(who)
+    services().sockets.reserve(who)
     g.caller = who
     if g.key:
-        guard().spend(g.key)
+        services().guard.spend(g.key)
 
 
 @routes.teardown_request
 def release(error: BaseException | None) -> None:
     """Give back the place that `admit` reserved, however the request has ended."""
     if "caller" in g:
-        current_app.extensions["sockets"].admitted.remove(g.caller)
+        services().sockets.admitted.remove(g.caller)
 
 
 def serve(handler: Callable[[WebSocket], None], server: Server) -> None:
@@ -150,7 +150,7 @@ def serve(handler: Callable[[WebSocket], None], server: Server) -> None:
     1011.
     """
     started, ws, code = time.monotonic(), WebSocket(server), int(Close.BUG)
-    sockets = current_app.extensions["sockets"]
+    sockets = services().sockets
     sockets.open[ws] = g.key and g.key.id
     log.info("open %s", request.path)
     try:

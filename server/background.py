@@ -3,9 +3,7 @@
 from gevent.event import Event
 from peewee import PeeweeException
 
-from auth import Guard
-from sockets import OpenSockets
-from storage import Store
+from services import Services
 from storage.outage import outage
 
 SYNC_SECONDS = 0.5
@@ -14,8 +12,8 @@ SYNC_SECONDS = 0.5
 class Background:
     """Keeps memory and database in step."""
 
-    def __init__(self, guard: Guard, store: Store, sockets: OpenSockets) -> None:
-        self._guard, self._store, self._sockets = guard, store, sockets
+    def __init__(self, services: Services) -> None:
+        self._guard, self._store, self._sockets = services.guard, services.store, services.sockets
         self._failures = 0  # consecutive
         self.stopping = Event()
 

@@ -39,7 +39,7 @@ def main() -> None:
     os.environ["WEB_CONCURRENCY"] = str(config.web_concurrency)
     os.chdir(settings.HERE)
     bind = f"127.0.0.1:{config.port}"
-    gunicorn = [sys.executable, "-m", "gunicorn", "--bind", bind, "app:create_app(demo=True)"]
+    gunicorn = [sys.executable, "-m", "gunicorn", "--bind", bind, "app:create_app(is_demo=True)"]
     os.execv(sys.executable, gunicorn)
 
 

@@ -22,6 +22,8 @@ from gunicorn.workers.ggevent import GeventWorker
 from models import database
 from protocol.requests import MAX_BODY_BYTES
 from protocol.tcp import TURN_SECONDS, drain
+from server.background import Background
+from services import Services
 
 SEND_SECONDS = 10  # how long a client may leave a response unread, or a body unsent
 HEADER_BYTES = 32_768  # of a request's header
@@ -56,16 +58,18 @@ class Worker(GeventWorker):
         limit_header()
         self.pool = Pool(self.worker_connections)
         self.idle = set[Any]()  # clients that are expected to send a request
-        extensions = self.wsgi.extensions
-        for task in (extensions["background"].run, extensions["ticker"].run):
+        services: Services = self.wsgi.extensions["services"]
+        background = Background(services)
+        for task in (background.run, services.ticker.run):
             gevent.spawn(self.keep_running, task)
         servers = [self.listen(listener) for listener in self.sockets]
         while self.alive:
             self.notify()  # tells the master that this worker is alive
             gevent.sleep(0.1)
+        services.sockets.shut_down()
         self.stop(servers)
-        extensions["background"].stopping.set()
-        extensions["store"].close()
+        background.stopping.set()
+        services.store.close()
         database.close_all()
 
     def keep_running(self, task: Any) -> None:
@@ -89,8 +93,7 @@ class Worker(GeventWorker):
         return server
 
     def stop(self, servers: list[StreamServer]) -> None:
-        """Close the WebSockets, and finish the requests."""
-        self.wsgi.extensions["sockets"].shut_down()
+        """Accept no more connections, and finish the requests."""
         for server in servers:
             server.close()
         self.pool.join(timeout=IDLE_SECONDS)

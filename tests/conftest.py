@@ -22,6 +22,7 @@ import models
 import settings
 from models import User
 from postgresql import Cluster
+from services import Services
 from serving import REPOSITORY, Server
 from storage.database import create_tables
 
@@ -89,6 +90,12 @@ def app(
     yield made
     made.extensions["store"].close()
     models.database.close_all()
+
+
+@pytest.fixture
+def services(app: Flask) -> Services:
+    found: Services = app.extensions["services"]
+    return found
 
 
 @pytest.fixture

@@ -18,15 +18,15 @@ from conftest import NewKey
 from models import ApiKey, User
 from ratelimit import Allowance
 from rows import change, count, row
+from services import Services
 
 NOON = 1_795_262_400  # 2026-11-21T12:00:00Z
 TEST = "/api/v1/protected/test"
 
 
 @pytest.fixture
-def guard(app: Flask) -> Guard:
-    found: Guard = app.extensions["guard"]
-    return found
+def guard(services: Services) -> Guard:
+    return services.guard
 
 
 @pytest.fixture
@@ -191,7 +191,7 @@ def test_key_found_while_all_are_forgotten_is_not_remembered(
     guard: Guard, app: Flask, key: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With PostgreSQL others run during a look-up; what it finds may have changed since."""
-    find = app.extensions["store"].find
+    find = app.extensions["services"].store.find
 
     def find_and_forget(key_id: str) -> ApiKey | None:
         found: ApiKey | None = find(key_id)
@@ -200,7 +200,7 @@ def test_key_found_while_all_are_forgotten_is_not_remembered(
         return found
 
     with monkeypatch.context() as patch:
-        patch.setattr(app.extensions["store"], "find", find_and_forget)
+        patch.setattr(app.extensions["services"].store, "find", find_and_forget)
         assert guard.find(key), "it was good when it was looked up"
     assert guard.find(key) is None
 

@@ -15,6 +15,7 @@ from protocol.websocket import Close, WebSocket
 from rows import change, row
 from server import background as module
 from server.background import Background
+from services import Services
 from settings import Settings
 from storage.outage import Outage
 
@@ -22,11 +23,10 @@ STATS = "/api/v1/usage/stats"
 
 
 @pytest.fixture
-def background(app: Flask, monkeypatch: pytest.MonkeyPatch) -> Background:
+def background(services: Services, monkeypatch: pytest.MonkeyPatch) -> Background:
     """As it is at the start: no outage has been logged."""
     monkeypatch.setattr(module, "outage", Outage())
-    found: Background = app.extensions["background"]
-    return found
+    return Background(services)
 
 
 @pytest.fixture
@@ -79,11 +79,15 @@ def test_row_changed_by_hand_counts_although_the_file_is_locked(
 
 
 def test_sockets_of_an_ended_key_are_closed_although_the_file_is_locked(
-    background: Background, app: Flask, new_key: NewKey, ask: Ask, another: sqlite3.Connection
+    background: Background,
+    services: Services,
+    new_key: NewKey,
+    ask: Ask,
+    another: sqlite3.Connection,
 ) -> None:
     _, changed, revoked, expired = keys = [new_key() for _ in range(4)]
     sockets = {mock.Mock(WebSocket): key[8:16] for key in keys}
-    app.extensions["sockets"].open.update(sockets)
+    services.sockets.open.update(sockets)
     change(changed, tier="pro", expires_at=models.now() + 60)
     change(revoked, revoked_at=1)
     change(expired, expires_at=models.now())

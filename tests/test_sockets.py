@@ -32,7 +32,7 @@ ECHO, TIME = "/api/v1/ws/echo", "/api/v1/ws/time"
 @pytest.fixture
 def handshake(app: Flask) -> Callable[..., int]:
     """Asks for a WebSocket; returns the status after a moment in which the socket is open."""
-    app.extensions["sockets"].limit_per_caller = 1
+    app.extensions["services"].sockets.limit_per_caller = 1
 
     def ask(path: str, **headers: str) -> int:
         environ = {"SERVER_PROTOCOL": "HTTP/1.1"}
@@ -191,14 +191,14 @@ def ended_by(
 
     def run(ending: BaseException) -> RawSocket:
         def handler(ws: WebSocket) -> None:
-            assert list(app.extensions["sockets"].open) == [ws]
+            assert list(app.extensions["services"].sockets.open) == [ws]
             raise ending
 
         ends[0].shutdown(socket.SHUT_WR)  # a client that has sent all it will
         with app.test_request_context(f"{ECHO}?api_key=private"):
             g.key = None
             serve(handler, server)
-        assert not app.extensions["sockets"].open, "only open sockets are kept"
+        assert not app.extensions["services"].sockets.open, "only open sockets are kept"
         ends[1].close()
         return client
 
@@ -228,7 +228,7 @@ def test_client_that_is_lost_is_sent_nothing_and_is_no_bug(
 
 
 def test_socket_that_opens_during_a_stop_is_closed_at_once(app: Flask, ended_by: EndedBy) -> None:
-    app.extensions["sockets"].shut_down()
+    app.extensions["services"].sockets.shut_down()
     assert ended_by(Closed(4000)).frame().close_code == 1001
 
 

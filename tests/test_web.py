@@ -25,6 +25,8 @@ import web
 from models import ApiKey, HourlyUsage, User
 from ratelimit import Limiter
 from rows import change, count
+from server.background import Background
+from services import Services
 from web import people
 
 PASSWORD = secrets.token_urlsafe()
@@ -48,9 +50,9 @@ LogIn = Callable[[str], FlaskClient]
 
 
 @pytest.fixture
-def app(app: Flask) -> Flask:
+def app(app: Flask, services: Services) -> Flask:
     started = time.time()
-    app.extensions["throttles"] = Limiter(clock=lambda: started)  # no minute turns in a test
+    services.throttles = Limiter(clock=lambda: started)  # no minute turns in a test
     return app
 
 
@@ -285,7 +287,7 @@ def test_made_up_names_need_bounded_memory(app: Flask, monkeypatch: pytest.Monke
     with app.app_context():
         for n in range(1000):
             people.throttle(people.ATTEMPTS._replace(limit=1000), f"made up {n}")
-    assert len(app.extensions["throttles"].counted) <= 50
+    assert len(app.extensions["services"].throttles.counted) <= 50
 
 
 # The profile and the password
@@ -369,12 +371,12 @@ def test_key_ends_when_it_was_told_to_which_must_be_in_the_list(ada: FlaskClient
     assert sorted(ends, key=str) == [90 * models.DAY, None]
 
 
-def test_list_shows_a_key_and_what_it_used(app: Flask, ada: FlaskClient) -> None:
+def test_list_shows_a_key_and_what_it_used(services: Services, ada: FlaskClient) -> None:
     secret = secret_in(create_key(ada, "<i>"))
     assert "never used" in ada.get(SECURITY).text
     for _ in range(3):
         ask_api(ada, secret)
-    app.extensions["background"].sync()
+    Background(services).sync()
     page = ada.get(SECURITY).text
     assert '<th scope="row">&lt;i&gt;' in page
     assert f"{secret[:16]}…" in page

@@ -49,7 +49,7 @@ def register(app: Flask) -> None:
     app.config["SESSION_COOKIE_SAMESITE"] = "Lax"
     app.jinja_env.trim_blocks = app.jinja_env.lstrip_blocks = True
     app.jinja_env.filters |= {"date_time": date_time, "display": display, "number": "{:,}".format}
-    app.jinja_env.globals |= {"settings": app.extensions["settings"], "models": models}
+    app.jinja_env.globals |= {"settings": app.extensions["services"].settings, "models": models}
     app.register_blueprint(pages)
 
 

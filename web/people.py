@@ -6,7 +6,7 @@ from functools import partial, wraps
 from hashlib import sha256
 from hmac import compare_digest
 
-from flask import Blueprint, current_app, flash, g, redirect, render_template, request, session
+from flask import Blueprint, flash, g, redirect, render_template, request, session
 from flask.typing import ResponseReturnValue
 from werkzeug.exceptions import TooManyRequests, abort
 
@@ -15,6 +15,7 @@ from accounts import Invalid
 from models import User, database
 from protocol.addresses import caller
 from ratelimit import Quota
+from services import services
 
 INVALID = 422  # the status of a page that shows what is wrong with a form
 ATTEMPTS = Quota("attempts of an address", 30, 60)
@@ -49,7 +50,7 @@ def errors_shown_by(page: Callable[..., str]) -> Callable[[View], View]:
 @pages.before_request
 def skip_entrance() -> ResponseReturnValue | None:
     """Refuse to sign anybody up when sign-up is closed; redirect users who are logged in."""
-    if request.path == "/sign-up" and not current_app.extensions["settings"].signups:
+    if request.path == "/sign-up" and not services().settings.signups:
         abort(403)
     return redirect(destination(), 303) if g.user and request.method == "GET" else None
 
@@ -109,7 +110,7 @@ def throttle(quota: Quota, who: str, cost: int = 1) -> None:
     from process to process.
     """
     bucket = f"{quota.tier} {hash(who.lower()) % BUCKETS}"
-    allowance = current_app.extensions["throttles"].hit(bucket, quota, cost=cost)
+    allowance = services().throttles.hit(bucket, quota, cost=cost)
     if not allowance.accepted:
         raise TooManyRequests(retry_after=allowance.seconds_left)
 

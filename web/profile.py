@@ -13,6 +13,7 @@ import models
 from accounts import Invalid
 from models import CHART_HOURS, DAY, HOUR, ApiKey, HourlyUsage, User, database
 from ratelimit import UNITS, Quota
+from services import services
 from web.people import chosen, errors_shown_by, prove, redirect_to, session_mark, throttle, typed
 
 LIFETIMES = {"never": 0, "30 days": 30 * DAY, "90 days": 90 * DAY, "1 year": 365 * DAY}
@@ -58,7 +59,7 @@ def security() -> str:
     with database.connection_context():
         listed = list(g.user.keys.where(ApiKey.live() | expired).order_by(*order))
         hours = hourly_requests(g.user)
-    page = {"keys": [(key, auth.guard().allowance(key)) for key in listed], "hours": hours}
+    page = {"keys": [(key, services().guard.allowance(key)) for key in listed], "hours": hours}
     return render_template("security.html", units=UNITS, lifetimes=LIFETIMES, **page)
 
 
@@ -114,7 +115,7 @@ def rotate_key(key_id: str) -> ResponseReturnValue:
     grace, old = chosen("grace", GRACES), own_key(key_id)
     throttle(NEW_KEYS, str(g.user.id))
     key, secret = auth.rotate_key(old, grace)
-    auth.guard().forget()
+    services().guard.forget()
     return render_template("key.html", key=key, secret=secret, old=own_key(key_id))
 
 
@@ -136,7 +137,7 @@ def revoke_key(key_id: str) -> ResponseReturnValue:
 def change(words: str, act: Callable[[], bool]) -> ResponseReturnValue:
     """Change a key, and show these words, or that the key has already ended."""
     changed = act()
-    auth.guard().forget()
+    services().guard.forget()
     return redirect_to("/settings/security", words if changed else "This key has already ended.")
 
 
