@@ -56,6 +56,7 @@ class Worker(GeventWorker):
         signal.signal(signal.SIGHUP, signal.SIG_IGN)  # the master gets it, too, and decides
         speed_up(self.cfg)
         limit_header()
+        util.write_error = write_error
         self.pool = Pool(self.worker_connections)
         self.idle = set[Any]()  # clients that are expected to send a request
         services: Services = self.wsgi.extensions["services"]
@@ -193,3 +194,15 @@ def limit_header() -> None:
     arrives. It sets that limit for each request, which this property ignores.
     """
     http.message.Message.max_buffer_headers = property(lambda _: HEADER_BYTES, lambda *_: None)
+
+
+def write_error(sock: Any, status: int, reason: str, message: str) -> None:
+    """Answer a request that gunicorn cannot parse.
+
+    From Python 3.14 on, textwrap.dedent, with which gunicorn's own function of this name writes the
+    header, turns the empty line at its end into a bare line feed.
+    """
+    body = f"{reason}: {message}\n".encode()
+    header = f"HTTP/1.1 {status} {reason}\r\nConnection: close\r\nContent-Length: {len(body)}\r\n"
+    header += "Content-Type: text/plain; charset=utf-8\r\n\r\n"
+    util.write_nonblock(sock, header.encode() + body)
