@@ -50,14 +50,14 @@ LogIn = Callable[[str], FlaskClient]
 
 
 @pytest.fixture
-def app(app: Flask, services: Services) -> Flask:
+def services(services: Services) -> Services:
     started = time.time()
     services.throttles = Limiter(clock=lambda: started)  # no minute turns in a test
-    return app
+    return services
 
 
 @pytest.fixture
-def log_in(app: Flask) -> LogIn:
+def log_in(app: Flask, services: Services) -> LogIn:
     """Makes a user and a browser in which that user is logged in."""
 
     def enter(username: str) -> FlaskClient:
