@@ -257,7 +257,7 @@ ODD = {
     "Latin-1 key": b"GET /api/v1/user/me HTTP/1.1\r\nHost: a\r\nX-API-Key: \xff\r\n\r\n",
 }
 REFUSED = {*range(400, 500), 501, 505}
-ANSWERED = {200, 400, 401, 404}
+ANSWERED = {200, 400, 401, 404, 413}
 
 
 class TestGarbage:
