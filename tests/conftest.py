@@ -88,7 +88,7 @@ def app(
     made = service.create_app(config)
     made.jinja_env.bytecode_cache = templates
     yield made
-    made.extensions["store"].close()
+    made.extensions["services"].store.close()
     models.database.close_all()
 
 
