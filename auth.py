@@ -26,6 +26,10 @@ BASE62 = digits + ascii_letters
 FORM = re.compile(rf"((?:{'|'.join(PREFIXES.values())})([{BASE62}]{{8}})_[{BASE62}]{{32}})(.{{6}})")
 MAX_LIVE_KEYS = 25  # of one user
 GRACE_SECONDS = 86400  # how long a rotated key stays valid
+NOT_VALID = (
+    "This API key is not valid. A key begins with sk_live_ or sk_test_ and has 55 characters, "
+    "without quotes, spaces, or Bearer."
+)
 CHALLENGE = {"WWW-Authenticate": 'ApiKey realm="api", header="X-API-Key"'}
 QUOTA_EXCEEDED = "https://iana.org/assignments/http-problem-types#quota-exceeded"
 
@@ -104,7 +108,7 @@ def checksum(text: str) -> str:
 
 def bad_key() -> Problem:
     """The same response for every kind of bad key."""
-    return Problem(401, "invalid_api_key", "This API key is not valid.", headers=CHALLENGE)
+    return Problem(401, "invalid_api_key", NOT_VALID, headers=CHALLENGE)
 
 
 class Guard:
@@ -118,10 +122,14 @@ class Guard:
         self._quotas, self._store = quotas, store
         self._known: dict[str, ApiKey] = {}  # by digest
 
-    def check(self, presented: str | None) -> ApiKey:
-        """The key that was presented, if it is good; raises Problem 401, or PeeweeException."""
+    def check(self, presented: str | None, or_else: str = "") -> ApiKey:
+        """The key that was presented, if it is good; raises Problem 401, or PeeweeException.
+
+        `or_else` names another place where the client may send the key.
+        """
         if not presented:
-            raise Problem(401, "missing_api_key", "Send your key in X-API-Key.", headers=CHALLENGE)
+            detail = f"Send your key in the X-API-Key header{or_else}."
+            raise Problem(401, "missing_api_key", detail, headers=CHALLENGE)
         key = self.find(presented)
         if not key:
             raise bad_key()

@@ -125,7 +125,7 @@ def admit() -> None:
     negotiate(request.environ)  # removes all headers that are not needed any more
     g.key = None
     if request.endpoint == "sockets.time":
-        g.key = services().guard.check(presented)
+        g.key = services().guard.check(presented, ", or as api_key in the query")
         # Counts nothing yet, but refuses a used-up key, and gives a refusal by `reserve` its
         # limit headers.
         services().guard.spend(g.key, cost=0)

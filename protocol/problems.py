@@ -2,13 +2,14 @@
 
 import json
 import logging
-from http import HTTPStatus
 from typing import Any
 
 from flask import Flask, Response, request
 from peewee import DataError, IntegrityError, PeeweeException
 from werkzeug import exceptions
 from werkzeug.exceptions import HTTPException
+from werkzeug.http import HTTP_STATUS_CODES
+from werkzeug.routing import WebsocketMismatch
 
 from protocol.requests import is_api
 from storage.outage import outage
@@ -17,7 +18,7 @@ log = logging.getLogger(__name__)
 
 KNOWN = {
     400: ("bad_request", "The request could not be understood."),
-    404: ("not_found", "There is nothing at this path."),
+    404: ("not_found", "There is nothing at this path. The paths are listed in /openapi.json."),
     405: ("method_not_allowed", "This path does not support that method."),
     413: ("content_too_large", "The request body is too large; this API takes none."),
     426: ("upgrade_required", "Connect to this path with a WebSocket client of version 13."),
@@ -31,18 +32,18 @@ json_text = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 class Problem(HTTPException):
     """An error response: a status, a stable code for programs, a sentence for people.
 
-    A status in KNOWN brings its own code and sentence. `headers` are added to the response, and
-    `members` to its body.
+    A status in KNOWN brings its own code and sentence; for others the code is made from the title.
+    `headers` are added to the response, and `members` to its body.
     """
 
     def __init__(
         self, status: int, code: str = "", detail: str = "", headers: Any = None, **members: object
     ) -> None:
-        code, detail = (code, detail) if code else KNOWN[status]
-        # Before 3.13, Python has the title of an older RFC for 413.
-        title = "Content Too Large" if status == 413 else HTTPStatus(status).phrase
+        # Not Python's titles, because they differ from version to version; this one is outdated.
+        title = "Content Too Large" if status == 413 else HTTP_STATUS_CODES[status]
+        known = KNOWN.get(status, (title.lower().replace(" ", "_"), title))
         body = {"type": "about:blank", "title": title, "status": status}
-        body |= {"detail": detail, "code": code, **members}
+        body |= {"detail": detail or known[1], "code": code or known[0], **members}
         response = Response(json_text(body) + "\n", status, headers, "application/problem+json")
         super().__init__(detail, response)
 
@@ -60,8 +61,16 @@ def register(app: Flask) -> None:
 def _http_error(error: HTTPException) -> HTTPException:
     if isinstance(error, Problem) or not is_api():
         return error
+    status, detail = error.code or 500, error.description or ""
+    if isinstance(error, WebsocketMismatch):
+        detail = "This path is not a WebSocket."
+    elif isinstance(error, exceptions.MethodNotAllowed) and error.valid_methods:
+        *others, last = sorted(error.valid_methods)
+        detail = f"This path supports {', '.join(others)}, and {last}."
+    elif status in KNOWN:
+        detail = ""
     # The headers are needed for Allow and Retry-After; Problem sets the content type.
-    return Problem(error.code if error.code in KNOWN else 400, headers=error.get_headers())
+    return Problem(status, detail=detail, headers=error.get_headers())
 
 
 def _database_error(error: Exception) -> HTTPException:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import peewee
 import pytest
-from flask import Flask, request
+from flask import Flask, abort, request
 from flask.testing import FlaskClient
 
 import app as service
@@ -112,6 +112,20 @@ def test_only_what_is_a_bug_is_logged_as_one(
     assert answer.status_code == status
     assert caplog.messages == lines
     assert ("Retry-After" in answer.headers) == (status == 503)
+
+
+@pytest.mark.parametrize(
+    ("status", "title"), [(403, "Forbidden"), (409, "Conflict"), (418, "I'm a teapot")]
+)
+def test_status_that_a_view_aborts_with_is_a_problem_of_its_own(
+    app: Flask, client: FlaskClient, status: int, title: str
+) -> None:
+    app.add_url_rule("/api/aborting", "aborting", lambda: abort(status, "Not on Mondays."))
+    answer = client.get("/api/aborting")
+    assert (answer.status_code, answer.mimetype) == (status, "application/problem+json")
+    words = {"type": "about:blank", "title": title, "status": status, "detail": "Not on Mondays."}
+    code = title.lower().replace(" ", "_")
+    assert answer.get_json(force=True) == words | {"code": code}
 
 
 # Proxies in front

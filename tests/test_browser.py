@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from auth import NOT_VALID
 from serving import REPOSITORY, Server
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
@@ -363,7 +364,7 @@ def test_refused_time_socket_says_what_is_wrong_with_the_key(page: Page, server:
     press(page, "/ws/time", "Disconnect")
     for key, words in [
         ("", "Enter an API key first."),
-        ("wrong", "This API key is not valid."),
+        ("wrong", NOT_VALID),
         ("half a key…", "This is not an API key."),
     ]:
         type_key(page, key)
@@ -414,7 +415,7 @@ def states(page: Page, server: Server) -> Iterator[str]:
     page.goto("/")
     type_key(page, "wrong")
     try_it(page, "/user/me")
-    expect(press(page, "/ws/time", "Connect")).to_have_text("This API key is not valid.")
+    expect(press(page, "/ws/time", "Connect")).to_have_text(NOT_VALID)
     yield "console, refused"
     type_key(page, key)
     for path in ["/demo/year", "/protected/test"]:

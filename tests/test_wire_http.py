@@ -117,6 +117,7 @@ class TestKeys:
         for asked in (path, f"{path}?api_key={server_key}"):
             answer = server.ask(asked)
             assert refusal(answer) == (401, "missing_api_key")
+            assert answer.json()["detail"] == "Send your key in the X-API-Key header."
             assert answer.headers["WWW-Authenticate"] == CHALLENGE
             assert "RateLimit" not in answer.headers
 
@@ -128,6 +129,7 @@ class TestKeys:
         unknown = random_key()
         half = server_key[:17] + unknown[17:-6]
         bad = ["x", revoked, unknown, half + auth.checksum(half), half + server_key[-6:]]
+        bad += [f'"{server_key}"', f"Bearer {server_key}", server_key[:-1]]
         bad += ["\xe9", "a" * 5000, f"{server_key},{server_key}"]
 
         def are_refused_alike() -> bool:
@@ -138,6 +140,7 @@ class TestKeys:
         eventually(are_refused_alike, 2)
         answer = server.ask(ME, X_API_Key=revoked)
         assert (answer.status, answer.headers["WWW-Authenticate"]) == (401, CHALLENGE)
+        assert f"has {len(server_key)} characters, without quotes" in answer.json()["detail"]
         assert "RateLimit" not in answer.headers
 
 
@@ -199,14 +202,16 @@ class TestErrors:
     @pytest.mark.parametrize("path", ["/api/", "/api/v1", "/api/v1/nothing", "/api/v2/status"])
     def test_no_such_path(self, server: Server, path: str) -> None:
         answer = server.ask(path)
+        detail = "There is nothing at this path. The paths are listed in /openapi.json."
         words = {"type": "about:blank", "title": "Not Found", "code": "not_found"}
-        assert problem(answer) == {**words, "status": 404, "detail": answer.json()["detail"]}
+        assert problem(answer) == {**words, "status": 404, "detail": detail}
 
     @pytest.mark.parametrize("method", ["POST", "PUT", "PATCH", "DELETE", "TRACE", "BREW"])
     def test_wrong_method(self, server: Server, method: str) -> None:
         for path in PUBLIC + PROTECTED:
             answer = server.ask(path, method)
             assert refusal(answer) == (405, "method_not_allowed")
+            assert answer.json()["detail"] == "This path supports GET, HEAD, and OPTIONS."
             assert set(answer.headers["Allow"].split(", ")) == {"GET", "HEAD", "OPTIONS"}
 
     @pytest.mark.parametrize("path", SOCKETS)
@@ -215,6 +220,12 @@ class TestErrors:
         assert refusal(answer) == (426, "upgrade_required")
         assert answer.headers["Upgrade"] == "websocket"
         assert answer.headers["Connection"].lower() == "upgrade"
+
+    def test_websocket_on_another_path(self, server: Server) -> None:
+        with RawSocket(server.port) as client:
+            answer = client.handshake(STATUS)
+        assert refusal(answer) == (400, "bad_request")
+        assert answer.json()["detail"] == "This path is not a WebSocket."
 
     def test_large_body(self, server: Server) -> None:
         large = request_bytes(STATUS, {"Host": "a", "Content-Length": "1000000"})

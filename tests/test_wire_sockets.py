@@ -292,6 +292,8 @@ class TestTime:
             answer = client.handshake(TIME + query)
         assert (answer.status, answer.json()["code"]) == (401, code)
         assert answer.headers["WWW-Authenticate"] == 'ApiKey realm="api", header="X-API-Key"'
+        where = "header, or as api_key in the query."
+        assert (where in answer.json()["detail"]) == (code == "missing_api_key")
 
     def test_opening_counts_once_and_messages_do_not(self, server: Server) -> None:
         key = server.new_key()
