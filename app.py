@@ -55,10 +55,12 @@ class Service(Flask):
     def create_url_adapter(self, request: Request | None) -> MapAdapter | None:
         """Match a plain request by path and method: no route depends on the host.
 
-        An Upgrade needs Flask's own adapter, which tells the rules of WebSockets apart.
+        For an Upgrade, Werkzeug tells the rules of WebSockets apart.
         """
-        if request is None or "HTTP_UPGRADE" in request.environ:
+        if request is None:
             return super().create_url_adapter(request)
+        if "HTTP_UPGRADE" in request.environ:
+            return self.url_map.bind_to_environ(request.environ, server_name="", subdomain="")
         nowhere = {"server_name": "", "subdomain": "", "url_scheme": "http"}
         where = {"path_info": request.path, "default_method": request.method}
         return MapAdapter(self.url_map, script_name=request.root_path, **nowhere, **where)

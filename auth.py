@@ -22,8 +22,9 @@ from services import services
 from storage import Store
 
 BASE62 = digits + ascii_letters
+ID = re.compile(f"[{BASE62}]{{8}}")
 # prefix, id, secret and checksum; the checksum covers everything before it
-FORM = re.compile(rf"((?:{'|'.join(PREFIXES.values())})([{BASE62}]{{8}})_[{BASE62}]{{32}})(.{{6}})")
+FORM = re.compile(rf"((?:{'|'.join(PREFIXES.values())})({ID.pattern})_[{BASE62}]{{32}})(.{{6}})")
 MAX_LIVE_KEYS = 25  # of one user
 GRACE_SECONDS = 86400  # how long a rotated key stays valid
 NOT_VALID = (
@@ -37,21 +38,24 @@ View = Callable[..., dict[str, object]]  # takes a key, its Allowance, the URL's
 
 
 def create_key(
-    user: User, name: str, type: str, tier: str = DEFAULT_TIER, expires_at: int | None = None
+    user: User, name: str, type: str, tier: str = DEFAULT_TIER, **columns: Any
 ) -> tuple[ApiKey, str]:
     """Store a new key; the second value is the key itself, which is stored nowhere.
 
-    Raises accounts.Invalid.
+    `columns` may be `expires_at` and `id`. Raises accounts.Invalid, and peewee's IntegrityError if
+    there is a key with this id.
     """
     accounts.check_fields(name=name, type=type)
     with database.connection_context(), database.atomic():
         # In PostgreSQL, this locks the user: two requests cannot both create the last key.
         User.update(id=User.id).where(User.id == user.id).execute()
-        if ApiKey.select().where(ApiKey.user == user, ApiKey.live()).count() >= MAX_LIVE_KEYS:
+        made = _store_key(type, user=user, name=name, tier=tier, **columns)
+        # Counted after storing: even the form that made the last key is recognised when repeated.
+        if ApiKey.select().where(ApiKey.user == user, ApiKey.live()).count() > MAX_LIVE_KEYS:
             raise accounts.Invalid(
                 name=f"You have {MAX_LIVE_KEYS} keys, the maximum. Revoke one first."
             )
-        return _store_key(user=user, name=name, type=type, tier=tier, expires_at=expires_at)
+        return made
 
 
 def rotate_key(key: ApiKey, grace_seconds: int = GRACE_SECONDS) -> tuple[ApiKey, str]:
@@ -74,12 +78,16 @@ def rotate_key(key: ApiKey, grace_seconds: int = GRACE_SECONDS) -> tuple[ApiKey,
         return _store_key(**columns, expires_at=lifetime and now + lifetime)
 
 
-def _store_key(type: str, **columns: Any) -> tuple[ApiKey, str]:
-    characters = "".join(secrets.choice(BASE62) for _ in range(40))
-    key_id, secret = characters[:8], characters[8:]
-    key = f"{PREFIXES[type]}{key_id}_{secret}"
+def _store_key(type: str, id: str = "", **columns: Any) -> tuple[ApiKey, str]:
+    id = id or random_text(8)
+    key = f"{PREFIXES[type]}{id}_{random_text(32)}"
     key += checksum(key)
-    return ApiKey.create(id=key_id, type=type, digest=digest(key), **columns), key
+    return ApiKey.create(id=id, type=type, digest=digest(key), **columns), key
+
+
+def random_text(length: int) -> str:
+    """Random base62 characters, 5.95 bits each."""
+    return "".join(secrets.choice(BASE62) for _ in range(length))
 
 
 def change_key(key_id: str, **columns: object) -> bool:

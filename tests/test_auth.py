@@ -54,7 +54,7 @@ def other(character: str) -> str:
 def test_new_key_has_its_form_and_its_row(
     ada: User, clock: SimpleNamespace, type: str, prefix: str
 ) -> None:
-    made, key = auth.create_key(ada, "my ci", type, "pro", NOON + 5)
+    made, key = auth.create_key(ada, "my ci", type, "pro", expires_at=NOON + 5)
     assert re.fullmatch(rf"sk_{prefix}_[0-9A-Za-z]{{8}}_[0-9A-Za-z]{{38}}", key)
     assert key == with_checksum(key)
     stored = row(key)
@@ -116,7 +116,7 @@ def test_rotated_key_is_good_until_the_grace_is_over(
 def test_successor_is_like_its_predecessor_but_unused(
     ada: User, clock: SimpleNamespace, guard: Guard
 ) -> None:
-    _, key = auth.create_key(ada, "my ci", "development", "pro", NOON + 1000)
+    _, key = auth.create_key(ada, "my ci", "development", "pro", expires_at=NOON + 1000)
     change(key, total=9, reset=9, used=9, last_used_at=9)
     clock.now += 900
     successor, new = auth.rotate_key(row(key))

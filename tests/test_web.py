@@ -19,6 +19,7 @@ from werkzeug.test import TestResponse
 
 import accounts
 import app as service
+import auth
 import models
 import settings
 import web
@@ -352,6 +353,32 @@ def test_new_key_is_shown_once_and_works(
     assert not [file for file in tmp_path.glob("*") if secret[17:].encode() in file.read_bytes()]
 
 
+def test_form_sent_again_makes_no_second_key_and_says_what_the_first_one_made(
+    log_in: LogIn, ada: FlaskClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also when that was the last key that Ada could make, and when it has ended."""
+    monkeypatch.setattr(auth, "MAX_LIVE_KEYS", 1)
+    found = re.search(r'name="key_id" value="(\w{8})"', ada.get(SECURITY).text)
+    assert found
+    secret = secret_in(create_key(ada, "ci", key_id=found[1]))
+    assert secret[8:16] == found[1]
+    for _ in range(2):
+        again = create_key(ada, "cd", key_id=found[1])
+        assert (again.status_code, again.location) == (303, SECURITY)
+        page = ada.get(SECURITY).text
+        assert "was already sent, and made the key “ci”" in page
+        assert f'name="key_id" value="{found[1]}"' not in page
+        ada.post(f"{path_of(0)}/revoke")
+    assert create_key(log_in("bob"), key_id=found[1]).status_code == 404
+    assert count() == 1
+
+
+@pytest.mark.parametrize("key_id", ["1234567", "123456789", "1234567é", "1234567\n", "../../.."])
+def test_id_of_a_key_is_one_that_a_form_can_bring(ada: FlaskClient, key_id: str) -> None:
+    assert create_key(ada, key_id=key_id).status_code == 400
+    assert count() == 0
+
+
 @pytest.mark.parametrize("name", ["", "   ", "n" * 65, "two\nlines"])
 def test_bad_name_makes_no_key_and_keeps_what_was_chosen(ada: FlaskClient, name: str) -> None:
     answer = create_key(ada, name, expires="90 days")
@@ -546,6 +573,20 @@ def test_post_from_our_own_pages_is_taken(ada: FlaskClient) -> None:
         {},
     ]:
         assert ada.post("/log-out", headers=headers).status_code == 303
+
+
+@pytest.mark.parametrize("host", ["xn--strae-oqa.de", "xn--", "a..b", "a b", "[::1", "é.de"])
+@pytest.mark.parametrize("upgrade", ["h2c", "websocket"])
+def test_no_host_name_makes_a_page_fail(
+    app: Flask, ada: FlaskClient, monkeypatch: pytest.MonkeyPatch, host: str, upgrade: str
+) -> None:
+    inner = app.wsgi_app  # the client of the tests fails for these names itself
+    sent = {"HTTP_HOST": host, "HTTP_CONNECTION": "Upgrade", "HTTP_UPGRADE": upgrade}
+    monkeypatch.setattr(app, "wsgi_app", lambda environ, start: inner(environ | sent, start))
+    for path in ["/", SECURITY, "/nowhere"]:
+        assert ada.get(path).status_code in (200, 400, 404)
+    page = create_key(ada)
+    assert len(set(SECRET.findall(page.text))) == count() == (upgrade != "websocket")
 
 
 def test_large_form_is_refused(client: FlaskClient) -> None:

@@ -5,7 +5,7 @@ from functools import partial
 
 from flask import Blueprint, abort, flash, g, redirect, render_template, request, session, url_for
 from flask.typing import ResponseReturnValue
-from peewee import fn
+from peewee import IntegrityError, fn
 
 import accounts
 import auth
@@ -60,7 +60,8 @@ def security() -> str:
         listed = list(g.user.keys.where(ApiKey.live() | expired).order_by(*order))
         hours = hourly_requests(g.user)
     page = {"keys": [(key, services().guard.allowance(key)) for key in listed], "hours": hours}
-    return render_template("security.html", units=UNITS, lifetimes=LIFETIMES, **page)
+    page |= {"units": UNITS, "lifetimes": LIFETIMES, "new_id": auth.random_text(8)}
+    return render_template("security.html", **page)
 
 
 def hourly_requests(user: User) -> dict[int, int]:
@@ -97,10 +98,18 @@ def change_password() -> ResponseReturnValue:
 @errors_shown_by(security)
 def create_key() -> ResponseReturnValue:
     name, type, lifetime = typed("name"), typed("type"), chosen("expires", LIFETIMES)
+    key_id = request.form.get("key_id") or auth.random_text(8)
+    if not auth.ID.fullmatch(key_id):
+        abort(400)
     accounts.check_fields(name=name, type=type)  # a form with a mistake does not count
     throttle(NEW_KEYS, str(g.user.id))
     expires_at = models.now() + lifetime if lifetime else None
-    key, secret = auth.create_key(g.user, name, type, expires_at=expires_at)
+    try:
+        key, secret = auth.create_key(g.user, name, type, expires_at=expires_at, id=key_id)
+    except IntegrityError:  # a second click, Reload or Back sent the same form
+        words = f"This form was already sent, and made the key “{own_key(key_id).name}”. "
+        words += "The key was shown only once. If you did not see it, rotate it or make another."
+        return redirect_to("/settings/security", words)
     return render_template("key.html", key=key, secret=secret)
 
 
