@@ -101,3 +101,12 @@ class HourlyUsage(Table):
 
 
 TABLES = [User, ApiKey, HourlyUsage]
+
+# Defaults are in the schema, too: if a column is new, the version before, which may run at the same
+# time, inserts rows without it.
+for table in TABLES:
+    for field in table._meta.sorted_fields:
+        if isinstance(field.default, bool | int | float | str):
+            text = str(field.default).replace("'", "''")
+            quoted = f"'{text}'" if isinstance(field.default, str) else text
+            field.constraints = [peewee.SQL(f"DEFAULT {quoted}")]

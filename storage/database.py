@@ -1,8 +1,11 @@
 """The connections of pages and commands: opening the database, and creating its tables."""
 
+import time
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 
 import peewee
+from playhouse.migrate import SchemaMigrator
 from playhouse.pool import PooledSqliteDatabase
 
 from models import TABLES, database
@@ -16,6 +19,8 @@ COMMAND_SECONDS = 10  # the same in a command, with either database, because not
 # In PostgreSQL, processes that start at the same time create the tables one after another. They
 # wait for less than COMMAND_SECONDS.
 ALONE = "SELECT set_config('lock_timeout', '9s', true), pg_advisory_xact_lock(20261121)"
+# While a new column or index waits for a table that is in use, all requests wait behind it.
+BRIEFLY = "SELECT set_config('lock_timeout', '100ms', true)"
 
 
 def open_database(settings: Settings, patience: float | None = None) -> None:
@@ -49,7 +54,7 @@ def open_store(settings: Settings) -> Store:
 
 
 def create_tables(settings: Settings) -> None:
-    """Create the tables that are missing; raises SettingsError if the database cannot be used.
+    """Create what is missing in the database; raises SettingsError if it cannot be used.
 
     It leaves the database configured for a command, which may wait for COMMAND_SECONDS.
     """
@@ -57,10 +62,8 @@ def create_tables(settings: Settings) -> None:
     try:
         if settings.sqlite and not settings.sqlite.exists():
             settings.sqlite.touch(mode=0o600)
-        with database.connection_context(), database.atomic():
-            if not settings.sqlite:
-                database.execute_sql(ALONE)
-            database.create_tables(TABLES)
+        with database.connection_context():
+            create_missing()
         if settings.sqlite:
             with suppress(PermissionError):  # it has another owner, who chose its mode
                 settings.sqlite.chmod(0o600)
@@ -68,3 +71,37 @@ def create_tables(settings: Settings) -> None:
     except (OSError, peewee.PeeweeException) as error:
         where = settings.sqlite or "PostgreSQL"
         raise SettingsError(f"DATABASE_URL: {where}: {one_line(error)}") from None
+
+
+def create_missing() -> None:
+    """Create what is missing; a database that lacks nothing is only read, and nothing is locked."""
+    deadline = time.monotonic() + COMMAND_SECONDS
+    while any(missing()):
+        try:
+            with database.atomic():
+                if isinstance(database.obj, peewee.PostgresqlDatabase):
+                    database.execute_sql(ALONE)
+                    database.execute_sql(BRIEFLY)
+                for create in missing():
+                    create()
+        except peewee.OperationalError:  # a table is locked
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.5)
+
+
+def missing() -> Iterator[Callable[[], object]]:
+    """What creates each column, table and index that the database lacks, in this order."""
+    migrator = SchemaMigrator.from_database(database.obj)
+    for table in TABLES:
+        name, fields = table._meta.table_name, table._meta.sorted_fields
+        columns = {column.name for column in database.get_columns(name)}
+        for field in fields if columns else []:
+            if field.column_name not in columns:
+                if not (field.null or field.constraints):
+                    words = "must have null=True or a constant default, because the table exists"
+                    raise SettingsError(f"models.py: {field} {words}")
+                yield migrator.alter_add_column(name, field.column_name, field, True).run
+        indexes = {index.name for index in database.get_indexes(name)}
+        if not columns or {index._name for index in table._meta.fields_to_index()} - indexes:
+            yield table.create_table  # and its indexes; leaves alone what exists

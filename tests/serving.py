@@ -12,7 +12,7 @@ import sqlite3
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +65,17 @@ def eventually(condition: Callable[[], object], seconds: float = 5, what: str = 
     while not condition():
         assert time.monotonic() < deadline, what or "it did not happen in time"
         time.sleep(0.02)
+
+
+@contextlib.contextmanager
+def writing(database: str, sql: str) -> Iterator[None]:
+    """Meanwhile, another program is in a transaction that has done this."""
+    is_postgres = database.startswith("postgres")
+    connect: Any = psycopg.connect if is_postgres else sqlite3.connect
+    with contextlib.closing(connect(database.removeprefix("sqlite:///"))) as other:
+        other.execute(sql)
+        yield
+        other.commit()
 
 
 def random_key(type: str = "production") -> str:

@@ -4,6 +4,7 @@ test_storage.py has what both databases do, test_wire_database.py what a client 
 """
 
 import contextlib
+import secrets
 import subprocess
 import sys
 import time
@@ -227,6 +228,14 @@ def test_many_may_start_at_once_on_an_empty_database(cluster: Cluster) -> None:
     with ThreadPoolExecutor(4) as threads:
         outputs = list(threads.map(lambda process: process.communicate(b"\n", 20), many))
     assert outputs == [(b"", b"")] * 4
+
+
+def test_role_that_may_create_nothing_can_start(cluster: Cluster, place: Settings) -> None:
+    url, role = str(place.database_url), f"guest_{secrets.token_hex(4)}"
+    query(place, f"CREATE ROLE {role} LOGIN PASSWORD '{cluster.password}'")
+    grants = "SELECT, INSERT, UPDATE, DELETE"
+    query(place, f"GRANT {grants} ON ALL TABLES IN SCHEMA public TO {role}")
+    create_tables(load({"DATABASE_URL": url.replace("demo:", f"{role}:")}))
 
 
 @pytest.mark.parametrize(

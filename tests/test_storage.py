@@ -17,8 +17,8 @@ import auth
 import models
 from models import DAY, HOUR, ApiKey, HourlyUsage, User
 from ratelimit import Allowance, Limiter, Quota, Usage
-from serving import eventually
-from settings import Settings, load
+from serving import eventually, writing
+from settings import Settings, SettingsError, load
 from storage import Store, outage, sqlite
 from storage.database import create_tables, open_database, open_store
 from storage.outage import Outage
@@ -85,6 +85,28 @@ def hours() -> list[tuple[int, str, int]]:
     with models.database.connection_context():
         rows = HourlyUsage.select(HourlyUsage.hour, HourlyUsage.key_id, HourlyUsage.requests)
         return sorted(rows.tuples())
+
+
+# Starting
+
+
+def test_start_waits_for_nobody_who_is_writing(place: Settings, new_id: NewId) -> None:
+    new_id()
+    with writing(str(place.database_url), "UPDATE api_key SET name = 'new'"):
+        started = time.monotonic()
+        create_tables(place)
+        assert time.monotonic() - started < 2
+    open_database(place)
+
+
+@pytest.mark.parametrize("place", ["sqlite"], indirect=True)
+def test_new_column_that_old_rows_cannot_have_is_refused(
+    place: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ApiKey.name, "column_name", "new")
+    with pytest.raises(SettingsError, match=r"^models.py: <CharField: ApiKey.name> must have"):
+        create_tables(place)
+    open_database(place)
 
 
 # Finding

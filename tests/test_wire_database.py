@@ -3,6 +3,7 @@
 import contextlib
 import fcntl
 import os
+import shutil
 import signal
 import sqlite3
 import subprocess
@@ -18,7 +19,7 @@ from conftest import StartPatched, StartServer
 from load import Load, accepted
 from postgresql import Cluster, Network, connected
 from rawsocket import RawSocket, form_bytes
-from serving import Server, eventually
+from serving import REPOSITORY, Server, eventually, writing
 
 TEST, ME, STATUS = "/api/v1/protected/test", "/api/v1/user/me", "/api/v1/status"
 TIME = "/api/v1/ws/time"
@@ -177,6 +178,35 @@ class TestEither:
         assert statuses == {200}
         assert server.execute("SELECT count(*), max(rotated_at) FROM api_key") == [(1, None)]
         assert not server.log_lines("unavailable")
+
+    def test_new_column_is_one_line_while_the_version_before_goes_on(
+        self, start_server: StartServer, tmp_path: Path
+    ) -> None:
+        """Beside an open write: the new version waits, but nobody waits for it."""
+        server, newer, last = (
+            start_server(),
+            tmp_path / "newer",
+            "used = BigIntegerField(default=0)",
+        )
+        held, key = [server.new_key(tier="pro") for _ in range(2)]
+        shutil.copytree(REPOSITORY, newer, ignore=shutil.ignore_patterns(".*", "tests", "*.db*"))
+        lines = (
+            'note = CharField(default="it\'s 0")',
+            "place = BigIntegerField(null=True, index=True)",
+        )
+        models = (newer / "models.py").read_text().replace(last, "\n    ".join([last, *lines]))
+        (newer / "models.py").write_text(models)
+        change = f"UPDATE api_key SET name = 'new' WHERE id = '{held[8:16]}'"
+        with writing(server.env["DATABASE_URL"], change):
+            command = server.start_flask("user", "list", cwd=newer)
+            with Load(server.port, key, connections=1, requests=9000) as load:
+                time.sleep(2)
+        assert (command.communicate(timeout=20)[1], load.statuses()) == ("", {200})
+        assert max(reply.seconds for reply in load.replies) < 1
+        new = server.flask("key", "create", "user0", "by the version before")
+        assert server.ask(TEST, X_API_Key=new.strip()).status == 200
+        assert set(server.execute("SELECT note, place FROM api_key")) == {("it's 0", None)}
+        assert not server.log_lines("Traceback")
 
 
 @contextlib.contextmanager
