@@ -21,7 +21,7 @@ HERE = Path(__file__).parent
 # How many entries the routers of each platform append to X-Forwarded-For.
 PLATFORM_HOPS = {"DYNO": "1", "FLY_APP_NAME": "2", "RENDER": "3", "RAILWAY_ENVIRONMENT": "2"}
 URL_FORMS = "sqlite:///FILE or postgresql://USER:PASSWORD@HOST/NAME (percent-encoded)"
-NEEDS_DRIVER = "PostgreSQL needs psycopg: uncomment its line in requirements.txt and install again"
+NEEDS_DRIVER = "PostgreSQL needs a driver: run `pip install -r requirements-postgres.txt`"
 SPARE_FILES = 256  # open files that are reserved for requests, the database and logs
 SIMILAR = 0.85  # how similar a variable must be to a setting to be reported as misspelled
 

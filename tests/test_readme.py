@@ -240,6 +240,14 @@ class TestFacts:
         groups = [app.cli.commands[name] for name in ("user", "key")]
         assert named == {name for group in groups for name in group.commands}  # type: ignore[attr-defined]
 
+    def test_every_requirement_is_pinned(self) -> None:
+        files = REPOSITORY.glob("requirements*.txt")
+        required = {
+            name for file in files for name in re.findall(r"(?m)^\w[\w-]*", file.read_text())
+        }
+        pinned = re.findall("(?m)^(.+?)==", (REPOSITORY / "constraints.txt").read_text())
+        assert {"flask", "psycopg", "ruff"} <= required <= set(pinned)
+
     def test_design_names_tests_that_exist(self) -> None:
         named = re.findall(r"`(test_\w+)`", (REPOSITORY / "docs" / "design.md").read_text())
         tests = "\n".join(file.read_text() for file in (REPOSITORY / "tests").glob("test_*.py"))
