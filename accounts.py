@@ -13,7 +13,7 @@ from models import PREFIXES, User, database
 from storage.outage import one_line
 
 USERNAME = r"[A-Za-z0-9][A-Za-z0-9_.-]{1,31}"
-EMAIL = r"(?=.{3,254}$)[^@\s]{1,64}@[^@\s.]+(\.[^@\s.]+)+"
+EMAIL = r"(?=[!-~]{3,254}$)[^@]{1,64}@[^@.]+(\.[^@.]+)+"  # ASCII: databases differ in the rest
 NAMING = "Use 2 to 32 letters, digits, dots, dashes or underscores; start with a letter or digit."
 RULES = {
     "username": (USERNAME, NAMING),
@@ -28,10 +28,11 @@ ONE_AT_A_TIME = BoundedSemaphore()  # a hash takes 32 MiB; many together would s
 
 
 class Invalid(ValueError):
-    """Wrong input; `errors` has a message for each wrong field."""
+    """Wrong input; `errors` has a message for each wrong field, or one for the whole `key`."""
 
     def __init__(self, **errors: str) -> None:
-        super().__init__(" ".join(f"{field}: {message}" for field, message in errors.items()))
+        named = (f"{field}: {message}" for field, message in errors.items())
+        super().__init__(" ".join(named).removeprefix("key: "))
         self.errors = errors
 
 

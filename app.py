@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 import flask.cli
-from flask import Blueprint, Flask, Request, request, send_file
+from flask import Blueprint, Flask, Request, Response, request, send_file
 from flask.json.provider import DefaultJSONProvider
 from flask.typing import ResponseReturnValue
 from werkzeug.middleware.proxy_fix import ProxyFix
@@ -64,6 +64,12 @@ class Service(Flask):
         nowhere = {"server_name": "", "subdomain": "", "url_scheme": "http"}
         where = {"path_info": request.path, "default_method": request.method}
         return MapAdapter(self.url_map, script_name=request.root_path, **nowhere, **where)
+
+    def make_default_options_response(self) -> Response:
+        """Without a content type, because there is no content."""
+        response = super().make_default_options_response()
+        del response.headers["Content-Type"]
+        return response
 
 
 api = Blueprint("api", __name__, url_prefix="/api/v1")

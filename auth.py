@@ -10,10 +10,11 @@ from string import ascii_letters, digits
 from typing import Any
 
 from flask import request
+from werkzeug.exceptions import TooManyRequests
 
 import accounts
 import models
-from models import PREFIXES, ApiKey, User, database
+from models import DEFAULT_TYPE, HOUR, PREFIXES, ApiKey, User, database
 from protocol.headers import ALLOWANCE
 from protocol.problems import Problem
 from protocol.timestamps import date_time
@@ -27,6 +28,7 @@ ID = re.compile(f"[{BASE62}]{{8}}")
 FORM = re.compile(rf"((?:{'|'.join(PREFIXES.values())})({ID.pattern})_[{BASE62}]{{32}})(.{{6}})")
 MAX_LIVE_KEYS = 25  # of one user
 GRACE_SECONDS = 86400  # how long a rotated key stays valid
+INHERITED = ("name", "tier", "reset", "used")  # by the successor of a key, beside user and type
 NOT_VALID = (
     "This API key is not valid. A key begins with sk_live_ or sk_test_ and has 55 characters, "
     "without quotes, spaces, or Bearer."
@@ -38,18 +40,17 @@ View = Callable[..., dict[str, object]]  # takes a key, its Allowance, the URL's
 
 
 def create_key(
-    user: User, name: str, type: str, tier: str = DEFAULT_TIER, **columns: Any
+    user: User, name: str, type: str = DEFAULT_TYPE, tier: str = DEFAULT_TIER, **options: Any
 ) -> tuple[ApiKey, str]:
     """Store a new key; the second value is the key itself, which is stored nowhere.
 
-    `columns` may be `expires_at` and `id`. Raises accounts.Invalid, and peewee's IntegrityError if
-    there is a key with this id.
+    `options` may be `expires_at`, `id`, and `per_hour`: how many keys the user may make or rotate
+    within an hour. Raises accounts.Invalid, TooManyRequests, and peewee's IntegrityError if there
+    is a key with this id.
     """
     accounts.check_fields(name=name, type=type)
     with database.connection_context(), database.atomic():
-        # In PostgreSQL, this locks the user: two requests cannot both create the last key.
-        User.update(id=User.id).where(User.id == user.id).execute()
-        made = _store_key(type, user=user, name=name, tier=tier, **columns)
+        made = _store_key(user.id, type, name=name, tier=tier, **options)
         # Counted after storing: even the form that made the last key is recognised when repeated.
         if ApiKey.select().where(ApiKey.user == user, ApiKey.live()).count() > MAX_LIVE_KEYS:
             raise accounts.Invalid(
@@ -58,11 +59,14 @@ def create_key(
         return made
 
 
-def rotate_key(key: ApiKey, grace_seconds: int = GRACE_SECONDS) -> tuple[ApiKey, str]:
+def rotate_key(
+    key: ApiKey, grace_seconds: int = GRACE_SECONDS, per_hour: int | None = None
+) -> tuple[ApiKey, str]:
     """Create a successor to a live key; the old key stops working after the grace period.
 
-    The successor has the same name, type, tier and lifetime. MAX_LIVE_KEYS does not apply to it.
-    Raises accounts.Invalid.
+    The successor has the same name, type, tier and lifetime, and goes on with the window as it was
+    last saved. MAX_LIVE_KEYS does not apply to it, but `per_hour` does: see create_key.
+    Raises accounts.Invalid, or TooManyRequests.
     """
     now = models.now()
     end = min(key.expires_at or now + grace_seconds, now + grace_seconds)
@@ -73,16 +77,29 @@ def rotate_key(key: ApiKey, grace_seconds: int = GRACE_SECONDS) -> tuple[ApiKey,
         if not rotated.where(
             ApiKey.id == key.id, ApiKey.live(), ApiKey.rotated_at.is_null()
         ).execute():
-            raise accounts.Invalid(name="This key has ended or was rotated; create a new one.")
-        columns = {name: getattr(key, name) for name in ("user_id", "name", "type", "tier")}
-        return _store_key(**columns, expires_at=lifetime and now + lifetime)
+            raise accounts.Invalid(key="This key has ended or was rotated; create a new one.")
+        saved = ApiKey.get_by_id(key.id)  # again, because requests may have been counted since
+        columns = {name: getattr(saved, name) for name in INHERITED}
+        end = lifetime and now + lifetime
+        return _store_key(saved.user_id, saved.type, per_hour=per_hour, expires_at=end, **columns)
 
 
-def _store_key(type: str, id: str = "", **columns: Any) -> tuple[ApiKey, str]:
+def _store_key(
+    user_id: int, type: str, id: str = "", per_hour: int | None = None, **columns: Any
+) -> tuple[ApiKey, str]:
+    # In PostgreSQL, this locks the user: two requests cannot both create the last key.
+    User.update(id=User.id).where(User.id == user_id).execute()
     id = id or random_text(8)
     key = f"{PREFIXES[type]}{id}_{random_text(32)}"
     key += checksum(key)
-    return ApiKey.create(id=id, type=type, digest=digest(key), **columns), key
+    made = ApiKey.create(id=id, user=user_id, type=type, digest=digest(key), **columns)
+    if per_hour:
+        newest = ApiKey.select(ApiKey.created_at).where(ApiKey.user == user_id)
+        newest = newest.order_by(ApiKey.created_at.desc())
+        earliest = newest.offset(per_hour).limit(1).scalar()  # of one key too many
+        if earliest and (wait := earliest + HOUR - models.now()) > 0:
+            raise TooManyRequests(retry_after=wait)
+    return made, key
 
 
 def random_text(length: int) -> str:

@@ -17,6 +17,7 @@ import auth
 import models
 from models import ApiKey, User, database
 from protocol.timestamps import date_time
+from ratelimit import DEFAULT_TIER
 from services import services
 from storage.database import create_tables
 from storage.outage import one_line
@@ -30,8 +31,8 @@ KEY_COLUMNS = (
 )
 
 
-class Commands(AppGroup):
-    """Commands that have a connection to the database, and report errors in one line."""
+class Command(click.Command):
+    """A command that has a connection to the database, and reports errors in one line."""
 
     def invoke(self, ctx: click.Context) -> Any:
         create_tables(services().settings)
@@ -42,6 +43,10 @@ class Commands(AppGroup):
             fail(f"DATABASE_URL: {one_line(error)}")
         except (ValueError, OSError) as error:  # accounts.Invalid, a full disk behind stdout
             fail(str(error))
+
+
+class Commands(AppGroup):
+    command_class = Command
 
 
 users = Commands("user", help="Create, list, change and delete users.")
@@ -99,8 +104,8 @@ def delete_user(username: str) -> None:
 @keys.command("create")
 @click.argument("username")
 @click.argument("name")
-@click.option("--type", type=click.Choice(list(models.PREFIXES)), default="production")
-@click.option("--tier", default="free", show_default=True)
+@click.option("--type", type=click.Choice(list(models.PREFIXES)), default=models.DEFAULT_TYPE)
+@click.option("--tier", default=DEFAULT_TIER, show_default=True)
 @click.option("--expires", type=duration, help="For example 90d; by default, never.")
 def create_key(username: str, name: str, type: str, tier: str, expires: int | None) -> None:
     """Create a key and print only the key, which cannot be shown again."""
@@ -149,7 +154,8 @@ def read_password(from_stdin: bool) -> str:
     source = sys.stdin or fail("standard input is closed, so there is no password to read")
     if from_stdin:
         return source.readline().rstrip("\r\n")
-    return str(click.prompt("Password", hide_input=True, confirmation_prompt=True))
+    prompt = "Password (10 or more characters)"
+    return str(click.prompt(prompt, hide_input=True, confirmation_prompt=True))
 
 
 def print_key(make: Callable[[], tuple[ApiKey, str]]) -> None:
@@ -191,10 +197,15 @@ def shown(column: str, value: Any) -> str:
 
 
 def user_named(username: str) -> User:
-    return accounts.find(username) or fail(f"There is no user {username!r}.")
+    where, how = services().settings.sqlite or "PostgreSQL", "flask user create USERNAME EMAIL"
+    missing = f"There is no user {username!r} in {where}. To create one: {how}"
+    return accounts.find(username) or fail(missing)
 
 
 def live_key(key_id: str) -> ApiKey:
+    """The key with this id; the beginning of a key, or all of it, will do."""
+    if key_id.startswith(tuple(models.PREFIXES.values())):
+        key_id = key_id[8:16]
     found = ApiKey.get_or_none(ApiKey.id == key_id, ApiKey.live())
     return found or fail("There is no live key with this ID.")
 

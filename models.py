@@ -10,6 +10,7 @@ from ratelimit import DEFAULT_TIER, Usage
 HOUR, DAY = 3600, 86400
 CHART_HOURS = 24  # hours of usage to keep and show
 PREFIXES = {"production": "sk_live_", "development": "sk_test_"}  # key prefixes, by type
+DEFAULT_TYPE = next(iter(PREFIXES))
 
 # For pages and commands, and with PostgreSQL for the background; each store has a connection of its
 # own. `connection_context` may be nested: only the outermost one closes.

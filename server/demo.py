@@ -1,9 +1,10 @@
-"""usage: python app.py
+"""The demo, `python app.py`.
 
-Serves the demo on http://127.0.0.1:8000; the first start creates a user and an API key, and prints
-them. Settings are environment variables, for example: PORT=8001 python app.py
+It serves on http://127.0.0.1:8000; the first start creates a user and an API key, and prints them.
+Settings are environment variables, for example: PORT=8001 python app.py
 """
 
+import argparse
 import logging
 import os
 import secrets
@@ -27,9 +28,7 @@ WELCOME = settings.HERE / "server" / "welcome.txt"
 
 def main() -> None:
     """Become gunicorn, which serves the same app on this machine only."""
-    if arguments := sys.argv[1:]:
-        print(__doc__)
-        raise SystemExit(0 if arguments in (["-h"], ["--help"]) else 2)
+    argparse.ArgumentParser(usage="[PORT=8000] python app.py", description=__doc__).parse_args()
     config = settings.load()
     if config.platform:
         raise SettingsError(f"{config.platform} is set: on a platform, start `gunicorn` instead")
@@ -66,7 +65,7 @@ def welcome(port: int) -> None:
         # Of several processes that start at once, one creates the user.
         with suppress(IntegrityError), database.connection_context(), database.atomic():
             demo = User.create(username="demo", email="demo@example.com", password_hash=hashed)
-            _, key = auth.create_key(demo, "demo", "production")
+            _, key = auth.create_key(demo, "demo")
             text = WELCOME.read_text().format(port=port, password=password, key=key)
             os.write(output, text.encode())
     except (OSError, OperationalError) as error:

@@ -21,10 +21,10 @@ RULES = {  # what is accepted, and what is refused
             "ada@example.com",
             "ada+ci@mail.example.co.uk",
             f"{'a' * 64}@example.com",
-            "\u00e4@\u00e4.de",
         ],
         [
             *("", "ada", "ada@", "@example.com", "ada@example", "ada@.com", "ada@example."),
+            *("\u00e4@example.com", "ada@\u00e4.de"),
             *("ada@example..com", "ada@exam@ple.com", "ada lovelace@example.com"),
             *("ada@example.com\n", "ada\x1b[2J@example.com", "ada\0@example.com"),
             *("ada\u202e@example.com", f"{'a' * 65}@example.com", f"ada@{'a' * 250}.com"),

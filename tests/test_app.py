@@ -73,10 +73,11 @@ def test_pages_are_for_their_own_origin_only(client: FlaskClient) -> None:
         assert not [name for name, _ in answer.headers if name.startswith("Access-Control")]
 
 
-@pytest.mark.parametrize("path", [TEST, STATUS, "/api/v1/ws/echo", "/api/v1/ws/time"])
+@pytest.mark.parametrize("path", [TEST, STATUS, "/api/v1/ws/echo", "/api/v1/ws/time", "/"])
 def test_options_lists_the_methods(client: FlaskClient, path: str) -> None:
     answer = client.options(path)
     assert (answer.status_code, answer.data) == (200, b"")
+    assert "Content-Type" not in answer.headers
     assert set(answer.headers["Allow"].split(", ")) == {"GET", "HEAD", "OPTIONS"}
 
 

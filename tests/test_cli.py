@@ -79,6 +79,7 @@ def test_password_is_asked_for_twice_and_hidden(cli: FlaskCliRunner) -> None:
     for repeated, status in (("mistyped", 1), (PASSWORD, 0)):
         result = cli.invoke(args=arguments, input=f"{PASSWORD}\n{repeated}\n")
         assert (result.exit_code, PASSWORD in result.output) == (status, False)
+        assert result.stdout.startswith("Password (10 or more characters): ")
         assert bool(accounts.find("ada")) == (status == 0)
 
 
@@ -96,8 +97,10 @@ def test_new_password_ends_all_sessions(cli: FlaskCliRunner, client: FlaskClient
 @pytest.mark.parametrize(
     "command", ["user password bob", "user delete bob", "key list bob", "key create bob ci"]
 )
-def test_unknown_user_is_one_line(cli: FlaskCliRunner, command: str) -> None:
-    assert refused(cli.invoke(args=command.split())) == "There is no user 'bob'."
+def test_unknown_user_is_one_line(cli: FlaskCliRunner, config: Settings, command: str) -> None:
+    missing = f"There is no user 'bob' in {config.database_url}."
+    hint = "To create one: flask user create USERNAME EMAIL"
+    assert refused(cli.invoke(args=command.split())) == f"{missing} {hint}"
 
 
 @pytest.mark.usefixtures("key")
@@ -197,6 +200,16 @@ def test_tier_is_changed_to_one_that_is_listed(cli: FlaskCliRunner, key: str) ->
     assert row(key).tier == "pro"
 
 
+@pytest.mark.parametrize("command", ["revoke KEY", "tier KEY pro", "rotate KEY"])
+@pytest.mark.parametrize("length", [16, 55])
+def test_key_or_its_beginning_stands_for_its_id(
+    print_key: Callable[..., str], key: str, command: str, length: int
+) -> None:
+    before = row(key).__data__
+    print_key(*command.replace("KEY", key[:length]).split())
+    assert row(key).__data__ != before
+
+
 @pytest.mark.parametrize("command", ["revoke ID", "tier ID pro", "rotate ID"])
 def test_only_a_live_key_can_be_changed(cli: FlaskCliRunner, key: str, command: str) -> None:
     change(key, expires_at=1)
@@ -208,6 +221,16 @@ def test_only_a_live_key_can_be_changed(cli: FlaskCliRunner, key: str, command: 
 
 
 # What goes wrong
+
+
+@pytest.mark.parametrize("command", ["user create --help", "key --help", "user create"])
+def test_help_and_missing_arguments_create_no_database(
+    cli: FlaskCliRunner, config: Settings, command: str
+) -> None:
+    assert config.sqlite
+    config.sqlite.unlink()
+    assert "Usage: " in cli.invoke(args=command.split()).output
+    assert not config.sqlite.exists()
 
 
 @pytest.mark.parametrize("command", ["list", "revoke"])

@@ -152,7 +152,7 @@ def test_quotas_are_read_as_written(text: str, quotas: list[Quota]) -> None:
     ],
 )
 def test_mistake_is_quoted_with_an_example(part: str) -> None:
-    with pytest.raises(ValueError, match="does not look like free=1000/hour") as mistake:
+    with pytest.raises(ValueError, match=r"like free=1000/hour \(units: second, m") as mistake:
         parse_quotas(f"pro=1000/hour,{part}")
     assert str(mistake.value).startswith(repr(part))
 
