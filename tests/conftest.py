@@ -41,6 +41,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="run what needs a PostgreSQL server, and test_wire_*.py on it with two workers",
     )
     parser.addoption("--ci", action="store_true", help="run what takes long, too: @pytest.mark.ci")
+    parser.addoption("--walk-seed", type=int, help="repeat a walk of test_walk.py")
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -78,6 +78,14 @@ def writing(database: str, sql: str) -> Iterator[None]:
         other.commit()
 
 
+def patience(seconds: float) -> float:
+    """How long something may take here that is promised within these seconds.
+
+    A machine with more to do than it has processors takes as many times longer.
+    """
+    return seconds * max(1.5, os.getloadavg()[0] / (os.cpu_count() or 1))
+
+
 def random_key(type: str = "production") -> str:
     """A well-formed key that nobody has."""
     random = "".join(secrets.choice(auth.BASE62) for _ in range(40))
@@ -179,9 +187,13 @@ class Server:
         assert self._process
         return self._process.wait(timeout=20)
 
+    @property
+    def ended(self) -> bool:
+        return self._process is None or self._process.poll() is not None
+
     def close(self, how: signal.Signals = signal.SIGKILL) -> None:
         """Leave nothing running, whatever the test did."""
-        if self._process and self._process.poll() is None:
+        if not self.ended:
             self.stop(how)
 
     def log(self) -> str:

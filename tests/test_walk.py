@@ -1,0 +1,384 @@
+"""A walk at random through what users do; each answer is compared with that of a model."""
+
+import contextlib
+import os
+import random
+import re
+import signal
+import time
+from calendar import timegm
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from html import escape
+from typing import Any
+from urllib.parse import urlencode
+from urllib.request import HTTPCookieProcessor, OpenerDirector, build_opener
+
+import pytest
+
+from cli import KEY_COLUMNS
+from conftest import StartServer
+from model import TIERS, Facts, Key
+from rawsocket import PING, PONG, TEXT, Answer, RawSocket, frame, request_bytes
+from serving import Server, eventually, patience
+
+TEST, STATS, ME = "/api/v1/protected/test", "/api/v1/usage/stats", "/api/v1/user/me"
+ECHO, TIME = "/api/v1/ws/echo", "/api/v1/ws/time"
+SECURITY, KEYS = "/settings/security", "/settings/security/keys"
+NOTICED_SECONDS = 2  # until every process knows that a key was changed
+SAVED_SECONDS = 1  # until the database has what was counted
+ROW = re.compile(r"(<tr>.*?sk_\w+_(\w{8})….*?</tr>)", re.S)  # of a key in the page
+UNITS = {1: "second", 60: "minute", 3600: "hour"}
+
+
+def test_a_walk_at_random_agrees_with_the_model(
+    start_server: StartServer, pytestconfig: pytest.Config
+) -> None:
+    seed = pytestconfig.getoption("walk_seed") or random.randrange(10**6)
+    limits = [f"{tier}={limit}/{UNITS[window]}" for tier, (limit, window) in TIERS.items()]
+    server = start_server(RATE_LIMITS=",".join(limits))
+    options = "--postgres " if server.postgres else ""
+    print(f"To repeat it: pytest -n 0 {options}tests/test_walk.py --walk-seed {seed}")
+    with contextlib.ExitStack() as stack:
+        walk = Walk(server, random.Random(seed), stack)
+        walk.go(60 if pytestconfig.getoption("ci") else 15)
+    assert "Traceback" not in server.log()
+
+
+@dataclass
+class User:
+    name: str
+    browser: OpenerDirector
+    keys: list[Key] = field(default_factory=list)
+
+
+class Impossible(Exception):
+    """A step that cannot be taken now."""
+
+
+class Walk:
+    def __init__(self, server: Server, chance: random.Random, stack: contextlib.ExitStack) -> None:
+        self.server, self.chance, self.stack = server, chance, stack
+        self.users: list[User] = []
+        self.echoes: list[RawSocket] = []
+        self.times: list[tuple[RawSocket, Key]] = []
+
+    def go(self, seconds: float) -> None:
+        """Take steps at random for so long, and in the end stop and start again twice."""
+        steps: dict[Callable[[], None], int] = {
+            **{self.sign_up: 1, self.create: 8, self.rotate: 4, self.revoke: 3, self.rename: 8},
+            **{self.expire: 3, self.change_tier: 6, self.hit: 40, self.burst: 10, self.storm: 5},
+            **{self.read_user: 8, self.read_page: 12, self.read_list: 2, self.restart: 3},
+            **{self.open_echo: 4, self.open_time: 8, self.talk: 4, self.leave: 1},
+        }
+        end = time.monotonic() + seconds
+        last: list[Callable[[], None]] = [self.read_list, self.restart, self.restart]
+        for first in (self.sign_up, self.create):
+            self.take_step(first)
+        while time.monotonic() < end:
+            self.take_step(*self.chance.choices(list(steps), list(steps.values())))
+        for step in last:
+            self.take_step(step)
+
+    def take_step(self, step: Callable[[], None]) -> None:
+        print(f"{time.time():.3f} {step.__name__}")
+        with contextlib.suppress(Impossible):
+            step()
+        for client, key in list(self.times):
+            if max(key.changed, key.facts.ends_at) + patience(NOTICED_SECONDS) < time.time():
+                if key.is_live(time.time()):
+                    continue
+                client.sock.settimeout(0.1)
+                assert client.close_code() == 1008, "the key has ended"
+                self.times.remove((client, key))
+
+    # In the pages
+
+    def sign_up(self) -> None:
+        if len(self.users) < 5:
+            user = User(f"user{len(self.users)}", build_opener(HTTPCookieProcessor()))
+            fields = {"username": user.name, "email": f"{user.name}@example.com"}
+            self.submit(user, "/sign-up", "", password="long enough", **fields)
+            self.users.append(user)
+
+    def create(self) -> None:
+        user, name = self.chance.choice(self.users), f"key & {time.time()}"
+        if len(user.keys) >= 20:
+            return
+        type, tier = self.chance.choice(["production", "development"]), "free"
+        if self.chance.random() < 0.2:
+            tier = self.chance.choice(list(TIERS))
+            expires = self.chance.choice([[], ["--expires", "3s"], ["--expires", "1d"]])
+            options = ["--type", type, "--tier", tier, *expires]
+            secret = self.server.flask("key", "create", user.name, name, *options).strip()
+        else:
+            secret = secret_in(self.submit(user, SECURITY, KEYS, name=name, type=type))
+        user.keys.append(Key(secret, type, Facts(name, tier, self.end_of(secret))))
+
+    def rotate(self) -> None:
+        """The successor takes over what is saved of the window, which may lack a second."""
+        user, key = self.some_live_key()
+        now, form = time.time(), f"{KEYS}/{key.id}/successor"
+        if key.rotated or len(user.keys) >= 20:
+            return
+        if self.chance.random() < 0.3:
+            secret = self.server.flask("key", "rotate", key.id, "--grace", "3s").strip()
+            until = time.time() + patience(NOTICED_SECONDS)
+        else:
+            secret = secret_in(self.submit(user, f"{KEYS}/{key.id}/rotate", form))
+            until = self.noticed()
+        successor = key.successor(secret)
+        successor.facts = key.facts._replace(ends_at=self.end_of(secret))
+        key.change(now, until, ends_at=self.end_of(key.secret))
+        user.keys.append(successor)
+        began, seen = time.time(), parts(self.server.ask(STATS, X_API_Key=secret))
+        used = seen["limit"] - seen["left"] - (seen["status"] == 200)
+        saved = 0 if self.server.postgres else patience(SAVED_SECONDS)
+        successor.lose(successor.used(seen["reset"]) - used, 0 * (now - saved))
+        successor.take(seen, began, time.time())
+
+    def revoke(self) -> None:
+        user, key = self.some_live_key()
+        now, form = time.time(), f"{KEYS}/{key.id}/revoke"
+        if self.chance.random() < 0.3:
+            self.server.flask("key", "revoke", key.id)
+            until = time.time() + patience(NOTICED_SECONDS)
+        else:
+            self.submit(user, form, "")
+            until = self.noticed()
+        key.revoked = True
+        key.change(now, until, ends_at=0)
+
+    def rename(self) -> None:
+        user, key = self.some_live_key()
+        now, name = time.time(), f"renamed <b> {time.time()}"
+        self.submit(user, f"{KEYS}/{key.id}/rename", "", name=name)
+        key.change(now, self.noticed(), name=name)
+
+    def read_page(self) -> None:
+        """Each live key with its use; the chart follows within a second."""
+        user = self.chance.choice(self.users)
+        began, page = time.time(), self.visit(user, SECURITY)
+        rows = {key_id: row for row, key_id in ROW.findall(page)}
+        for key in user.keys:
+            row = rows.get(key.id, "")
+            if not key.settled(began):
+                continue
+            if key.is_live(began):
+                assert f">{escape(key.facts.name)}<" in row
+                used, limit = map(int, re.findall(r"(\d+) of (\d+)", row)[0])
+                right = [(one["left"], one["limit"]) for one in key.answers(began, time.time())]
+                assert (max(0, limit - used - 1), limit) in right, (used, right)
+            assert (f"{key.id}/revoke" in row) == key.is_live(began)
+            assert (f"{key.id}/rotate" in row) == (key.state(began) == "live")
+
+        def chart() -> int:
+            found = re.findall(r"<strong>([\d,]+)</strong> request", self.visit(user, SECURITY))
+            return int(found[0].replace(",", "")) if found else 0
+
+        total = sum(key.total for key in user.keys)
+        eventually(lambda: chart() == total, patience(SAVED_SECONDS), f"the chart has not {total}")
+
+    # By hand
+
+    def expire(self) -> None:
+        _, key = self.some_live_key()
+        now, end = time.time(), int(time.time()) + self.chance.choice([0, 1, 4])
+        self.server.execute("UPDATE api_key SET expires_at = ? WHERE id = ?", end, key.id)
+        key.change(now, time.time() + patience(NOTICED_SECONDS), ends_at=end)
+
+    def change_tier(self) -> None:
+        _, key = self.some_live_key()
+        now, tier = time.time(), self.chance.choice([*TIERS, "quick"])
+        if self.chance.random() < 0.2:
+            self.server.flask("key", "tier", key.id, tier)
+        else:
+            self.server.execute("UPDATE api_key SET tier = ? WHERE id = ?", tier, key.id)
+        key.change(now, time.time() + patience(NOTICED_SECONDS), tier=tier)
+
+    def read_list(self) -> None:
+        is_saved = lambda: not any(missing for _, missing in self.listed())  # noqa: E731
+        eventually(is_saved, patience(SAVED_SECONDS + 1), "what was counted is not saved")
+
+    def listed(self) -> list[tuple[Key, int]]:
+        """Each key, and how many of its requests `flask key list` does not have."""
+        began = time.time()
+        lines = self.server.flask("key", "list").splitlines()
+        rows = [dict(zip(KEY_COLUMNS, line.split("\t"), strict=True)) for line in lines]
+        found = {row["id"]: row for row in rows}
+        keys = [(user, key) for user in self.users for key in user.keys]
+        assert found.keys() == {key.id for _, key in keys}
+        for user, key in keys:
+            row = found[key.id]
+            right = (user.name, key.facts.name, key.type, key.facts.tier)
+            assert (row["username"], row["name"], row["type"], row["tier"]) == right
+            assert row["state"] in (key.state(began), key.state(time.time()))
+            assert (row["rotated_at"] != "never") == key.rotated
+            assert (row["revoked_at"] != "never") == key.revoked
+        return [(key, key.total - int(found[key.id]["total"])) for _, key in keys]
+
+    def restart(self) -> None:
+        """At a kill, what SQLite has not saved may be lost, of a second."""
+        for step in (self.open_echo, self.open_time, self.burst):
+            step()
+        signals = [signal.SIGTERM, signal.SIGINT, signal.SIGKILL, signal.SIGHUP]
+        now, how = time.time(), self.chance.choice(signals)
+        print(how.name)
+        if how == signal.SIGHUP and self.server.postgres:
+            before = set(self.server.worker_pids)
+            os.kill(self.server.pid, how)
+            eventually(lambda: len(set(self.server.worker_pids) - before) == 2, 10)
+            eventually(lambda: len(self.server.worker_pids) == 2, 10)
+        else:
+            assert self.server.stop(how)[0] == (-9 if how == signal.SIGKILL else 0)
+        if how != signal.SIGKILL:
+            assert {client.close_code() for client in self.echoes} <= {1001}
+            assert {c.close_code() for c, key in self.times if key.is_live(now)} <= {1001}
+        self.echoes, self.times = [], []
+        if self.server.ended:
+            self.server.start()
+        is_loss = how == signal.SIGKILL and not self.server.postgres
+        for key, lost in self.listed():
+            key.lose(lost, now - patience(SAVED_SECONDS) if is_loss else time.time())
+            key.total -= lost
+
+    # With a key
+
+    def hit(self) -> None:
+        self.ask(self.some_key(), 1, 1)
+
+    def burst(self) -> None:
+        self.ask(self.some_key(), 1, 25)
+
+    def storm(self) -> None:
+        key = self.some_key()
+        if key.settled(time.time()):
+            self.ask(key, 16, 3)
+
+    def ask(self, key: Key, connections: int, each: int) -> None:
+        """Over each connection so many times, all at once."""
+        began = time.time()
+        with contextlib.ExitStack() as stack:
+            clients = [stack.enter_context(RawSocket(self.server.port)) for _ in range(connections)]
+            for client in clients * each:
+                headers = {"Host": "a", "X-API-Key": key.secret}
+                client.send(request_bytes(self.chance.choice([TEST, STATS]), headers))
+            answers = [parts(client.answer()) for client in clients * each]
+        if connections > 1:  # in the order in which they were counted
+            answers.sort(key=lambda one: (one.get("reset"), one["status"], -one.get("left", 0)))
+        for seen in answers:
+            key.take(seen, began, time.time())
+
+    def read_user(self) -> None:
+        key = self.some_key()
+        (user,) = [user for user in self.users if key in user.keys]
+        began, answer = time.time(), self.server.ask(ME, X_API_Key=key.secret)
+        key.take(parts(answer), began, time.time())
+        if answer.status == 200:
+            body, moments = answer.json(), (began, time.time())
+            live = [sum(one.is_live(moment) for one in user.keys) for moment in moments]
+            assert (body["username"], body["email"]) == (user.name, f"{user.name}@example.com")
+            assert body["api_key_count"] in live
+
+    # Sockets
+
+    def open_echo(self) -> None:
+        client = self.stack.enter_context(RawSocket(self.server.port))
+        self.echoes.append(client.open(ECHO))
+
+    def open_time(self) -> None:
+        key = self.some_key()
+        if key.facts.tier == "quick" or not key.settled(time.time()) or time.time() % 60 > 57:
+            return  # the answer to an upgrade does not say in which window it is counted
+        client = self.stack.enter_context(RawSocket(self.server.port))
+        began, answer = time.time(), client.handshake(f"{TIME}?api_key={key.secret}")
+        if answer.status == 101:
+            hello = {"type": "auth_success", "api_key_name": key.facts.name}
+            assert client.frame().json() == hello
+            self.times.append((client, key))
+        key.take(parts(answer), began, time.time())
+
+    def talk(self) -> None:
+        """Every open socket answers, or tells the time."""
+        began = time.time()
+        for number, client in enumerate(self.echoes):
+            client.send(frame(TEXT, f"hello {number}".encode()))
+            assert said(client)["message"] == f"hello {number}"
+        for client, key in self.times:
+            if key.is_live(began) and key.settled(began):
+                while utc(said(client)["timestamp"]) < began:
+                    pass
+
+    def leave(self) -> None:
+        for client in [*self.echoes, *dict(self.times)]:
+            client.sock.close()
+        self.echoes, self.times = [], []
+
+    # Helpers
+
+    def some_live_key(self) -> tuple[User, Key]:
+        """A key that may be changed: alive for some seconds, and known to everybody as it is."""
+        now = time.time()
+        keys = [(user, key) for user in self.users for key in user.keys]
+        good = [(user, key) for user, key in keys if key.settled(now) and key.is_live(now)]
+        if not good:
+            raise Impossible
+        listening = [pair for pair in good if pair[1] in dict(self.times).values()]
+        return self.chance.choice(listening if listening and self.chance.random() < 0.5 else good)
+
+    def some_key(self) -> Key:
+        """Any of the keys, most often one of the latest."""
+        keys = [key for user in self.users for key in user.keys]
+        return self.chance.choice(keys if self.chance.random() < 0.3 else keys[-4:])
+
+    def noticed(self) -> float:
+        """Until when a change in a page may go unnoticed; a single process knows it at once."""
+        return time.time() + patience(NOTICED_SECONDS) if self.server.postgres else 0
+
+    def end_of(self, secret: str) -> float:
+        sql = "SELECT expires_at FROM api_key WHERE id = ?"
+        return self.server.execute(sql, secret[8:16])[0][0] or float("inf")
+
+    def visit(self, user: User, path: str, data: bytes | None = None) -> str:
+        with user.browser.open(self.server.url + path, data, timeout=10) as response:
+            return response.read().decode()
+
+    def submit(self, user: User, page: str, action: str, **fields: str) -> str:
+        """Fill in and send the form that has this action, or none, as a browser does."""
+        forms = re.findall(r"<form([^>]*)>(.*?)</form>", self.visit(user, page), re.S)
+        targets = [(re.findall(r'action="(.*?)"', head), form) for head, form in forms]
+        (form,) = [form for target, form in targets if target == ([action] if action else [])]
+        hidden = dict(re.findall(r'type="hidden" name="(\w+)" value="(.*?)"', form))
+        chosen = dict(re.findall(r'<select id="(\w+)".*?<option value="(.*?)"', form, re.S))
+        return self.visit(user, action or page, urlencode(hidden | chosen | fields).encode())
+
+
+def secret_in(page: str) -> str:
+    return re.findall(r"sk_(?:live|test)_\w{8}_\w{38}", page)[0]
+
+
+def utc(text: str) -> float:
+    return timegm(time.strptime(text[:19], "%Y-%m-%dT%H:%M:%S")) + float(text[19:-1] or 0)
+
+
+def said(client: RawSocket) -> Any:
+    while (found := client.frame()).opcode == PING:
+        client.send(frame(PONG, found.payload))
+    return found.json()
+
+
+def parts(answer: Answer) -> dict[str, Any]:
+    """What an answer says about its key; headers and body must agree."""
+    seen: dict[str, Any] = {"status": {101: 200}.get(answer.status, answer.status)}
+    if answer.status in (200, 429):
+        headers, body = answer.headers, answer.json()
+        names = {"Limit": "limit", "Remaining": "left", "Reset": "reset"}
+        seen |= {name: int(headers[f"X-RateLimit-{word}"]) for word, name in names.items()}
+        seen["tier"] = headers["RateLimit-Policy"].split('"')[1]
+        assert f"r={seen['left']};" in headers["RateLimit"]
+        names = {"api_key_name": "name", "api_key_type": "type", "total_requests": "total"}
+        seen |= {name: body[word] for word, name in names.items() if word in body}
+        assert body.get("rate_limit_tier", seen["tier"]) == seen["tier"]
+        assert body.get("requests_remaining", seen["left"]) == seen["left"]
+        assert "reset_time" not in body or utc(body["reset_time"]) == seen["reset"]
+    return seen
