@@ -1,6 +1,13 @@
 """The service: create_app() and the REST endpoints; `python app.py` runs the demo."""
 
 import sys
+from importlib.util import find_spec
+
+if sys.version_info < (3, 10):  # noqa: UP036
+    sys.exit("Python 3.10 or later is needed; this is {}.{}.".format(*sys.version_info))
+if not all(map(find_spec, ["flask", "flask_sock", "gevent", "gunicorn", "peewee"])):
+    sys.exit("Packages are missing: run the command of README's Quickstart.")
+
 import time
 from typing import Any
 

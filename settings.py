@@ -22,6 +22,7 @@ HERE = Path(__file__).parent
 PLATFORM_HOPS = {"DYNO": "1", "FLY_APP_NAME": "2", "RENDER": "3", "RAILWAY_ENVIRONMENT": "2"}
 URL_FORMS = "sqlite:///FILE or postgresql://USER:PASSWORD@HOST/NAME (percent-encoded)"
 NEEDS_DRIVER = "PostgreSQL needs a driver: run `pip install -r requirements-postgres.txt`"
+NEEDED_FILES = 128  # open files: 64 connections, half of which may be sockets; 64 for the rest
 SPARE_FILES = 256  # open files that are reserved for requests, the database and logs
 SIMILAR = 0.85  # how similar a variable must be to a setting to be reported as misspelled
 
@@ -159,8 +160,10 @@ def file_limit() -> int:
 
 
 def raise_file_limit() -> None:
-    """Raise the limit on open files as far as allowed."""
+    """Raise the limit on open files as far as allowed; raises SettingsError if that is too low."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     for files in (max(soft, 10_240), hard):  # macOS reports no limit, but accepts only 10,240
         with suppress(ValueError, OSError):
             resource.setrlimit(resource.RLIMIT_NOFILE, (files, hard))
+    if file_limit() < NEEDED_FILES:
+        raise SettingsError(f"{file_limit()} open files are too few: run `ulimit -n 1024` as root")

@@ -203,6 +203,5 @@ def write_error(sock: Any, status: int, reason: str, message: str) -> None:
     header, turns the empty line at its end into a bare line feed.
     """
     body = f"{reason}: {message}\n".encode()
-    header = f"HTTP/1.1 {status} {reason}\r\nConnection: close\r\nContent-Length: {len(body)}\r\n"
-    header += "Content-Type: text/plain; charset=utf-8\r\n\r\n"
-    util.write_nonblock(sock, header.encode() + body)
+    header = f"HTTP/1.1 {status} {reason}\r\nConnection: close\r\nContent-Type: text/plain\r\n"
+    util.write_nonblock(sock, f"{header}Content-Length: {len(body)}\r\n\r\n".encode() + body)

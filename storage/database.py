@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from shutil import disk_usage
 
 import peewee
 from playhouse.migrate import SchemaMigrator
@@ -69,8 +70,12 @@ def create_tables(settings: Settings) -> None:
                 settings.sqlite.chmod(0o600)
         database.close_all()
     except (OSError, peewee.PeeweeException) as error:
-        where = settings.sqlite or "PostgreSQL"
-        raise SettingsError(f"DATABASE_URL: {where}: {one_line(error)}") from None
+        where, reason = settings.sqlite or "PostgreSQL", one_line(error)
+        if settings.sqlite and "disk" in reason:  # "disk I/O error" may mean that it is full
+            reason += (
+                f"; {disk_usage(settings.sqlite.parent).free // 1024} KiB are free on the disk"
+            )
+        raise SettingsError(f"DATABASE_URL: {where}: {reason}") from None
 
 
 def create_missing() -> None:

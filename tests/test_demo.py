@@ -1,8 +1,10 @@
 """Every command that starts the service leads to the same server; `python app.py` is the demo."""
 
+import ast
 import contextlib
 import os
 import re
+import runpy
 import secrets
 import signal
 import socket
@@ -15,8 +17,17 @@ from pathlib import Path
 
 import pytest
 
+from conftest import StartServer
 from rawsocket import RawSocket, form_bytes
-from serving import REPOSITORY, Server, StartError, clean_environment, eventually, free_port
+from serving import (
+    REPOSITORY,
+    Server,
+    StartError,
+    clean_environment,
+    eventually,
+    free_port,
+    serve_command,
+)
 from settings import PLATFORM_HOPS
 
 PYTHON = sys.executable
@@ -201,6 +212,25 @@ def test_wrong_setting_is_one_line_of_every_command(
     message = refusal(command, tmp_path, **settings)
     assert message.startswith(variable)
     assert variable != "SECRET_KEY" or value or "python3 -c" in message
+
+
+def test_packages_that_are_not_installed_are_one_line(tmp_path: Path) -> None:
+    """-S leaves out what pip has installed."""
+    message = refusal("-S app.py", tmp_path)
+    assert message == "Packages are missing: run the command of README's Quickstart."
+
+
+def test_older_python_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    ast.parse((REPOSITORY / "app.py").read_text(), feature_version=(3, 8))
+    monkeypatch.setattr(sys, "version_info", (3, 9, 18))
+    with pytest.raises(SystemExit, match=r"^Python 3.10 or later is needed; this is 3.9\.$"):
+        runpy.run_path(str(REPOSITORY / "app.py"))
+
+
+def test_few_open_files_are_one_line(start_server: StartServer) -> None:
+    line = "127 open files are too few: run `ulimit -n 1024` as root"
+    with pytest.raises(StartError, match=f"^exit status 1:\n{line}\n$"):
+        start_server("sh", "-c", 'ulimit -n 127; exec "$@"', "sh", *serve_command())
 
 
 def test_flask_run_is_one_line_that_says_what_to_run(tmp_path: Path) -> None:

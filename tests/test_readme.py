@@ -184,6 +184,11 @@ def test_the_worked_example_works(installed: Checkout) -> None:
     assert " passed" in installed.paste(command)
 
 
+def test_static_files_may_stand_in_folders(installed: Checkout) -> None:
+    (installed.folder / "web/static/fonts").mkdir()
+    installed.paste(".venv/bin/python -c 'import web'")
+
+
 class TestFacts:
     def test_links_lead_to_files_and_headings(self) -> None:
         link = r"\]\(([^)\s]+)\)|<img src=\"([^\"]+)\""

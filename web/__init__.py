@@ -16,9 +16,9 @@ from protocol.timestamps import date_time, display
 from web import people, profile
 
 FORM_SECONDS = 10  # for a form to arrive, in total
-STATIC = Path(__file__).parent / "static"
+STATIC = sorted(filter(Path.is_file, (Path(__file__).parent / "static").rglob("*")))
 # Part of the URLs of static files, so that browsers may keep them until one of them changes.
-VERSION = sha256(b"".join(file.read_bytes() for file in sorted(STATIC.iterdir()))).hexdigest()[:16]
+VERSION = sha256(b"".join(file.read_bytes() for file in STATIC)).hexdigest()[:16]
 SECURITY_HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
     "img-src 'self'; connect-src 'self'; form-action 'self'; base-uri 'none'; "
