@@ -137,15 +137,10 @@ def bad_key() -> Problem:
 
 
 class Guard:
-    """Checks keys and counts their requests.
-
-    It remembers keys until `forget` is called: twice a second, and when a page changes a key. A
-    revocation takes effect then.
-    """
+    """Checks keys and counts their requests."""
 
     def __init__(self, quotas: Mapping[str, Quota], store: Store) -> None:
         self._quotas, self._store = quotas, store
-        self._known: dict[str, ApiKey] = {}  # by digest
 
     def check(self, presented: str | None, or_else: str = "") -> ApiKey:
         """The key that was presented, if it is good; raises Problem 401, or PeeweeException.
@@ -162,34 +157,28 @@ class Guard:
 
     def find(self, presented: str) -> ApiKey | None:
         """The key, or None if it is malformed, unknown, wrong, revoked or expired."""
-        fingerprint, known = digest(presented), self._known
-        key = known.get(fingerprint)
-        if key is None:
-            form = FORM.fullmatch(presented)
-            if not form or form[3] != checksum(form[1]):
-                return None
-            key = self._store.find(form[2])
-            if key is None or not compare_digest(key.digest, fingerprint):
-                return None
-            # Remembered in the dictionary from before the query: if `forget` was called meanwhile,
-            # this row may be old, and is forgotten with the others.
-            known[fingerprint] = key
-        return None if key.has_ended() else key
+        form = FORM.fullmatch(presented)
+        if not form or form[3] != checksum(form[1]):
+            return None
+        key = self._store.find(form[2])
+        if key is None or key.has_ended():
+            return None
+        return key if compare_digest(key.digest, digest(presented)) else None
 
-    def forget(self) -> None:
-        """Look up every key again, because its row may have changed."""
-        self._known = {}
-
-    def allowance(self, key: ApiKey) -> Allowance:
-        """What is left for the key, to be shown, as far as is known without asking the database."""
-        return self._hit(key, cost=0)
+    def allowance(self, key: ApiKey, cost: int = 0) -> Allowance:
+        """What is left for the key, after `cost` more requests if all of them were accepted."""
+        quota = self._quotas.get(key.tier) or self._quotas[DEFAULT_TIER]
+        allowance = self._store.hit(key.id, quota, cost)
+        if allowance is None:  # deleted since it was looked up
+            raise bad_key()
+        return allowance
 
     def spend(self, key: ApiKey, cost: int = 1) -> Allowance:
         """Count this request; raises Problem 401 or 429, or PeeweeException.
 
-        The headers of the response show the allowance. Call it right after `check`, see `_hit`.
+        The headers of the response show the allowance.
         """
-        request.environ[ALLOWANCE] = allowance = self._hit(key, cost)
+        request.environ[ALLOWANCE] = allowance = self.allowance(key, cost)
         if allowance.accepted:
             return allowance
         quota, reset = allowance.quota, date_time(allowance.reset)
@@ -197,18 +186,6 @@ class Guard:
         retry = {"Retry-After": str(allowance.seconds_left)}
         members = {"type": QUOTA_EXCEEDED, "violated-policies": [quota.tier], "reset_time": reset}
         raise Problem(429, "rate_limited", detail, headers=retry, **members)
-
-    def _hit(self, key: ApiKey, cost: int) -> Allowance:
-        """To count with SQLite, no greenlet may run between reading the row of `key` and this.
-
-        A sync in between would save counts that the row does not include yet. See "Forgetting and
-        saving" in docs/design.md.
-        """
-        quota = self._quotas.get(key.tier) or self._quotas[DEFAULT_TIER]
-        allowance = self._store.hit(key, quota, cost)
-        if allowance is None:  # deleted since it was looked up
-            raise bad_key()
-        return allowance
 
 
 def require_api_key(view: View) -> View:

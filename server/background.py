@@ -13,7 +13,7 @@ class Background:
     """Keeps memory and database in step."""
 
     def __init__(self, services: Services) -> None:
-        self._guard, self._store, self._sockets = services.guard, services.store, services.sockets
+        self._store, self._sockets = services.store, services.sockets
         self._failures = 0  # consecutive
         self.stopping = Event()
 
@@ -25,11 +25,11 @@ class Background:
     def sync(self) -> None:
         """Sync once. A single failure may be a lock that a command holds, so it is not logged."""
         try:
-            # With SQLite, no other greenlet may run until all is saved: see Store.save.
-            self._guard.forget()
+            self._store.forget()
             self._sockets.end(self._store.ended(self._sockets.keys()))
             self._store.save()
         except PeeweeException as error:
+            self._store.reconnect()
             self._failures += 1
             if self._failures > 1:
                 outage.note(error)

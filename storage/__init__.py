@@ -1,36 +1,66 @@
 """Where keys and counts are stored: SQLite or PostgreSQL, behind the methods of a Store."""
 
-from typing import Protocol
+from abc import ABC, abstractmethod
 
 from models import ApiKey
 from ratelimit import Allowance, Quota
 
 
-class Store(Protocol):
+class Store(ABC):
     """What the rest of the service asks of a database; each method may raise PeeweeException.
+
+    It remembers the rows that were found until `forget` or `save`, so what is known of a key is
+    never older than the last sync.
 
     A window ends at `(now // seconds + 1) * seconds`. A row with another `reset` has used nothing
     of the current window. `Limiter.hit`, SAVE in sqlite.py and count.sql all follow this rule.
     """
 
-    def find(self, key_id: str) -> ApiKey | None:
-        """The key with this id, ended or not."""
+    def __init__(self) -> None:
+        self._rows: dict[str, ApiKey] = {}  # by id
 
-    def hit(self, key: ApiKey, quota: Quota, cost: int = 1) -> Allowance | None:
+    def find(self, key_id: str) -> ApiKey | None:
+        """The key with this id, ended or not.
+
+        An unknown id is not remembered: made-up keys take no memory, and a new key works at once.
+        """
+        # A row that is found while another greenlet calls `forget` may be old. It goes into the
+        # dictionary from before the query, so it is forgotten with the others.
+        rows = self._rows
+        key = rows.get(key_id)
+        if key is None:
+            key = self._look_up(key_id)
+            if key:
+                rows[key_id] = key
+        return key
+
+    def forget(self) -> None:
+        """Look up every key again, because its row may have changed."""
+        self._rows = {}
+
+    @abstractmethod
+    def _look_up(self, key_id: str) -> ApiKey | None:
+        """The row with this id."""
+
+    @abstractmethod
+    def hit(self, key_id: str, quota: Quota, cost: int = 1) -> Allowance | None:
         """Count a request if the window's allowance is not used up; None if the key is deleted.
 
-        A cost of 0 counts nothing and asks no database: it goes by the row that was found.
+        A cost of 0 counts nothing, and goes by the row as it was found.
         """
 
+    @abstractmethod
     def ended(self, key_ids: set[str]) -> set[str]:
         """Which of these keys have ended."""
 
+    @abstractmethod
     def save(self) -> None:
-        """Save what has been counted, and delete rows that are too old.
+        """Save what has been counted, and delete rows that are too old."""
 
-        Just before, the caller forgets all keys that it has looked up. With SQLite, no other
-        greenlet runs between that and the end of the save, so no count is seen twice or missed.
-        """
+    @abstractmethod
+    def reconnect(self) -> None:
+        """Use new connections from now on, because a query has failed."""
 
+    @abstractmethod
     def close(self) -> None:
         """Save what is left, and close the database."""

@@ -3,18 +3,20 @@
 -- pooler would refuse these settings for the connection. MATERIALIZED keeps the order of the parts:
 -- settings, locks, clock, counts. Without it, PostgreSQL may merge them.
 WITH asked AS MATERIALIZED (
-    SELECT *, set_config('synchronous_commit', 'off', true), set_config('lock_timeout', '150', true)
+    SELECT *, set_config('synchronous_commit', 'off', true), set_config('lock_timeout', %s, true)
     FROM unnest(%s::text[], %s::bigint[], %s::bigint[]) WITH ORDINALITY
         AS hit (id, quota, seconds, number)
 ),
--- A key has one quota, unless its tier was just changed; then the smaller one counts.
+-- A key has one quota. If its tier was just changed, the one of its last hit holds for all.
 wanted AS (
-    SELECT id, min(quota) AS quota, min(seconds) AS seconds, count(*) AS hits FROM asked GROUP BY id
+    SELECT DISTINCT ON (id) id, quota, seconds, number AS chosen,
+        count(*) OVER (PARTITION BY id) AS hits
+    FROM asked ORDER BY id, number DESC
 ),
 -- In the order of the ids: two processes that lock the same rows cannot deadlock. If this fails,
 -- postgres.py tries again and skips locked rows.
 locked AS MATERIALIZED (
-    SELECT id, quota, seconds, hits, total, reset, used FROM api_key JOIN wanted USING (id)
+    SELECT id, quota, seconds, chosen, hits, total, reset, used FROM api_key JOIN wanted USING (id)
     ORDER BY id FOR UPDATE OF api_key
 ),
 -- The server's clock, read after the rows are locked: the same for all processes, and never stale.
@@ -22,7 +24,7 @@ timed AS MATERIALIZED (
     SELECT *, extract(epoch FROM clock_timestamp())::float8 AS now FROM locked
 ),
 windowed AS (
-    SELECT id, quota, hits, total, now, next.reset,
+    SELECT id, quota, chosen, hits, total, now, next.reset,
         CASE WHEN timed.reset = next.reset THEN used ELSE 0 END AS used
     FROM timed, LATERAL (SELECT (floor(now / seconds)::bigint + 1) * seconds AS reset) AS next
 ),
@@ -45,7 +47,7 @@ charted AS (
 placed AS (
     SELECT number, id, row_number() OVER (PARTITION BY id ORDER BY number) AS place FROM asked
 )
--- For each hit: its number, and the fields of an Allowance after its quota.
-SELECT number, place <= granted, greatest(0, quota - used - least(place, granted)), reset,
+-- For each hit: its number, that of the hit whose quota holds, and the rest of its Allowance.
+SELECT number, chosen, place <= granted, greatest(0, quota - used - least(place, granted)), reset,
     ceil(reset - now)::int, total + least(place, granted)
 FROM placed JOIN counted USING (id)

@@ -40,7 +40,7 @@ def open_database(settings: Settings, patience: float | None = None) -> None:
         # As an option, it would be the time to wait for the pool.
         database.obj.timeout = patience or BUSY_SECONDS
     else:
-        from storage.postgres import ANSWER_SECONDS, Postgres  # the driver is optional
+        from storage.connections import ANSWER_SECONDS, Postgres  # the driver is optional
 
         database.initialize(Postgres(str(settings.database_url), patience or ANSWER_SECONDS))
 

@@ -1,109 +1,129 @@
 """Keys and counts in PostgreSQL, exact over any number of processes.
 
-Each process makes one query at a time. Requests that arrive in the meantime share the next query,
-so the cost of a request falls as the load rises. No request is admitted before it is counted. Needs
-psycopg, which is optional.
+Each process asks in batches: finds of keys in one, hits in another. Requests that arrive during a
+query share the next one, so the cost of a request falls as the load rises. No request is admitted
+before it is counted. Needs psycopg, which is optional.
 """
 
-import math
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import gevent
 import psycopg
 from gevent.event import AsyncResult
-from peewee import OperationalError, Psycopg3Adapter
-from playhouse.pool import MaxConnectionsExceeded, PooledPostgresqlDatabase
+from peewee import OperationalError
 from psycopg.errors import LockNotAvailable
 
 from models import ApiKey, database
 from ratelimit import Allowance, Limiter, Quota
+from storage import Store
+from storage.connections import ANSWER_SECONDS, Hosts
 from storage.queries import FIND, delete_old_rows, ended_keys, made_of
-
-CONNECTIONS = 4  # per process, for pages and the background; one more finds keys and counts hits
-ANSWER_SECONDS = 0.6  # to connect, and again for an answer; a busy machine needs 0.4
 
 COUNT = Path(__file__).with_name("count.sql").read_bytes()
 COUNT_WITHOUT_LOCKED = COUNT.replace(b"FOR UPDATE OF api_key", b"FOR UPDATE OF api_key SKIP LOCKED")
+# For how long hits wait for a row that another transaction has locked. Another process that counts
+# has it for 1 ms or two; a page, a command or a person at psql may have it for much longer.
+SHORT_LOCK_MS, LONG_LOCK_MS = 25, 150
+LOCKED = object()  # the answer to a hit whose row stays locked for that long
+NOBODY = ("", Quota("", 1, 1))  # a hit of no key
 
 Connection = psycopg.Connection[Any]
 Query = Callable[[Connection, list[Any]], list[Any]]  # takes items, returns an answer to each
 
 
-class Impatient(Connection):
-    """A connection on which every answer has to come within `patience` seconds.
+class Batch:
+    """Answers all questions that arrive during one query by the next, in the order of arrival.
 
-    After each query, BEGIN, COMMIT and ROLLBACK psycopg calls `wait`, which raises psycopg.Error
-    after `timeout` seconds; without one it would wait for ever. A gevent.Timeout cannot do this in
-    commands, which gevent has not patched. Connecting is bounded by `Postgres.connect`.
+    It has a connection of its own, so that questions of another kind never wait for these.
     """
 
-    patience: float = ANSWER_SECONDS
+    def __init__(self, hosts: Hosts, query: Query) -> None:
+        self._hosts, self._query = hosts, query
+        self._connection: Connection | None = None
+        self._is_old = False
+        self._waiting: list[tuple[Any, AsyncResult]] = []
+        self._asking: gevent.Greenlet | None = None
 
-    def wait(self, gen: Any, interval: float = 0.1, timeout: float | None = None) -> Any:
-        return super().wait(gen, interval, timeout or self.patience)
+    def ask(self, item: Any) -> Any:
+        """The answer to this item; raises PeeweeException.
+
+        Nobody waits for more than two queries, the one under way and the next.
+        """
+        answer = AsyncResult()
+        self._waiting.append((item, answer))
+        if not self._asking:  # there is none yet, or it has ended, for whatever reason
+            # Not in this greenlet: this request need not wait for later ones.
+            self._asking = gevent.spawn(self._ask_all)
+        with gevent.Timeout(2 * ANSWER_SECONDS, OperationalError("no answer in time")):
+            return answer.get()
+
+    def renew(self) -> None:
+        """Make the next query over a new connection."""
+        self._is_old = True
+
+    def close(self) -> None:
+        if self._connection:
+            self._connection.close()
+            self._connection = None
+
+    def _ask_all(self) -> None:
+        while self._waiting:
+            batch, self._waiting = self._waiting, []
+            try:
+                with gevent.Timeout(ANSWER_SECONDS):
+                    answers = self._query(self._connected(), [item for item, _ in batch])
+            except (Exception, gevent.Timeout) as error:
+                self.close()
+                # Questions that came meanwhile fail, too, so that nobody waits twice.
+                batch, self._waiting = batch + self._waiting, []
+                for _, answer in batch:
+                    answer.set_exception(database_error(error))
+            else:
+                for (_, answer), value in zip(batch, answers, strict=True):
+                    answer.set(value)
+
+    def _connected(self) -> Connection:
+        if self._is_old:
+            self.close()
+            self._is_old = False
+        if not self._connection:
+            self._connection = self._hosts.connect(psycopg.Connection, seconds=2)
+        return self._connection
 
 
-class Adapter(Psycopg3Adapter):
-    """Lets peewee use these connections."""
-
-    def connect(self, db: "Postgres", **params: Any) -> Impatient:
-        connection = Impatient.connect(db.database, **params)
-        connection.patience = db.patience
-        return connection
-
-
-class Postgres(PooledPostgresqlDatabase):
-    """A pool of connections on which every wait is short; raises PeeweeException."""
-
-    psycopg3_adapter = Adapter
-
-    def __init__(self, url: str, patience: float) -> None:
-        self.patience = patience
-        seconds = max(2, math.ceil(patience))  # libpq's minimum is 2; `connect` is shorter
-        options = {"autoconnect": False, "prefer_psycopg3": True, "connect_timeout": seconds}
-        super().__init__(url, max_connections=CONNECTIONS, stale_timeout=60, **options)
-
-    def connect(self, reuse_if_open: bool = False) -> bool:
-        try:
-            with gevent.Timeout(self.patience):
-                while True:
-                    try:
-                        return bool(super().connect(reuse_if_open))
-                    except MaxConnectionsExceeded:
-                        # The pool can wait by itself, but if a Timeout ends that, it raises
-                        # RuntimeError, because it releases a lock that it does not hold.
-                        gevent.sleep(0.01)
-        except gevent.Timeout:
-            raise OperationalError(f"no connection within {self.patience} s") from None
-
-
-class Question(NamedTuple):
-    """What one request asks; `query` answers the items of many questions at once."""
-
-    query: Query
-    item: Any
-    answer: AsyncResult
-
-
-class PostgresStore:
+class PostgresStore(Store):
     """A Store that any number of processes share."""
 
     def __init__(self, url: str) -> None:
-        self._url = url
-        self._connection: Connection | None = None
-        self._waiting: list[Question] = []
-        self._asking = False
+        super().__init__()
+        hosts = Hosts(url)
+        self._finds = Batch(hosts, find_keys)
+        self._hits = Batch(hosts, count_hits)
+        # Hits of locked rows wait apart from the others.
+        self._late_hits = Batch(hosts, partial(count_hits, lock_ms=LONG_LOCK_MS))
+        self._locked: set[str] = set()  # ids of the keys whose hits go there
         self._windows = Limiter()  # counts nothing, only computes the current window
 
-    def find(self, key_id: str) -> ApiKey | None:
-        return self._ask(find_keys, key_id)
+    def _look_up(self, key_id: str) -> ApiKey | None:
+        return self._finds.ask(key_id)
 
-    def hit(self, key: ApiKey, quota: Quota, cost: int = 1) -> Allowance | None:
+    def hit(self, key_id: str, quota: Quota, cost: int = 1) -> Allowance | None:
         if not cost:
-            return self._windows.hit(key.id, quota, key.usage, cost)
-        return self._ask(count_hits, (key.id, quota))
+            key = self.find(key_id)
+            return key and self._windows.hit(key_id, quota, key.usage, cost)
+        if key_id not in self._locked:
+            allowance = self._hits.ask((key_id, quota))
+            if allowance is not LOCKED:
+                return allowance
+            self._locked.add(key_id)
+        allowance = self._late_hits.ask((key_id, quota))
+        if allowance is LOCKED:
+            raise OperationalError("the row of the key is locked")
+        self._locked.discard(key_id)
+        return allowance
 
     def ended(self, key_ids: set[str]) -> set[str]:
         with database.connection_context():
@@ -111,51 +131,21 @@ class PostgresStore:
 
     def save(self) -> None:
         """Hits have already been saved."""
-        self.find("")  # no key has this id, but a lost connection is noticed before a request
+        # A lost connection, or a server that cannot be written, is noticed before a request.
+        self._look_up("")
+        self._hits.ask(NOBODY)
         with database.connection_context():
             delete_old_rows(database)  # mostly none, so it may run at each save
 
+    def reconnect(self) -> None:
+        """Another host may be the primary by now, and this one may still answer."""
+        for batch in (self._finds, self._hits, self._late_hits):
+            batch.renew()
+        database.close_idle()
+
     def close(self) -> None:
-        if self._connection:
-            self._connection.close()
-            self._connection = None
-
-    def _ask(self, query: Query, item: Any) -> Any:
-        """The answer to this item; raises PeeweeException."""
-        self._waiting.append(question := Question(query, item, AsyncResult()))
-        if not self._asking:
-            self._asking = True
-            gevent.spawn(self._ask_all)  # not here: this request need not wait for later ones
-        return question.answer.get()
-
-    def _ask_all(self) -> None:
-        """Answer all waiting questions of one kind with one query, until none is left."""
-        while self._waiting:
-            kinds = {question.query for question in self._waiting}
-            query: Query = (
-                find_keys if find_keys in kinds else count_hits
-            )  # counting may wait for a lock
-            batch = [question for question in self._waiting if question.query is query]
-            self._waiting = [question for question in self._waiting if question.query is not query]
-            try:
-                with gevent.Timeout(ANSWER_SECONDS):
-                    answers = query(self._connected(), [question.item for question in batch])
-            except (Exception, gevent.Timeout) as error:
-                self.close()
-                # Questions that came meanwhile fail, too, so that nobody waits twice.
-                batch, self._waiting = batch + self._waiting, []
-                answers = [database_error(error)] * len(batch)
-            for question, answer in zip(batch, answers, strict=True):
-                if isinstance(answer, BaseException):
-                    question.answer.set_exception(answer)
-                else:
-                    question.answer.set(answer)
-        self._asking = False
-
-    def _connected(self) -> Connection:
-        if not self._connection:
-            self._connection = psycopg.connect(self._url, autocommit=True)
-        return self._connection
+        for batch in (self._finds, self._hits, self._late_hits):
+            batch.close()
 
 
 def find_keys(connection: Connection, ids: list[str]) -> list[ApiKey | None]:
@@ -166,21 +156,20 @@ def find_keys(connection: Connection, ids: list[str]) -> list[ApiKey | None]:
 
 
 def count_hits(
-    connection: Connection, hits: list[tuple[str, Quota]]
-) -> list[Allowance | OperationalError | None]:
-    """The allowance of each hit, None if its key was deleted; raises psycopg.Error."""
+    connection: Connection, hits: list[tuple[str, Quota]], lock_ms: int = SHORT_LOCK_MS
+) -> list[Any]:
+    """The Allowance of each hit, None if its key was deleted, or LOCKED; raises psycopg.Error."""
     ids, quotas = zip(*hits, strict=True)
     _, limits, seconds = zip(*quotas, strict=True)
-    asked = [list(ids), list(limits), list(seconds)]
-    answers: list[Allowance | OperationalError | None] = [None] * len(hits)
+    asked = [str(lock_ms), list(ids), list(limits), list(seconds)]
     try:
-        rows = connection.execute(COUNT, asked).fetchall()
-    except LockNotAvailable:  # for too long; now only requests for locked rows fail
-        rows = connection.execute(COUNT_WITHOUT_LOCKED, asked).fetchall()
-        answers = [OperationalError("the row of the key is locked")] * len(hits)
-    for number, *allowance in rows:
-        answers[number - 1] = Allowance(quotas[number - 1], *allowance)
-    return answers
+        rows, missing = connection.execute(COUNT, asked).fetchall(), None
+    except LockNotAvailable:  # for some of the rows; this leaves them out
+        rows, missing = connection.execute(COUNT_WITHOUT_LOCKED, asked).fetchall(), LOCKED
+    answers = dict.fromkeys(range(len(hits)), missing)
+    for number, chosen, *allowance in rows:
+        answers[number - 1] = Allowance(quotas[chosen - 1], *allowance)
+    return list(answers.values())
 
 
 def database_error(error: BaseException) -> BaseException:

@@ -17,6 +17,7 @@ from peewee import OperationalError, PeeweeException, SqliteDatabase
 
 from models import HOUR, ApiKey, now
 from ratelimit import Allowance, Limiter, Quota
+from storage import Store
 from storage.outage import one_line
 from storage.queries import FIND, delete_old_rows, ended_keys, made_of
 
@@ -35,21 +36,23 @@ PRAGMAS = {"journal_mode": "wal", "synchronous": 1, "wal_autocheckpoint": 0, "fo
 CACHE_KIB = 32_000  # with a million keys, requests take 10 % less time
 
 
-class SqliteStore:
+class SqliteStore(Store):
     """A Store of one process."""
 
     def __init__(self, file: Path) -> None:
+        super().__init__()
         pragmas = PRAGMAS | {"cache_size": -CACHE_KIB}
         self._database = SqliteDatabase(str(file), timeout=0, thread_safe=False, pragmas=pragmas)
         self._file, self._limiter, self._thread = file, Limiter(), ThreadPool(1)
         self._saves = 0
 
-    def find(self, key_id: str) -> ApiKey | None:
+    def _look_up(self, key_id: str) -> ApiKey | None:
         row = self._database.execute_sql(f"{FIND} = ?", (key_id,)).fetchone()
         return made_of(row) if row else None
 
-    def hit(self, key: ApiKey, quota: Quota, cost: int = 1) -> Allowance:
-        return self._limiter.hit(key.id, quota, key.usage, cost)
+    def hit(self, key_id: str, quota: Quota, cost: int = 1) -> Allowance | None:
+        key = self.find(key_id)
+        return key and self._limiter.hit(key_id, quota, key.usage, cost)
 
     def ended(self, key_ids: set[str]) -> set[str]:
         return ended_keys(key_ids, self._database)
@@ -61,6 +64,9 @@ class SqliteStore:
             delete_old_rows(self._database)
             self._thread.spawn(checkpoint, self._file)
         self._saves += 1
+
+    def reconnect(self) -> None:
+        """There is no better connection to the same file."""
 
     def close(self) -> None:
         deadline = time.monotonic() + LAST_SECONDS
@@ -92,7 +98,9 @@ class SqliteStore:
                 connection.executemany(SAVE_HOUR, hours)
         except sqlite3.Error as error:
             raise OperationalError(str(error)) from None
+        # The counts are in the rows now, so both are forgotten together.
         self._limiter.forget()
+        self.forget()
 
 
 def checkpoint(file: Path) -> None:

@@ -180,28 +180,31 @@ def test_only_a_right_checksum_asks_the_database(guard: Guard, key: str) -> None
 # Remembering and forgetting
 
 
-def test_key_is_remembered_until_it_is_forgotten(guard: Guard, key: str) -> None:
+def test_key_is_remembered_until_it_is_forgotten(
+    guard: Guard, services: Services, key: str
+) -> None:
     guard.check(key)
     change(key, tier="pro", revoked_at=1)
     assert guard.check(key).tier == "free", "no look-up"
-    guard.forget()
+    services.store.forget()
     assert guard.find(key) is None
 
 
 def test_key_found_while_all_are_forgotten_is_not_remembered(
-    guard: Guard, app: Flask, key: str, monkeypatch: pytest.MonkeyPatch
+    guard: Guard, services: Services, key: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With PostgreSQL others run during a look-up; what it finds may have changed since."""
-    find = app.extensions["services"].store.find
+    store = services.store
+    look_up = store._look_up
 
-    def find_and_forget(key_id: str) -> ApiKey | None:
-        found: ApiKey | None = find(key_id)
+    def look_up_and_forget(key_id: str) -> ApiKey | None:
+        found = look_up(key_id)
         change(key, revoked_at=1)
-        guard.forget()
+        store.forget()
         return found
 
     with monkeypatch.context() as patch:
-        patch.setattr(app.extensions["services"].store, "find", find_and_forget)
+        patch.setattr(store, "_look_up", look_up_and_forget)
         assert guard.find(key), "it was good when it was looked up"
     assert guard.find(key) is None
 

@@ -11,12 +11,14 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
+from unittest import mock
 
 import gevent
 import peewee
 import psycopg
 import pytest
 from flask import Flask
+from gevent import GreenletExit
 from gevent.selectors import GeventSelector
 from psycopg import waiting
 
@@ -25,15 +27,16 @@ import auth
 import models
 from auth import Guard
 from models import ApiKey, User
-from postgresql import Cluster, Network
+from postgresql import Cluster, Network, connected
 from protocol.problems import Problem
 from ratelimit import Quota
 from serving import REPOSITORY, clean_environment
 from settings import Settings, SettingsError, load
-from storage import postgres
+from storage import connections
 from storage.database import create_tables, open_database
 from storage.postgres import PostgresStore
 
+SLOW = 3  # how much slower a busy machine may be
 LONG = Quota("free", 5, 10**9)  # no window turns during a test
 
 
@@ -53,13 +56,13 @@ def network(cluster: Cluster) -> Iterator[Network]:
         yield network
 
 
-NewRow = Callable[[], ApiKey]
+NewId = Callable[[], str]
 
 
 @pytest.fixture
-def new_key(place: Settings) -> NewRow:
+def new_id(place: Settings) -> NewId:
     user = accounts.create("ada", "ada@example.com", "a password")
-    return lambda: auth.create_key(user, "ci", "production")[0]
+    return lambda: str(auth.create_key(user, "ci", "production")[0].id)
 
 
 @pytest.fixture
@@ -84,30 +87,30 @@ def query(place: Settings, sql: str) -> list[Any]:
 
 
 def test_requests_that_come_during_a_query_make_up_the_next_one(
-    store: PostgresStore, new_key: NewRow, monkeypatch: pytest.MonkeyPatch
+    store: PostgresStore, new_id: NewId, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    keys = [new_key() for _ in range(3)]
+    ids = [new_id() for _ in range(3)]
     execute = psycopg.Connection.execute
-    under_way = queries = 0
+    under_way: list[Any] = []
+    queries = 0
 
     def watched(connection: Any, *args: Any) -> Any:
-        nonlocal under_way, queries
-        assert under_way == 0, "one at a time"
-        under_way, queries = under_way + 1, queries + 1
+        nonlocal queries
+        assert connection not in under_way, "one at a time"
+        under_way.append(connection)
+        queries += 1
         gevent.sleep(0.05)
         done = execute(connection, *args)
-        under_way -= 1
+        under_way.remove(connection)
         return done
 
     monkeypatch.setattr(psycopg.Connection, "execute", watched)
-    first = gevent.spawn(store.hit, keys[0], LONG)
+    first = gevent.spawn(store.hit, ids[0], LONG)
     gevent.sleep(0.02)
-    others = [gevent.spawn(store.hit, key, LONG) for key in keys * 5]
-    finding = gevent.spawn(store.find, keys[0].id)
+    others = [gevent.spawn(store.hit, key_id, LONG) for key_id in ids * 5]
     asked = [greenlet.get(timeout=5) for greenlet in (first, *others)]
 
-    assert finding.get(timeout=5) == keys[0]
-    assert queries == 3, "the first one, the hits that came meanwhile, and the finds"
+    assert queries == 2, "the first one, and those that came meanwhile"
     assert [allowance.accepted for allowance in asked] == [True] * 13 + [False, True, True]
     remaining = [allowance.remaining for allowance in asked]
     assert remaining == [4, *(3, 4, 4), *(2, 3, 3), *(1, 2, 2), *(0, 1, 1), *(0, 0, 0)]
@@ -115,20 +118,85 @@ def test_requests_that_come_during_a_query_make_up_the_next_one(
     assert totals == [1, *(2, 1, 1), *(3, 2, 2), *(4, 3, 3), *(5, 4, 4), *(5, 5, 5)]
 
 
-def test_request_that_is_killed_takes_no_other_along(store: PostgresStore, new_key: NewRow) -> None:
+def test_hits_of_a_key_in_one_query_have_one_quota(store: PostgresStore, new_id: NewId) -> None:
+    """As when its tier was just changed; never the limit of one and the window of the other."""
+    key_id, other = new_id(), Quota("fast", 1000, 1)
+    hits = [gevent.spawn(store.hit, key_id, quota) for quota in (LONG, other)]
+    asked = [hit.get(timeout=5) for hit in hits]
+    assert [(allowance.quota, allowance.remaining) for allowance in asked] == [
+        (other, 999),
+        (other, 998),
+    ]
+
+
+def test_made_up_keys_do_not_keep_hits_waiting(store: PostgresStore, new_id: NewId) -> None:
+    key_id = new_id()
+
+    def make_up() -> None:
+        while True:
+            store.find(secrets.token_hex(4))
+
+    flood = [gevent.spawn(make_up) for _ in range(20)]
+    gevent.sleep(0.05)
+    try:
+        assert [store.hit(key_id, LONG) is not None for _ in range(5)] == [True] * 5
+    finally:
+        gevent.killall(flood)
+
+
+def test_locked_row_of_a_key_slows_no_other(
+    store: PostgresStore, new_id: NewId, place: Settings
+) -> None:
+    locked, free = new_id(), new_id()
+    answers: list[object] = []
+
+    def ask_for_locked() -> None:
+        try:
+            answers.append(store.hit(locked, LONG))
+        except peewee.OperationalError as error:
+            answers.append(str(error))
+
+    with connected(str(place.database_url)) as other, other.transaction():
+        other.execute("SELECT 1 FROM api_key WHERE id = %s FOR UPDATE", [locked])
+        waiting_ones = [gevent.spawn(ask_for_locked) for _ in range(20)]
+        gevent.sleep(0.1)  # by now they are known to be locked
+        started = time.monotonic()
+        for _ in range(20):
+            gevent.spawn(ask_for_locked)
+            assert store.hit(free, Quota("free", 1000, 10**9))
+        assert time.monotonic() - started < SLOW * 0.5
+        gevent.joinall(waiting_ones)
+        assert set(answers) == {"the row of the key is locked"}
+    assert store.hit(locked, LONG), "it works again"
+
+
+def test_batch_goes_on_after_any_error(
+    store: PostgresStore, new_id: NewId, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Even after one that ends the greenlet that asks."""
+    key_id = new_id()
+    with monkeypatch.context() as patch:
+        patch.setattr(psycopg.Connection, "execute", mock.Mock(side_effect=GreenletExit))
+        with pytest.raises(peewee.OperationalError, match="no answer"):
+            store.hit(key_id, LONG)
+    assert store.hit(key_id, LONG)
+
+
+def test_request_that_is_killed_takes_no_other_along(store: PostgresStore, new_id: NewId) -> None:
     """The greenlet of a client that has left may be the one that asked first."""
-    key = new_key()
-    first, second = [gevent.spawn(store.hit, key, LONG) for _ in range(2)]
+    key_id = new_id()
+    first, second = [gevent.spawn(store.hit, key_id, LONG) for _ in range(2)]
     gevent.sleep(0)
     first.kill()
     assert second.get(timeout=5).accepted
 
 
-def test_deleted_key_is_a_bad_key(store: PostgresStore, new_key: NewRow, place: Settings) -> None:
-    key, kept = new_key(), new_key()
-    guard = Guard({"free": LONG}, store)
-    query(place, f"DELETE FROM api_key WHERE id = '{key.id}'")
-    hits = [gevent.spawn(store.hit, one, LONG) for one in (key, kept)]
+def test_deleted_key_is_a_bad_key(store: PostgresStore, new_id: NewId, place: Settings) -> None:
+    deleted, kept = new_id(), new_id()
+    guard, key = Guard({"free": LONG}, store), store.find(deleted)
+    assert key
+    query(place, f"DELETE FROM api_key WHERE id = '{deleted}'")
+    hits = [gevent.spawn(store.hit, one, LONG) for one in (deleted, kept)]
     assert [bool(hit.get(timeout=5)) for hit in hits] == [False, True]
     with Flask(__name__).test_request_context(), pytest.raises(Problem) as refusal:
         guard.spend(key)
@@ -139,22 +207,22 @@ def test_deleted_key_is_a_bad_key(store: PostgresStore, new_key: NewRow, place: 
 
 
 def test_answer_that_does_not_come_fails_all_who_wait_within_a_second(
-    cooperative: None, network: Network, new_key: NewRow, place: Settings
+    cooperative: None, network: Network, new_id: NewId, place: Settings
 ) -> None:
-    key, store = new_key(), PostgresStore(network.url(str(place.database_url)))
-    assert store.hit(key, LONG)
+    key_id, store = new_id(), PostgresStore(network.url(str(place.database_url)))
+    assert store.hit(key_id, LONG)
     network.die()
     started = time.monotonic()
-    first = gevent.spawn(store.hit, key, LONG)
+    first = gevent.spawn(store.hit, key_id, LONG)
     gevent.sleep(0.3)
-    second = gevent.spawn(store.hit, key, LONG)
+    second = gevent.spawn(store.hit, key_id, LONG)
     for waiting_one in (first, second):
         with pytest.raises(peewee.OperationalError, match="no answer within"):
             waiting_one.get(timeout=5)
     assert 0.5 < time.monotonic() - started < 1
 
     network.heal()
-    assert store.hit(key, LONG)
+    assert store.hit(key_id, LONG)
     store.close()
 
 
@@ -184,10 +252,25 @@ def test_every_word_of_a_transaction_is_answered_in_time_or_fails(
     models.database.close_all()
 
 
+def test_silent_host_is_left_for_the_next_one(
+    cooperative: None, cluster: Cluster, network: Network, new_id: NewId, place: Settings
+) -> None:
+    """By requests, and by a start or a command."""
+    key_id, url = new_id(), network.url(str(place.database_url))
+    url = url.replace("/test_", f",127.0.0.1:{cluster.port}/test_")
+    network.die()
+    store = PostgresStore(url)
+    with pytest.raises(peewee.OperationalError):
+        store.hit(key_id, LONG)
+    assert store.hit(key_id, LONG)
+    store.close()
+    create_tables(load({"DATABASE_URL": url}))
+
+
 def test_connection_that_is_not_free_in_time_is_an_outage(
     place: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(postgres, "CONNECTIONS", 1)
+    monkeypatch.setattr(connections, "CONNECTIONS", 1)
     open_database(place)
 
     def connect() -> None:
@@ -201,9 +284,9 @@ def test_connection_that_is_not_free_in_time_is_an_outage(
         assert time.monotonic() - started < 1
 
 
-def test_connection_that_the_server_closed_is_replaced(place: Settings, new_key: NewRow) -> None:
+def test_connection_that_the_server_closed_is_replaced(place: Settings, new_id: NewId) -> None:
     """As at a restart of the server while nobody asks."""
-    new_key()
+    new_id()
     others = "FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
     assert query(place, f"SELECT pg_terminate_backend(pid) {others}") == [(True,)]
     with models.database.connection_context():

@@ -5,6 +5,7 @@ from functools import partial
 
 from flask import Blueprint, abort, flash, g, redirect, render_template, request, session, url_for
 from flask.typing import ResponseReturnValue
+from gevent.pool import Group
 from peewee import IntegrityError, fn
 
 import accounts
@@ -60,7 +61,8 @@ def security() -> str:
     with database.connection_context():
         listed = list(g.user.keys.where(ApiKey.live() | expired).order_by(*order))
         hours = hourly_requests(g.user)
-    page = {"keys": [(key, services().guard.allowance(key)) for key in listed], "hours": hours}
+    allowances = Group().map(services().guard.allowance, listed)  # their look-ups share a query
+    page = {"keys": list(zip(listed, allowances, strict=True)), "hours": hours}
     page |= {"units": UNITS, "lifetimes": LIFETIMES, "new_id": auth.random_text(8)}
     return render_template("security.html", **page)
 
@@ -124,7 +126,7 @@ def ask(key_id: str, action: str) -> str:
 def rotate_key(key_id: str) -> ResponseReturnValue:
     grace, old = chosen("grace", GRACES), own_key(key_id)
     key, secret = auth.rotate_key(old, grace, KEYS_PER_HOUR)
-    services().guard.forget()
+    services().store.forget()
     return render_template("key.html", key=key, secret=secret, old=own_key(key_id))
 
 
@@ -146,7 +148,7 @@ def revoke_key(key_id: str) -> ResponseReturnValue:
 def change(words: str, act: Callable[[], bool]) -> ResponseReturnValue:
     """Change a key, and show these words, or that the key has already ended."""
     changed = act()
-    services().guard.forget()
+    services().store.forget()
     return redirect_to("/settings/security", words if changed else "This key has already ended.")
 
 

@@ -1,0 +1,115 @@
+"""Connections to PostgreSQL on which nothing waits for long.
+
+Every wait is bounded by one of these, because none of them could bound all:
+
+- A gevent.Timeout in `Postgres.connect`, and in `Batch` of postgres.py, bounds connecting: with it
+  the look-up of the host's name and, for pages, the wait for a free connection of the pool.
+- `Impatient.wait` bounds each answer to a page or a command. In a command no Timeout would fire.
+- `connect_timeout` bounds connecting in a command, in whole seconds for each address.
+"""
+
+import math
+import time
+from contextlib import suppress
+from typing import Any
+
+import gevent
+from peewee import OperationalError, Psycopg3Adapter
+from playhouse.pool import MaxConnectionsExceeded, PooledPostgresqlDatabase
+from psycopg import Connection, Error
+from psycopg._conninfo_attempts import conninfo_attempts
+from psycopg.conninfo import conninfo_to_dict
+
+CONNECTIONS = 4  # of the pool in each process, for pages and the background
+ANSWER_SECONDS = 0.6  # to connect, and again for an answer; a busy machine needs 0.4
+STALE_SECONDS = 60  # how long a connection of the pool is used
+
+
+class Hosts:
+    """The hosts of a URL, with all their addresses; one that fails is tried last from then on."""
+
+    def __init__(self, url: str) -> None:
+        # Of several servers, only the primary can be written.
+        self._parameters = {"target_session_attrs": "read-write", **conninfo_to_dict(url)}
+        self._failed: dict[tuple[Any, ...], float] = {}  # when each address failed last
+
+    def connect(self, kind: type[Connection[Any]], seconds: int) -> Any:
+        """Connect to the first address that accepts it within these seconds; raises psycopg.Error.
+
+        If a gevent.Timeout ends this, the address that was silent is tried last, too.
+        """
+        addresses = conninfo_attempts({**self._parameters, "connect_timeout": seconds})
+        *others, last = sorted(addresses, key=lambda each: self._failed.get(name_of(each), 0))
+        for address in others:
+            with suppress(Error):
+                return self._try(kind, address)
+        return self._try(kind, last)
+
+    def _try(self, kind: type[Connection[Any]], address: Any) -> Any:
+        try:
+            return kind.connect(autocommit=True, **address)
+        except (Error, gevent.Timeout):
+            self._failed[name_of(address)] = time.monotonic()
+            raise
+
+
+def name_of(address: Any) -> tuple[Any, ...]:
+    return tuple(address.get(part) for part in ("host", "hostaddr", "port"))
+
+
+class Impatient(Connection[Any]):
+    """A connection on which each answer has to come within `patience` seconds.
+
+    After each query, BEGIN, COMMIT and ROLLBACK psycopg calls `wait`, which raises psycopg.Error
+    after `timeout` seconds; without one it would wait for ever.
+    """
+
+    patience: float = ANSWER_SECONDS
+
+    def wait(self, gen: Any, interval: float = 0.1, timeout: float | None = None) -> Any:
+        return super().wait(gen, interval, timeout or self.patience)
+
+
+class Adapter(Psycopg3Adapter):
+    """Lets peewee use these connections."""
+
+    def connect(self, db: "Postgres", **params: Any) -> Impatient:
+        connection: Impatient = db.hosts.connect(Impatient, **params)
+        connection.patience = db.patience
+        return connection
+
+
+class Postgres(PooledPostgresqlDatabase):
+    """A pool of connections for pages, commands and the background; raises PeeweeException."""
+
+    psycopg3_adapter = Adapter
+
+    def __init__(self, url: str, patience: float) -> None:
+        self.patience, self.hosts = patience, Hosts(url)
+        options = {"autoconnect": False, "prefer_psycopg3": True, "stale_timeout": STALE_SECONDS}
+        super().__init__(url, CONNECTIONS, **options, seconds=math.ceil(patience / 3))
+
+    def connect(self, reuse_if_open: bool = False) -> bool:
+        try:
+            with gevent.Timeout(self.patience):
+                while True:
+                    try:
+                        return bool(super().connect(reuse_if_open))
+                    except MaxConnectionsExceeded:
+                        # The pool can wait by itself, but if a Timeout ends that, it raises
+                        # RuntimeError, because it releases a lock that it does not hold.
+                        gevent.sleep(0.01)
+        except gevent.Timeout:
+            raise OperationalError(f"no connection within {self.patience} s") from None
+
+    def commit(self) -> Any:
+        try:
+            return super().commit()
+        except OperationalError as error:
+            words = "COMMIT was not answered, so the change may have been stored"
+            raise OperationalError(f"{words}: {error}") from None
+
+    def rollback(self) -> Any:
+        """After an error that has broken the connection, there is nothing to roll back."""
+        with suppress(OperationalError):
+            return super().rollback()
