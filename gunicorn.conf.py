@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 from gunicorn.arbiter import Arbiter
+from gunicorn.workers import SUPPORTED_WORKERS
 
 chdir = str(Path(__file__).parent)  # even when it is started from another folder
 sys.path.insert(0, chdir)
@@ -29,6 +30,7 @@ if not service.secret_key:
 wsgi_app = "app:create_app()"
 bind = f"0.0.0.0:{service.port}"
 worker_class = Worker
+SUPPORTED_WORKERS["gevent"] = "server.worker.Worker"  # so that `-k gevent` leads to it, too
 workers = service.workers
 logger_class = Log
 # Without query and referrer, which may hold keys.
@@ -56,7 +58,7 @@ def on_starting(server: Arbiter) -> None:
     """Refuse options that SQLite mode does not allow, and a database that cannot be used."""
     workers = server.cfg.workers
     if server.cfg.worker_class != Worker or workers < 1 or (service.sqlite and workers > 1):
-        raise SettingsError("--worker-class cannot be set, and --workers only with PostgreSQL")
+        raise SettingsError("--worker-class must be gevent, and with SQLite --workers must be 1")
     create_tables(service)
     if service.sqlite:
         one_process(server)

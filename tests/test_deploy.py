@@ -244,10 +244,11 @@ class TestImage:
         in_app = ["env", f"--chdir={app}", *unshare, "sh", "-c", READ_ONLY, "sh", str(data)]
         if subprocess.run([*in_app, "true"], capture_output=True).returncode:
             pytest.skip("no read-only root can be made here")
-        assert json.loads(dockerfile("CMD")) == ["gunicorn"]
         env = dict(pair.split("=", 1) for pair in shlex.split(dockerfile("ENV")))
         env["DATABASE_URL"] = env["DATABASE_URL"].replace("/data", str(data))
-        server = Server(tmp_path, *in_app, *serve_command(), **env)
+        server = Server(
+            tmp_path, *in_app, sys.executable, "-m", *json.loads(dockerfile("CMD")), **env
+        )
         for name in [name for name in server.env if name.startswith("COVERAGE_")]:
             del server.env[name]  # it could not write there
         with contextlib.closing(server):
@@ -277,8 +278,9 @@ class TestUnit:
     def test_unit_notifies_systemd_and_listens_for_the_proxy_only(self, tmp_path: Path) -> None:
         """Its ExecStart and Environment, with another port and folder."""
         unit, port = shipped("demo-service.service", {}), free_port()
-        (start,) = re.findall("ExecStart=/srv/demo-service/.venv/bin/gunicorn (.*)", unit)
-        command = [*serve_command(), *start.replace(UPSTREAM, f"127.0.0.1:{port}").split()]
+        (start,) = re.findall("ExecStart=/srv/demo-service/.venv/bin/(gunicorn .*)", unit)
+        start = start.replace(UPSTREAM, f"127.0.0.1:{port}")
+        command = [sys.executable, "-m", *start.split()]
         env = dict(re.findall(r"^Environment=(\w+)=(.*)", unit, re.MULTILINE))
         env["DATABASE_URL"] = env["DATABASE_URL"].replace("/var/lib/demo-service", str(tmp_path))
         server = Server(tmp_path, *command, **env, NOTIFY_SOCKET=f"{tmp_path}/notify")
@@ -319,14 +321,13 @@ class TestPlatforms:
         (web,) = yaml.safe_load(shipped("render.yaml", {}))["services"]
         (url,) = (entry["value"] for entry in web["envVars"] if entry["key"] == "DATABASE_URL")
         assert url.startswith(f"sqlite:///{web['disk']['mountPath']}/")
-        assert web["startCommand"] == "gunicorn"
         env = {"RENDER": "true", "WEB_CONCURRENCY": "1"}
         if database == "postgres":
             cluster: Cluster = request.getfixturevalue("cluster")
             env |= {"WEB_CONCURRENCY": "2", "DATABASE_URL": cluster.new_database()}
         else:
             tmp_path = request.getfixturevalue("volume")
-        server = Server(tmp_path, **env)
+        server = Server(tmp_path, sys.executable, "-m", web["startCommand"], **env)
         options = "--preload --access-logfile - --bind=0.0.0.0:10000"
         server.env["GUNICORN_CMD_ARGS"] = options.replace("10000", str(server.port))
         serves_without_complaint(server)
