@@ -229,15 +229,10 @@ class TestImage:
             return [n for n in names if is_ignored(str((Path(folder) / n).relative_to(REPOSITORY)))]
 
         private = (
-            ".env",
-            ".git",
-            ".venv",
-            "demo.db-wal",
-            "web/__pycache__",
-            "tests",
-            "docs/design.md",
+            ".env .git .tox .venv venv tests docs/design.md demo.db-wal demo.db.bak data/other.db"
         )
-        assert all(map(is_ignored, private))
+        private += " web/other.db web/__pycache__ backup.dump prod.sqlite3 requirements-dev.txt"
+        assert all(map(is_ignored, private.split()))
         shutil.copytree(REPOSITORY, app, ignore=ignored)
         data.mkdir()
         unshare = ["unshare", "--map-root-user", "--mount", "--pid", "--fork", "--kill-child"]
