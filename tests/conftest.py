@@ -105,8 +105,10 @@ def client(app: Flask) -> FlaskClient:
 
 
 @pytest.fixture
-def cli(app: Flask) -> FlaskCliRunner:
-    return app.test_cli_runner()
+def cli(app: Flask) -> Iterator[FlaskCliRunner]:
+    """Runs commands in this process, and in the context that `flask` makes."""
+    with app.app_context():
+        yield app.test_cli_runner()
 
 
 @pytest.fixture

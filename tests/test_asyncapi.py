@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from protocol.websocket import Close
 from rawsocket import TEXT, Answer, RawSocket, frame
 from serving import REPOSITORY, Server
 
@@ -48,14 +47,6 @@ def test_messages_and_examples_are_as_described(described: Server) -> None:
         client.open(address("time", described.new_key()))
         check(client.frame().json(), "auth_success")
         check(client.frame().json(), "time_update")
-
-
-@pytest.mark.parametrize("channel", list(CHANNELS))
-def test_the_close_codes_are_those_of_the_service(channel: str) -> None:
-    """What each of them means on the wire is tested in test_wire_sockets.py."""
-    codes = {int(code) for code in Close} - {Close.ABNORMAL} | {1000, 1002, 1007}
-    described = {entry["code"] for entry in CHANNELS[channel]["x-close-codes"]}
-    assert described == (codes if channel == "time" else codes - {Close.REVOKED})
 
 
 def refusals(server: Server, channel: str) -> dict[tuple[int, str], Answer]:

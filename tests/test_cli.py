@@ -5,13 +5,12 @@ import secrets
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import click
 import pytest
 from click.testing import Result
-from flask import Flask
 from flask.testing import FlaskClient, FlaskCliRunner
 
 import accounts
@@ -25,13 +24,6 @@ from settings import HERE, Settings
 from storage import database
 
 PASSWORD = secrets.token_urlsafe()
-
-
-@pytest.fixture
-def cli(app: Flask) -> Iterator[FlaskCliRunner]:
-    """Runs commands in this process, and in the context that `flask` makes."""
-    with app.app_context():
-        yield app.test_cli_runner()
 
 
 Shell = Callable[[str], "subprocess.CompletedProcess[str]"]

@@ -96,7 +96,10 @@ def live(described: Server, key: str, spent_key: str) -> dict[str, Body]:
             return body
 
     host = {"Host": "localhost"}
-    answers = {path: ask(path, host | {"X-API-Key": key}) for path in DOCUMENT["paths"]}
+    answers = {}
+    for path, item in DOCUMENT["paths"].items():
+        values = {each["name"]: each["example"] for each in item["get"].get("parameters", [])}
+        answers[path] = ask(path.format(**values), host | {"X-API-Key": key})
     return answers | {
         "/api/v1/status": ask("/api/v1/status", host),
         "missing_api_key": ask(PROTECTED, host),
