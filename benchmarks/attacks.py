@@ -1,15 +1,21 @@
 """Hostile clients. Each function attacks 127.0.0.1:port for a moment; it is called repeatedly.
 
 They end with OSError when the server closes the connection, as it should do with most of them.
+
+    python benchmarks/attacks.py PORT [NAME ...]     attack with some of them, or with all, for ever
 """
 
 import os
 import random
+import secrets
 import socket
 import struct
+import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
+from hashlib import sha256
 
 RESET = (socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
 UPGRADE = (
@@ -212,6 +218,45 @@ def log_ins(port: int) -> None:
     pump(port, b"", head(kind, f"Content-Length: {len(form)}", target="POST /log-in") + form)
 
 
+def sign_ups(port: int) -> None:
+    kind = "Content-Type: application/x-www-form-urlencoded"
+    name = secrets.token_hex(8).encode()
+    form = b"username=%b&email=%b@example.com&password=long+enough" % (name, name)
+    pump(port, b"", head(kind, f"Content-Length: {len(form)}", target="POST /sign-up") + form)
+
+
+def preflights(port: int) -> None:
+    asked = ["Origin: https://a.example", "Access-Control-Request-Method: GET"]
+    pump(port, b"", head(*asked, target="OPTIONS /api/v1/protected/test") * 500)
+
+
+def unknown_key() -> str:
+    """A well-formed key that nobody has."""
+    key = f"sk_live_{secrets.token_hex(4)}_{secrets.token_hex(16)}"
+    return key + sha256(key.encode()).hexdigest()[:6]
+
+
+def unknown_keys(port: int, *headers: str, path: str = "protected/test") -> None:
+    """Over many connections, so that the database is asked all the time."""
+
+    def ask(_: int) -> None:
+        targets = [f"GET /api/v1/{path}" for _ in range(200)]
+        asked = [head(f"X-API-Key: {unknown_key()}", *headers, target=t) for t in targets]
+        pump(port, b"", b"".join(asked))
+
+    with ThreadPoolExecutor(8) as threads:
+        list(threads.map(ask, range(8)))
+
+
+def unknown_keys_at_status(port: int) -> None:
+    unknown_keys(port, path="status")
+
+
+def unknown_keys_at_the_time_socket(port: int) -> None:
+    upgrade = UPGRADE.decode().split("\r\n")[2:-2]
+    unknown_keys(port, *upgrade, path="ws/time")
+
+
 ATTACKS: list[Callable[[int], None]] = [
     endless_chunks,
     huge_body,
@@ -234,6 +279,11 @@ ATTACKS: list[Callable[[int], None]] = [
     half_open,
     garbage,
     log_ins,
+    sign_ups,
+    preflights,
+    unknown_keys,
+    unknown_keys_at_status,
+    unknown_keys_at_the_time_socket,
 ]
 
 
@@ -245,3 +295,8 @@ def attack_with(attacks: list[Callable[[int], None]], port: int, seed: float) ->
         with suppress(OSError):
             choice.choice(attacks)(port)
         time.sleep(0.01)
+
+
+if __name__ == "__main__":
+    chosen = [attack for attack in ATTACKS if attack.__name__ in (sys.argv[2:] or str(ATTACKS))]
+    attack_with(chosen, int(sys.argv[1]), time.time())

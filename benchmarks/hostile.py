@@ -28,6 +28,7 @@ from attacks import ATTACKS, attack_with
 
 from serving import REPOSITORY, Server
 
+PROMISED_MILLISECONDS = 50  # for the p99, in SECURITY.md
 CALM_SECONDS = 20  # longer than any connection may be held
 COUNT_GREENLETS = """
 import gc, gevent, pathlib
@@ -118,9 +119,10 @@ def measure(server: Server, key: str, seconds: float, attackers: int) -> str:
         honest.stopping.set()
         honest.join()
     quantiles = statistics.quantiles(honest.milliseconds, n=100)
+    verdict = " (MORE THAN PROMISED)" if quantiles[98] > PROMISED_MILLISECONDS else ""
     return (
         f"{len(honest.milliseconds)} honest requests, p50 {quantiles[49]:.1f} ms, "
-        f"p99 {quantiles[98]:.1f} ms, errors: {dict(honest.errors) or 'none'}"
+        f"p99 {quantiles[98]:.1f} ms{verdict}, errors: {dict(honest.errors) or 'none'}"
     )
 
 

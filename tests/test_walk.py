@@ -134,7 +134,7 @@ class Walk:
         began, seen = time.time(), parts(self.server.ask(STATS, X_API_Key=secret))
         used = seen["limit"] - seen["left"] - (seen["status"] == 200)
         saved = 0 if self.server.postgres else patience(SAVED_SECONDS)
-        successor.lose(successor.used(seen["reset"]) - used, 0 * (now - saved))
+        successor.lose(successor.used(seen["reset"]) - used, now - saved)
         successor.take(seen, began, time.time())
 
     def revoke(self) -> None:

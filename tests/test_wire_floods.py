@@ -1,0 +1,61 @@
+"""Floods by strangers: what each can do without a good key, and how long owners of one wait."""
+
+import contextlib
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from benchmarks.attacks import ATTACKS
+from rawsocket import RawSocket
+from serving import REPOSITORY, Server
+
+TEST = "/api/v1/protected/test"
+TIMES = 30  # as long as without the flood; who waits for its end waits a thousand times as long
+LEAST_SECONDS = 0.01  # a shorter p99 says nothing on a machine with other things to do
+OFTEN = {"log_ins", "pipelined", "unknown_keys"}
+NAMES = [attack.__name__ for attack in ATTACKS]
+
+
+@contextlib.contextmanager
+def flooded(server: Server, attack: str) -> Iterator[None]:
+    """Meanwhile two programs attack; they have less right to the processor than others."""
+    command = [sys.executable, str(REPOSITORY / "benchmarks" / "attacks.py"), str(server.port)]
+    attackers = [subprocess.Popen([*command, attack]) for _ in range(2)]
+    try:
+        time.sleep(1)  # for the flood to rise
+        assert {attacker.poll() for attacker in attackers} == {None}
+        yield
+    finally:
+        for attacker in attackers:
+            attacker.kill()
+            attacker.wait()
+
+
+def p99(server: Server, key: str) -> float:
+    """Of the seconds that the owner of a key waits."""
+    waited = []
+    with RawSocket(server.port) as owner:
+        for _ in range(200):
+            started = time.monotonic()
+            assert owner.request(TEST, X_API_Key=key).status == 200
+            waited.append(time.monotonic() - started)
+            time.sleep(0.005)
+    return sorted(waited)[-3]
+
+
+@pytest.mark.parametrize(
+    "attack",
+    [name if name in OFTEN else pytest.param(name, marks=pytest.mark.ci) for name in NAMES],
+)
+def test_a_flood_by_strangers_does_not_keep_owners_of_keys_waiting(
+    server: Server, attack: str
+) -> None:
+    key = server.new_key(tier="pro")
+    usual = max(LEAST_SECONDS, p99(server, key))
+    with flooded(server, attack):
+        during = p99(server, key)
+    print(f"{attack}: {during / usual:.1f} times {1000 * usual:.1f} ms")
+    assert during < TIMES * usual
