@@ -1,12 +1,12 @@
 """Where keys and counts are stored: SQLite or PostgreSQL, behind the methods of a Store."""
 
-from abc import ABC, abstractmethod
+from typing import Protocol
 
 from models import ApiKey
 from ratelimit import Allowance, Quota
 
 
-class Store(ABC):
+class Store(Protocol):
     """What the rest of the service asks of a database; each method may raise PeeweeException.
 
     It remembers the rows that were found until `forget` or `save`, so what is known of a key is
@@ -16,8 +16,10 @@ class Store(ABC):
     of the current window. `Limiter.hit`, SAVE in sqlite.py and count.sql all follow this rule.
     """
 
+    _rows: dict[str, ApiKey]  # by id
+
     def __init__(self) -> None:
-        self._rows: dict[str, ApiKey] = {}  # by id
+        self.forget()
 
     def find(self, key_id: str) -> ApiKey | None:
         """The key with this id, ended or not.
@@ -38,29 +40,23 @@ class Store(ABC):
         """Look up every key again, because its row may have changed."""
         self._rows = {}
 
-    @abstractmethod
     def _look_up(self, key_id: str) -> ApiKey | None:
         """The row with this id."""
 
-    @abstractmethod
     def hit(self, key_id: str, quota: Quota, cost: int = 1) -> Allowance | None:
         """Count a request if the window's allowance is not used up; None if the key is deleted.
 
         A cost of 0 counts nothing, and goes by the row as it was found.
         """
 
-    @abstractmethod
     def ended(self, key_ids: set[str]) -> set[str]:
         """Which of these keys have ended."""
 
-    @abstractmethod
     def save(self) -> None:
         """Save what has been counted, and delete rows that are too old."""
 
-    @abstractmethod
     def reconnect(self) -> None:
         """Use new connections from now on, because a query has failed."""
 
-    @abstractmethod
     def close(self) -> None:
         """Save what is left, and close the database."""

@@ -10,6 +10,7 @@ Every wait is bounded by one of these, because none of them could bound all:
 
 import math
 import time
+from collections import defaultdict
 from contextlib import suppress
 from typing import Any
 
@@ -25,32 +26,31 @@ ANSWER_SECONDS = 0.6  # to connect, and again for an answer; a busy machine need
 STALE_SECONDS = 60  # how long a connection of the pool is used
 
 
-class Hosts:
-    """The hosts of a URL, with all their addresses; one that fails is tried last from then on."""
+# When each address of a host has failed last: one that fails is tried last from then on.
+failed_at: defaultdict[tuple[Any, ...], float] = defaultdict(float)
 
-    def __init__(self, url: str) -> None:
-        # Of several servers, only the primary can be written.
-        self._parameters = {"target_session_attrs": "read-write", **conninfo_to_dict(url)}
-        self._failed: dict[tuple[Any, ...], float] = {}  # when each address failed last
 
-    def connect(self, kind: type[Connection[Any]], seconds: int) -> Any:
-        """Connect to the first address that accepts it within these seconds; raises psycopg.Error.
+def connect(url: str, seconds: int, kind: type[Connection[Any]] = Connection) -> Any:
+    """Connect to the first address that accepts it within these seconds; raises psycopg.Error.
 
-        If a gevent.Timeout ends this, the address that was silent is tried last, too.
-        """
-        addresses = conninfo_attempts({**self._parameters, "connect_timeout": seconds})
-        *others, last = sorted(addresses, key=lambda each: self._failed.get(name_of(each), 0))
-        for address in others:
-            with suppress(Error):
-                return self._try(kind, address)
-        return self._try(kind, last)
+    The URL may name several hosts, and a host may have several addresses. Of several servers, only
+    the primary can be written.
+    """
+    limits: dict[str, Any] = {"target_session_attrs": "read-write", "connect_timeout": seconds}
+    addresses = conninfo_attempts({**limits, **conninfo_to_dict(url)})
+    *others, last = sorted(addresses, key=lambda address: failed_at[name_of(address)])
+    for address in others:
+        with suppress(Error):
+            return attempt(address, kind)
+    return attempt(last, kind)
 
-    def _try(self, kind: type[Connection[Any]], address: Any) -> Any:
-        try:
-            return kind.connect(autocommit=True, **address)
-        except (Error, gevent.Timeout):
-            self._failed[name_of(address)] = time.monotonic()
-            raise
+
+def attempt(address: Any, kind: type[Connection[Any]]) -> Any:
+    try:
+        return kind.connect(autocommit=True, **address)
+    except (Error, gevent.Timeout):
+        failed_at[name_of(address)] = time.monotonic()
+        raise
 
 
 def name_of(address: Any) -> tuple[Any, ...]:
@@ -74,7 +74,7 @@ class Adapter(Psycopg3Adapter):
     """Lets peewee use these connections."""
 
     def connect(self, db: "Postgres", **params: Any) -> Impatient:
-        connection: Impatient = db.hosts.connect(Impatient, **params)
+        connection: Impatient = connect(db.database, kind=Impatient, **params)
         connection.patience = db.patience
         return connection
 
@@ -85,7 +85,7 @@ class Postgres(PooledPostgresqlDatabase):
     psycopg3_adapter = Adapter
 
     def __init__(self, url: str, patience: float) -> None:
-        self.patience, self.hosts = patience, Hosts(url)
+        self.patience = patience
         options = {"autoconnect": False, "prefer_psycopg3": True, "stale_timeout": STALE_SECONDS}
         super().__init__(url, CONNECTIONS, **options, seconds=math.ceil(patience / 3))
 

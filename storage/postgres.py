@@ -19,7 +19,7 @@ from psycopg.errors import LockNotAvailable
 from models import ApiKey, database
 from ratelimit import Allowance, Limiter, Quota
 from storage import Store
-from storage.connections import ANSWER_SECONDS, Hosts
+from storage.connections import ANSWER_SECONDS, connect
 from storage.queries import FIND, delete_old_rows, ended_keys, made_of
 
 COUNT = Path(__file__).with_name("count.sql").read_bytes()
@@ -40,8 +40,8 @@ class Batch:
     It has a connection of its own, so that questions of another kind never wait for these.
     """
 
-    def __init__(self, hosts: Hosts, query: Query) -> None:
-        self._hosts, self._query = hosts, query
+    def __init__(self, url: str, query: Query) -> None:
+        self._url, self._query = url, query
         self._connection: Connection | None = None
         self._is_old = False
         self._waiting: list[tuple[Any, AsyncResult]] = []
@@ -90,7 +90,7 @@ class Batch:
             self.close()
             self._is_old = False
         if not self._connection:
-            self._connection = self._hosts.connect(psycopg.Connection, seconds=2)
+            self._connection = connect(self._url, seconds=2)
         return self._connection
 
 
@@ -99,11 +99,10 @@ class PostgresStore(Store):
 
     def __init__(self, url: str) -> None:
         super().__init__()
-        hosts = Hosts(url)
-        self._finds = Batch(hosts, find_keys)
-        self._hits = Batch(hosts, count_hits)
+        self._finds = Batch(url, find_keys)
+        self._hits = Batch(url, count_hits)
         # Hits of locked rows wait apart from the others.
-        self._late_hits = Batch(hosts, partial(count_hits, lock_ms=LONG_LOCK_MS))
+        self._late_hits = Batch(url, partial(count_hits, lock_ms=LONG_LOCK_MS))
         self._locked: set[str] = set()  # ids of the keys whose hits go there
         self._windows = Limiter()  # counts nothing, only computes the current window
 
