@@ -2,7 +2,6 @@
 
 import os
 import re
-import select
 import sys
 from collections.abc import Callable, Iterable
 from typing import Any, NoReturn
@@ -23,7 +22,6 @@ from storage.database import create_tables
 from storage.outage import one_line
 
 SECONDS = {"s": 1, "m": 60, "h": models.HOUR, "d": models.DAY}
-PRINT_SECONDS = 5  # how long to wait until a key can be printed
 USER_COLUMNS = ("id", "username", "email", "created_at")
 KEY_COLUMNS = (
     *("id", "username", "name", "type", "tier", "state"),
@@ -159,27 +157,14 @@ def read_password(from_stdin: bool) -> str:
 
 
 def print_key(make: Callable[[], tuple[ApiKey, str]]) -> None:
-    """Make a key and print it; if it cannot be printed, there is no key."""
+    """Store a key, then print it; if it cannot be printed, revoke it."""
+    output = sys.stdout or fail("standard output is closed, so no key was created")
+    key, secret = make()
     try:
-        output = stdout_descriptor()
-        with database.atomic():
-            os.write(output, f"{make()[1]}\n".encode())
+        os.write(output.fileno(), f"{secret}\n".encode())  # `print` would only collect it
     except OSError as error:
-        fail(f"the key cannot be printed, so it was not created: {error}")
-
-
-def stdout_descriptor() -> int:
-    """The descriptor of standard output, once it can be written to; raises OSError.
-
-    This way, no row stays locked while a terminal is paused. `print` buffers its output, so it
-    would not fail immediately.
-    """
-    if sys.stdout is None:
-        raise OSError("standard output is closed")
-    descriptor = sys.stdout.fileno()
-    if not select.select([], [descriptor], [], PRINT_SECONDS)[1]:
-        raise OSError("nobody reads standard output")
-    return descriptor
+        auth.revoke_key(key.id)
+        fail(f"the key cannot be printed, so it was revoked: {error}")
 
 
 def print_rows(columns: tuple[str, ...], rows: Iterable[Any]) -> None:

@@ -10,14 +10,12 @@ import os
 import secrets
 import socket
 import sys
-from contextlib import suppress
 
-from peewee import IntegrityError, OperationalError
+from peewee import OperationalError
 
 import accounts
 import auth
 import settings
-from cli import stdout_descriptor
 from models import User, database
 from settings import SettingsError
 
@@ -59,14 +57,19 @@ def welcome(port: int) -> None:
         with database.connection_context():
             if User.select().exists():
                 return
+        if not sys.stdout:
+            raise OSError("standard output is closed")
         password = secrets.token_urlsafe(12)
-        hashed = accounts.hash_password(password)  # before the transaction, because it takes 50 ms
-        output = stdout_descriptor()
-        # Of several processes that start at once, one creates the user.
-        with suppress(IntegrityError), database.connection_context(), database.atomic():
-            demo = User.create(username="demo", email="demo@example.com", password_hash=hashed)
-            _, key = auth.create_key(demo, "demo")
-            text = WELCOME.read_text().format(port=port, password=password, key=key)
-            os.write(output, text.encode())
+        user = accounts.create("demo", "demo@example.com", password)
+        _, key = auth.create_key(user, "demo")
+        text = WELCOME.read_text().format(port=port, password=password, key=key)
+        try:
+            os.write(sys.stdout.fileno(), text.encode())
+        except OSError:
+            with database.connection_context():
+                user.delete_instance(recursive=True)
+            raise
+    except accounts.Invalid:
+        pass  # another process, which started at the same time, was faster
     except (OSError, OperationalError) as error:
         log.warning("the demo's user and key were not created: %s", error)

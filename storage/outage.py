@@ -1,24 +1,30 @@
-"""The log of a database that cannot be used: one line when it begins, and one when it is over."""
+"""The log of a database that cannot be used: when that begins, why, and when it is over."""
 
 import logging
+import math
 import time
 
 log = logging.getLogger(__name__)
 
 QUIET_SECONDS = 2  # an outage is over after this time without an error
+CAUSE_SECONDS = 60  # between two lines about the same outage
 
 
 class Outage:
-    """Between its two lines, errors are not logged: there may be one for each request."""
+    """Not every error is logged: there may be one for each request."""
 
     def __init__(self) -> None:
         self._failed_at: float | None = None
+        self._logged_at, self._cause = -math.inf, ""
 
     def note(self, error: BaseException) -> None:
         """Report that the database could not be used."""
-        if self._failed_at is None:
-            log.error("database unavailable: %s", one_line(error))
-        self._failed_at = time.monotonic()
+        now, cause = time.monotonic(), one_line(error)
+        is_other = cause != self._cause and now - self._logged_at > CAUSE_SECONDS
+        if self._failed_at is None or is_other:
+            log.error("database unavailable: %s", cause)
+            self._logged_at, self._cause = now, cause
+        self._failed_at = now
 
     def over(self) -> None:
         """Report that the database could be used."""

@@ -240,9 +240,8 @@ def test_locked_database_is_one_line(
     assert printed == "DATABASE_URL: database is locked"
 
 
-@pytest.mark.parametrize("command", ["create ada ci >&-", "rotate ID >/dev/full"])
-def test_key_that_cannot_be_printed_is_not_made(shell: Shell, key: str, command: str) -> None:
-    result = shell(f"$FLASK key {command.replace('ID', key[8:16])}")
+def test_without_standard_output_no_key_is_made(shell: Shell, key: str) -> None:
+    result = shell(f"$FLASK key rotate {key[8:16]} >&-")
     assert (result.returncode, result.stderr.count("\n")) == (1, 1)
-    assert "the key cannot be printed, so it was not created" in result.stderr
+    assert "standard output is closed, so no key was created" in result.stderr
     assert (count(), row(key).expires_at) == (1, None)

@@ -177,10 +177,16 @@ def test_cost_of_zero_goes_by_the_row_that_was_found(store: Store, new_id: NewId
 # Keys that end, and rows that are old
 
 
-def test_store_tells_which_keys_have_ended(store: Store, new_id: NewId) -> None:
+def test_store_model_and_condition_agree_which_keys_have_ended(
+    store: Store, new_id: NewId
+) -> None:
     live = {new_id(), new_id(expires_at=models.now() + 60), new_id(rotated_at=1)}
     ended = {new_id(expires_at=models.now()), new_id(revoked_at=1), "deleted!"}
     assert store.ended(live | ended) == ended
+    with models.database.connection_context():
+        keys = list(ApiKey.select())
+        assert {key.id for key in keys if not key.has_ended()} == live
+        assert {key.id for key in ApiKey.select().where(ApiKey.live())} == live
 
 
 def test_old_keys_and_old_hours_are_deleted(store: Store, new_id: NewId) -> None:
@@ -353,20 +359,21 @@ def test_with_100000_keys_each_query_searches_and_none_scans(
 # The log of an outage
 
 
-def test_outage_is_logged_when_it_begins_and_when_it_has_been_over_for_a_while(
+def test_outage_is_logged_when_it_begins_when_its_cause_changes_and_when_it_is_over(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     clock, seen = SimpleNamespace(now=1000.0), Outage()
     monkeypatch.setattr(outage, "time", SimpleNamespace(monotonic=lambda: clock.now))
     seen.over()
-    for _ in range(3):  # some requests fail, some do not
-        seen.note(OSError("locked\nDETAIL: a value"))
+    for cause in ["locked\nDETAIL: a value"] * 3 + ["password", "locked"] * 17:
+        seen.note(OSError(cause))  # some requests fail, some do not
         clock.now += outage.QUIET_SECONDS
         seen.over()
-    assert caplog.messages == ["database unavailable: locked"]
+    # Again for another cause, but once a minute at most.
+    assert caplog.messages == [f"database unavailable: {why}" for why in ("locked", "password")]
     clock.now += 0.1
     seen.over()
     seen.over()
-    assert caplog.messages[1:] == ["database available again"]
-    seen.note(OSError("gone"))
-    assert caplog.messages[2:] == ["database unavailable: gone"]
+    assert caplog.messages[2:] == ["database available again"]
+    seen.note(OSError("locked"))
+    assert caplog.messages[3:] == ["database unavailable: locked"]

@@ -155,29 +155,24 @@ class TestEither:
         eventually(lambda: server.ask(ME, X_API_Key=key).status == 200)
         eventually(lambda: server.log_lines("database available again"))
 
-    def test_command_whose_output_nobody_reads_locks_nobody_out(
+    def test_key_that_nobody_reads_locks_nobody_out_and_is_revoked(
         self, start_server: StartServer
     ) -> None:
         server = start_server()
         key = server.new_key()
-        with full_pipe() as output:
-            process = server.start_flask("key", "rotate", key[8:16], stdout=output)
-            statuses, begun = set(), time.monotonic()
-            with process, RawSocket(server.port) as client:
-                while process.poll() is None:
-                    if time.monotonic() - begun > 20:
-                        process.kill()
-                    started = time.monotonic()
-                    statuses.add(client.request(TEST, X_API_Key=key).status)
-                    assert time.monotonic() - started < 1
-                    time.sleep(0.05)
-                assert process.stderr
-                error = process.stderr.read()
-        assert (process.returncode != 0, error.count("\n")) == (True, 1)
-        assert "cannot be printed" in error
-        assert statuses == {200}
-        assert server.execute("SELECT count(*), max(rotated_at) FROM api_key") == [(1, None)]
-        assert not server.log_lines("unavailable")
+        reader, writer = os.pipe()
+        os.write(writer, bytes(fcntl.fcntl(writer, fcntl.F_GETPIPE_SZ)))  # it takes nothing more
+        process = server.start_flask("key", "rotate", key[8:16], stdout=writer)
+        os.close(writer)
+        eventually(lambda: server.execute("SELECT 1 FROM api_key WHERE rotated_at IS NULL"), 15)
+        assert server.ask(TEST, X_API_Key=key).status == 200
+        server.flask("key", "tier", key[8:16], "pro")
+        os.close(reader)
+        _, error = process.communicate(timeout=15)
+        assert (process.returncode, error.count("\n")) == (1, 1)
+        assert "the key cannot be printed, so it was revoked" in error
+        successor = "SELECT revoked_at > 0 FROM api_key WHERE rotated_at IS NULL"
+        assert server.execute(successor) == [(True,)]
 
     def test_new_column_is_one_line_while_the_version_before_goes_on(
         self, start_server: StartServer, tmp_path: Path
@@ -207,18 +202,6 @@ class TestEither:
         assert server.ask(TEST, X_API_Key=new.strip()).status == 200
         assert set(server.execute("SELECT note, place FROM api_key")) == {("it's 0", None)}
         assert not server.log_lines("Traceback")
-
-
-@contextlib.contextmanager
-def full_pipe() -> Iterator[int]:
-    """The end to write to of a pipe that takes nothing more."""
-    reader, writer = os.pipe()
-    os.write(writer, bytes(fcntl.fcntl(writer, fcntl.F_GETPIPE_SZ)))
-    try:
-        yield writer
-    finally:
-        os.close(reader)
-        os.close(writer)
 
 
 class TestPostgres:
