@@ -674,6 +674,7 @@ def test_cookie_is_out_of_reach_of_scripts_and_sites(client: FlaskClient) -> Non
 def test_unknown_page_is_an_error_in_the_layout(ada: FlaskClient) -> None:
     answer = ada.get("/nowhere")
     assert (answer.status_code, "There is nothing at" in answer.text) == (404, True)
+    assert all(f'<a href="{link}">' in answer.text for link in ("/openapi.json", "/api/v1/status"))
     assert "Logged in as </span>ada" in answer.text
 
 
