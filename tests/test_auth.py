@@ -177,6 +177,13 @@ def test_only_a_right_checksum_asks_the_database(guard: Guard, key: str) -> None
         guard.find(key)
 
 
+def test_key_that_was_made_by_1_0_0_stays_valid(ada: User, guard: Guard) -> None:
+    digest = "fa01ea3c65f267241808e524548f61f62c03900537fa1661dd7e8de7a6567838"
+    with models.database.connection_context():
+        ApiKey.create(id="a" * 8, user=ada, name="ci", type="production", digest=digest)
+    assert guard.find(f"sk_live_{'a' * 8}_{'b' * 32}119ada")
+
+
 # Remembering and forgetting
 
 

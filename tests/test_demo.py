@@ -48,7 +48,9 @@ in_ci = partial(pytest.param, marks=pytest.mark.ci)  # each of them starts a ser
     ],
 )
 def test_every_command_leads_to_the_same_server(tmp_path: Path, command: list[str]) -> None:
-    server = Server(tmp_path, *command, GUNICORN_CMD_ARGS="--access-logfile -")
+    (tmp_path / "psycopg.py").write_text("raise ImportError")  # SQLite needs no driver
+    settings = {"GUNICORN_CMD_ARGS": "--access-logfile -", "PYTHONPATH": str(tmp_path)}
+    server = Server(tmp_path, *command, **settings)
     key = server.new_key()
     with contextlib.closing(server), RawSocket(server.start().port) as stream:
         stream.open(f"{TIME}?api_key={key}")

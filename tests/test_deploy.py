@@ -360,6 +360,29 @@ class TestPlatforms:
         serves_without_complaint(server)
 
 
+@pytest.mark.parametrize("number", [0, 1], ids=["SQLite", "PostgreSQL"])
+def test_a_backup_is_restored(request: pytest.FixtureRequest, tmp_path: Path, number: int) -> None:
+    """With the blocks of docs/operating.md for this database."""
+    need("sqlite3", "pg_dump")
+    url = {"DATABASE_URL": request.getfixturevalue("cluster").new_database()} if number else {}
+    server = Server(tmp_path, **url)
+
+    def paste(title: str) -> None:
+        page = (REPOSITORY / "docs/operating.md").read_text().split(f"## {title}\n")[1]
+        block = re.findall("```sh\n(.*?)```", page, re.DOTALL)[number].replace(
+            "demo.db", "service.db"
+        )
+        subprocess.run(["bash", "-ec", block], cwd=tmp_path / "data", env=server.env, check=True)
+
+    with contextlib.closing(server):
+        key = server.start().new_key()
+        paste("Backup")
+        server.execute("DELETE FROM api_key")
+        server.stop()
+        paste("Restore")
+        assert server.start().ask(TEST, X_API_Key=key).status == 200
+
+
 def test_a_sqlite_file_moves_to_postgresql(tmp_path: Path, cluster: Cluster) -> None:
     """The two blocks of docs/growing.md; keys, counts, and the next user's number are right."""
     need("psql", "sqlite3")

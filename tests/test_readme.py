@@ -19,9 +19,11 @@ import pytest
 from flask import Flask
 
 import settings
-from protocol.websocket import Close
+from protocol.websocket import PING_SECONDS, STALLED_SECONDS, Close
 from ratelimit import UNITS
+from server.worker import SEND_SECONDS
 from serving import REPOSITORY, clean_environment, eventually, free_port
+from web import FORM_SECONDS
 
 README = (REPOSITORY / "README.md").read_text()
 CONTRIBUTING = (REPOSITORY / "CONTRIBUTING.md").read_text()
@@ -277,6 +279,16 @@ class TestFacts:
         assert {int(row[0]) for row in rows("WebSockets", page) if row[0].isdigit()} == codes
         described = json.loads((REPOSITORY / "docs" / "asyncapi.json").read_text())
         assert set(map(int, described["x-close-codes"])) == codes
+
+    def test_seconds_are_those_of_the_code(self) -> None:
+        """Tests of what takes so long patch these numbers."""
+        text = "".join(path.read_text() for path in DOCUMENTS)
+        config = (REPOSITORY / "gunicorn.conf.py").read_text()
+        assert "\nkeepalive = 100 if service.proxy_hops else 5\n" in config
+        assert "A header has 5 seconds to arrive, or 100 behind a proxy" in text
+        assert SEND_SECONDS == FORM_SECONDS == STALLED_SECONDS
+        assert f"sends a form slowly, is disconnected after {SEND_SECONDS} seconds" in text
+        assert f"sends a ping every {PING_SECONDS} seconds" in text
 
     def test_commands_are_those_of_flask(self, app: Flask) -> None:
         text = section("Settings and commands").rpartition("|\n")[2]

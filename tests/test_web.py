@@ -179,6 +179,11 @@ def test_log_out_works_whoever_is_logged_in_meanwhile(ada: FlaskClient) -> None:
         assert not is_logged_in(ada)
 
 
+def test_new_secret_key_ends_all_sessions(app: Flask, ada: FlaskClient) -> None:
+    app.secret_key = secrets.token_hex()
+    assert not is_logged_in(ada)
+
+
 @pytest.mark.parametrize("page", ["/settings", "/settings/profile", SECURITY])
 def test_settings_lead_strangers_to_the_log_in_and_back(
     ada: FlaskClient, client: FlaskClient, page: str

@@ -5,6 +5,7 @@ import os
 import signal
 import time
 from contextlib import ExitStack
+from pathlib import Path
 
 import pytest
 
@@ -156,7 +157,7 @@ class TestSockets:
         ("patch", "left_kib"),
         [("import gc; gc.disable()", 30), pytest.param("", 4, marks=pytest.mark.ci)],
     )
-    def test_of_closed_sockets_no_message_stays(
+    def test_of_closed_sockets_no_message_and_no_file_stays(
         self, start_patched: StartPatched, patch: str, left_kib: int
     ) -> None:
         server = start_patched(patch)
@@ -171,9 +172,11 @@ class TestSockets:
                         assert client.frame().close_code == 1000
 
         open_and_close(500)
-        before = server.resident_kib
+        files = Path(f"/proc/{server.worker_pid}/fd")
+        before, open_files = server.resident_kib, len([*files.iterdir()])
         open_and_close(500)
         assert server.resident_kib - before < 500 * left_kib
+        eventually(lambda: len([*files.iterdir()]) <= open_files)
 
     def test_frames_of_a_client_that_left_are_not_all_handled(
         self, start_patched: StartPatched

@@ -2,6 +2,7 @@
 
 import re
 import socket
+import subprocess
 import time
 from calendar import timegm
 from datetime import datetime, timezone
@@ -190,6 +191,13 @@ class TestLimits:
         eventually(lambda: is_answered(429))
         eventually(lambda: is_answered(200), 2)
         assert server.total(key) == statuses.count(200)
+
+    def test_curl_that_retries_gets_every_response(self, server: Server) -> None:
+        """As docs/testing-clients.md says; one second allows five of the seven."""
+        url, key = f"{server.url}{TEST}?[1-7]", server.new_key(tier="blink")
+        curl = ["curl", "-sf", "--retry", "3", "-H", f"X-API-Key: {key}", url]
+        assert subprocess.run(curl, capture_output=True).returncode == 0
+        assert server.total(key) == 7
 
     def test_public_endpoints_count_nothing(self, server: Server) -> None:
         key = server.new_key()

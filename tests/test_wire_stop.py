@@ -200,6 +200,15 @@ class TestHangUp:
         assert "Traceback" not in server.log()
 
 
+def test_sigusr1_opens_the_log_files_again(start_server: StartServer, tmp_path: Path) -> None:
+    log = tmp_path / "access.log"
+    server = start_server(GUNICORN_CMD_ARGS=f"--access-logfile {log}")
+    log.rename(tmp_path / "old.log")
+    os.kill(server.pid, signal.SIGUSR1)
+    eventually(log.exists)
+    eventually(lambda: server.ask(STATUS) and STATUS in log.read_text())
+
+
 @pytest.mark.one_process("only SQLite needs it")
 class TestOneWorker:
     def test_the_start_says_what_is_served_and_declines_more_workers(
@@ -207,6 +216,7 @@ class TestOneWorker:
     ) -> None:
         server = start_server(DYNO="web.1", WEB_CONCURRENCY="3")
         worker = server.worker_pid
+        assert listens("127.0.0.2", server.port), "on all addresses"
         assert len(server.log_lines("WEB_CONCURRENCY")) == 1
         assert len(server.log_lines(f"Database: {server.database}")) == 1
         assert len(server.log_lines("so the platform will lose it")) == 1
