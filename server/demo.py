@@ -52,10 +52,16 @@ def refuse_used_port(port: int) -> None:
 
 
 def welcome(port: int) -> None:
-    """On an empty database, create a user with a key and print them; if that fails, neither."""
+    """On an empty database, create a user with a key and print them; if that fails, neither.
+
+    Later starts say how to get another key and a new password.
+    """
     try:
         with database.connection_context():
             if User.select().exists():
+                if accounts.find("demo"):
+                    log.info("user demo exists; another key: .venv/bin/flask key create demo NAME")
+                    log.info("a new password: .venv/bin/flask user password demo")
                 return
         if not sys.stdout:
             raise OSError("standard output is closed")

@@ -102,6 +102,9 @@ def test_first_start_prints_what_works_and_the_second_no_secret(demo: Demo) -> N
     typed = "\n".join(pasted).replace("curl ", "curl -sSf ")
     done = subprocess.run(["sh", "-ec", typed], capture_output=True, text=True)
     assert (done.returncode, done.stderr, done.stdout.count("{")) == (0, "", 5)
+    (socket,) = re.findall(rf'"ws://127.0.0.1:{server.port}(.*)"', server.log())
+    with RawSocket(server.port) as client:
+        client.open(socket.replace("$KEY", key))
 
     password = re.findall(r"user: demo    password: (\S{16})\n", server.log())[0]
     answer = server.send(form_bytes("/log-in", username="demo", password=password))
@@ -111,8 +114,11 @@ def test_first_start_prints_what_works_and_the_second_no_secret(demo: Demo) -> N
 
     again = demo().start()
     assert "sk_live_" not in again.log()
-    assert "password" not in again.log()
-    assert again.execute("SELECT username FROM user") == [("demo",)]
+    create, change = re.findall(r": \.venv/bin/flask (.*)", again.log())
+    assert KEY.fullmatch(again.flask(*create.split()).rstrip())
+    again.flask(*change.split(), "--password-stdin", input="a new password\n")
+    answer = again.send(form_bytes("/log-in", username="demo", password="a new password"))
+    assert answer.status == 303
 
 
 def test_two_first_starts_at_once_print_one_key(demo: Demo) -> None:
