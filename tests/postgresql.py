@@ -31,20 +31,27 @@ def binaries() -> Path:
     found = shutil.which("initdb") or max(DEBIAN.glob("*/bin/initdb"), default=None)
     if found is None:
         pytest.skip("there is no PostgreSQL server here (Debian's package is `postgresql`)")
-    return Path(found).parent
+    return Path(found).resolve().parent
 
 
 class Cluster:
     """A running server with its data; root runs it as the user `postgres`, as it refuses root."""
 
-    def __init__(self) -> None:
-        self._binaries, self.port, self.password = binaries(), free_port(), secrets.token_hex()
+    def __init__(self, primary: "Cluster | None" = None) -> None:
+        """A new server, or one that follows the `primary` until `pg_promote` is called."""
+        self._binaries, self.port = binaries(), free_port()
+        self.password: str = primary.password if primary else secrets.token_hex()
         self._directory = Path(tempfile.mkdtemp(prefix="pg-"))
         self._options: dict[str, Any] = {"cwd": self._directory}
         if os.getuid() == 0:
             account = pwd.getpwnam("postgres")
             self._options |= {"user": account.pw_uid, "group": account.pw_gid, "extra_groups": []}
             os.chown(self._directory, account.pw_uid, account.pw_gid)
+        if primary:
+            copy = [str(self._binaries / "pg_basebackup"), "-D", "data", "-R", "-c", "fast"]
+            command = [*copy, "-d", primary.url()]
+            subprocess.run(command, check=True, **self._options)
+            return
         file = self._directory / "password"
         file.write_text(self.password)
         file.chmod(0o644)  # in a directory that is for its owner only

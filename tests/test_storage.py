@@ -177,9 +177,7 @@ def test_cost_of_zero_goes_by_the_row_that_was_found(store: Store, new_id: NewId
 # Keys that end, and rows that are old
 
 
-def test_store_model_and_condition_agree_which_keys_have_ended(
-    store: Store, new_id: NewId
-) -> None:
+def test_store_model_and_condition_agree_which_keys_have_ended(store: Store, new_id: NewId) -> None:
     live = {new_id(), new_id(expires_at=models.now() + 60), new_id(rotated_at=1)}
     ended = {new_id(expires_at=models.now()), new_id(revoked_at=1), "deleted!"}
     assert store.ended(live | ended) == ended

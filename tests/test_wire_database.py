@@ -18,7 +18,7 @@ import pytest
 from conftest import StartPatched, StartServer
 from load import Load, accepted
 from postgresql import Cluster, Network, connected
-from rawsocket import RawSocket, form_bytes
+from rawsocket import Answer, RawSocket, form_bytes
 from serving import REPOSITORY, Server, eventually, writing
 
 TEST, ME, STATUS = "/api/v1/protected/test", "/api/v1/user/me", "/api/v1/status"
@@ -204,6 +204,11 @@ class TestEither:
         assert not server.log_lines("Traceback")
 
 
+def sign_up(server: Server, name: str) -> Answer:
+    fields = {"username": name, "email": f"{name}@example.com", "password": "x" * 10}
+    return server.send(form_bytes("/sign-up", **fields))
+
+
 class TestPostgres:
     @pytest.fixture
     def own(self, with_postgres: None) -> Iterator[Cluster]:
@@ -259,6 +264,47 @@ class TestPostgres:
         assert (status, seconds < 5) == (0, True)
         assert not server.log_lines("could not be saved")
 
+    @pytest.mark.parametrize("old_primary", ["is read-only", "is silent"])
+    def test_after_a_failover_all_use_the_new_primary(
+        self, own: Cluster, start_server: StartServer, old_primary: str
+    ) -> None:
+        url = own.new_database()
+        with contextlib.closing(Cluster(primary=own)) as standby, contextlib.ExitStack() as stack:
+            standby.start()
+            both = url.replace(f":{own.port}/", f":{own.port},127.0.0.1:{standby.port}/")
+            server = start_server(DATABASE_URL=both)
+            key, other = server.new_key(), server.new_key()
+            client = stack.enter_context(RawSocket(server.port))
+            client.open(f"{TIME}?api_key={other}")
+            assert sign_up(server, "before").status == 303
+            copy, users = standby.url(url.rpartition("/")[2]), 'SELECT count(*) FROM "user"'
+            eventually(lambda: Cluster.query(copy, users) == [(2,)])
+            if old_primary == "is silent":
+                own.freeze()
+            else:  # also for those who are connected
+                own.query(own.url(), "ALTER SYSTEM SET default_transaction_read_only = on")
+                own.query(own.url(), "SELECT pg_reload_conf()")
+            standby.query(standby.url(), "SELECT pg_promote()")
+            promoted = time.monotonic()
+            eventually(lambda: server.ask(TEST, X_API_Key=key).status == 200)
+            requests = time.monotonic() - promoted
+            eventually(lambda: sign_up(server, f"a{time.monotonic_ns()}").status == 303)
+            pages = time.monotonic() - promoted
+            server.flask("key", "revoke", other[8:16])
+            revoked = time.monotonic()
+            assert client.close_code() == 1008
+            closed = time.monotonic() - revoked
+            print(
+                f"requests {requests:.1f} s, pages {pages:.1f} s, command "
+                f"{revoked - promoted - pages:.1f} s, socket {closed:.1f} s"
+            )
+            assert pages < 5
+            assert revoked - promoted - pages < 15
+            assert closed < 2
+            if old_primary == "is silent":
+                own.thaw()
+        assert "Traceback" not in server.log()
+
     def test_command_on_a_dead_network_is_one_line_within_ten_seconds(
         self, cluster: Cluster, start_server: StartServer
     ) -> None:
@@ -282,11 +328,9 @@ class TestPostgres:
     ) -> None:
         direct, network = cluster.new_database(), Network(cluster)
 
-        def sign_up(name: str) -> tuple[int, float]:
-            fields = {"username": name, "email": f"{name}@example.com", "password": "x" * 10}
+        def timed_sign_up(name: str) -> tuple[int, float]:
             started = time.monotonic()
-            status = server.send(form_bytes("/sign-up", **fields)).status
-            return status, time.monotonic() - started
+            return sign_up(server, name).status, time.monotonic() - started
 
         with contextlib.ExitStack() as stack:
             stack.enter_context(contextlib.closing(network))
@@ -294,18 +338,18 @@ class TestPostgres:
             client = stack.enter_context(RawSocket(server.port))
             threads = stack.enter_context(ThreadPoolExecutor(6))
             client.open(f"{TIME}?api_key={server.new_key()}")
-            assert sign_up("before")[0] == 303
+            assert sign_up(server, "before").status == 303
             for word in (b"BEGIN", b"INSERT", b"COMMIT"):
                 network.die(word)
                 names = [f"{word.decode().lower()}{number}" for number in range(2)]
-                for status, seconds in threads.map(sign_up, names):
+                for status, seconds in threads.map(timed_sign_up, names):
                     assert (status, seconds < 2.5) == (503, True), (word, seconds)  # 1.2 at most
                 network.heal()
             Cluster.query(direct, "UPDATE api_key SET revoked_at = 1")
             ended = time.monotonic()
             assert client.close_code() == 1008
             assert time.monotonic() - ended < 2
-            assert sign_up("after")[0] == 303
+            assert sign_up(server, "after").status == 303
         assert "Traceback" not in server.log()
 
     def test_locked_key_fails_only_its_own_requests(
