@@ -83,7 +83,7 @@ def patience(seconds: float) -> float:
 
     A machine with more to do than it has processors takes up to so many times longer.
     """
-    return seconds * min(4, max(1.5, os.getloadavg()[0] / (os.cpu_count() or 1)))
+    return seconds * min(4, max(1, os.getloadavg()[0] / (os.cpu_count() or 1)))
 
 
 def random_key(type: str = "production") -> str:

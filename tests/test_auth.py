@@ -7,16 +7,14 @@ from types import SimpleNamespace
 
 import peewee
 import pytest
-from flask import Flask
 from flask.testing import FlaskClient
 
 import auth
 import models
 from accounts import Invalid
-from auth import Guard, require_api_key
+from auth import Guard
 from conftest import NewKey
 from models import ApiKey, User
-from ratelimit import Allowance
 from rows import change, count, row
 from services import Services
 
@@ -226,14 +224,3 @@ def test_unlisted_tier_is_treated_as_free(client: FlaskClient, new_key: NewKey) 
 
 
 # Extending
-
-
-def test_view_with_a_path_parameter_gets_it(app: Flask, client: FlaskClient, key: str) -> None:
-    @app.get("/api/v1/hello/<name>/<int:times>")
-    @require_api_key
-    def hello(key: ApiKey, allowance: Allowance, name: str, times: int) -> dict[str, object]:
-        return {"said": f"{name} " * times, "key": key.name, "total": allowance.total}
-
-    assert client.get("/api/v1/hello/ada/2").status_code == 401
-    answer = client.get("/api/v1/hello/ada/2", headers={"X-API-Key": key})
-    assert answer.get_json() == {"said": "ada ada ", "key": "ci", "total": 1}

@@ -48,17 +48,6 @@ def ask(client: FlaskClient) -> Ask:
 # Counts
 
 
-def test_counts_are_saved_by_a_sync_and_not_by_their_requests(
-    background: Background, ask: Ask, key: str
-) -> None:
-    ask(key)
-    ask(key)
-    assert row(key).total == 0
-    background.sync()
-    background.sync()
-    assert row(key).total == 2
-
-
 # Changes made elsewhere
 
 

@@ -27,7 +27,7 @@ import auth
 import models
 from auth import Guard
 from models import ApiKey, User
-from postgresql import Cluster, Network, connected
+from postgresql import Cluster, Network
 from protocol.problems import Problem
 from ratelimit import Quota
 from serving import REPOSITORY, clean_environment
@@ -129,47 +129,6 @@ def test_hits_of_a_key_in_one_query_have_one_quota(store: PostgresStore, new_id:
     ]
 
 
-def test_made_up_keys_do_not_keep_hits_waiting(store: PostgresStore, new_id: NewId) -> None:
-    key_id = new_id()
-
-    def make_up() -> None:
-        while True:
-            store.find(secrets.token_hex(4))
-
-    flood = [gevent.spawn(make_up) for _ in range(20)]
-    gevent.sleep(0.05)
-    try:
-        assert [store.hit(key_id, LONG) is not None for _ in range(5)] == [True] * 5
-    finally:
-        gevent.killall(flood)
-
-
-def test_locked_row_of_a_key_slows_no_other(
-    store: PostgresStore, new_id: NewId, place: Settings
-) -> None:
-    locked, free = new_id(), new_id()
-    answers: list[object] = []
-
-    def ask_for_locked() -> None:
-        try:
-            answers.append(store.hit(locked, LONG))
-        except peewee.OperationalError as error:
-            answers.append(str(error))
-
-    with connected(str(place.database_url)) as other, other.transaction():
-        other.execute("SELECT 1 FROM api_key WHERE id = %s FOR UPDATE", [locked])
-        waiting_ones = [gevent.spawn(ask_for_locked) for _ in range(20)]
-        gevent.sleep(0.1)  # by now they are known to be locked
-        started = time.monotonic()
-        for _ in range(20):
-            gevent.spawn(ask_for_locked)
-            assert store.hit(free, Quota("free", 1000, 10**9))
-        assert time.monotonic() - started < SLOW * 0.5
-        gevent.joinall(waiting_ones)
-        assert set(answers) == {"the row of the key is locked"}
-    assert store.hit(locked, LONG), "it works again"
-
-
 def test_batch_goes_on_after_any_error(
     store: PostgresStore, new_id: NewId, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -204,26 +163,6 @@ def test_deleted_key_is_a_bad_key(store: PostgresStore, new_id: NewId, place: Se
 
 
 # Waits
-
-
-def test_answer_that_does_not_come_fails_all_who_wait_within_a_second(
-    cooperative: None, network: Network, new_id: NewId, place: Settings
-) -> None:
-    key_id, store = new_id(), PostgresStore(network.url(str(place.database_url)))
-    assert store.hit(key_id, LONG)
-    network.die()
-    started = time.monotonic()
-    first = gevent.spawn(store.hit, key_id, LONG)
-    gevent.sleep(0.3)
-    second = gevent.spawn(store.hit, key_id, LONG)
-    for waiting_one in (first, second):
-        with pytest.raises(peewee.OperationalError, match="no answer within"):
-            waiting_one.get(timeout=5)
-    assert 0.5 < time.monotonic() - started < 1
-
-    network.heal()
-    assert store.hit(key_id, LONG)
-    store.close()
 
 
 @pytest.mark.parametrize("word", ["BEGIN", "INSERT", "COMMIT", "ROLLBACK"])

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from ratelimit import Limiter, Quota, Usage, parse_quotas
+from ratelimit import Limiter, Quota, parse_quotas
 
 NOON = 1_795_262_400  # a Saturday in November 2026, 12:00:00 UTC
 FIVE = Quota("five", 5, 60)
@@ -25,26 +25,6 @@ def use_up(limiter: Limiter, quota: Quota = FIVE) -> None:
 
 
 # Windows
-
-
-def test_each_request_leaves_one_less_until_none_is_accepted(limiter: Limiter) -> None:
-    allowances = [limiter.hit("ada", FIVE) for _ in range(6)]
-    assert allowances == [
-        *((FIVE, True, 5 - total, NOON + 60, 60, total) for total in range(1, 6)),
-        (FIVE, False, 0, NOON + 60, 60, 5),
-    ]
-
-
-def test_refused_requests_are_never_counted(limiter: Limiter, clock: SimpleNamespace) -> None:
-    use_up(limiter)
-    for _ in range(100):
-        limiter.hit("ada", FIVE)
-    assert limiter.counted == {"ada": Usage(5, NOON + 60, 5)}
-    assert limiter.hit("bob", FIVE).remaining == 4, "keys do not share"
-    clock.now += 59.999
-    assert not limiter.hit("ada", FIVE).accepted
-    clock.now = NOON + 60
-    assert limiter.hit("ada", FIVE)[1:] == (True, 4, NOON + 120, 60, 6)
 
 
 @pytest.mark.parametrize(
@@ -98,23 +78,6 @@ def test_clock_that_was_ahead_by_more_is_believed_when_it_is_set_back(
 
 
 # What is stored (test_storage.py shows that the databases follow the same rule)
-
-
-def test_counted_are_the_requests_since_the_last_forget(
-    limiter: Limiter, clock: SimpleNamespace
-) -> None:
-    stored = Usage(total=40, reset=NOON + 60, used=2)
-    assert limiter.hit("ada", FIVE, stored).total == 41
-    assert limiter.hit("ada", FIVE, stored).remaining == 1
-    assert limiter.counted == {"ada": Usage(2, NOON + 60, 2)}
-    clock.now += 60
-    limiter.hit("ada", FIVE, stored)
-    assert limiter.counted == {"ada": Usage(3, NOON + 120, 1)}
-
-    limiter.forget()
-    assert limiter.counted == {}
-    saved = Usage(total=43, reset=NOON + 120, used=1)
-    assert limiter.hit("ada", FIVE, saved)[1:] == (True, 3, NOON + 120, 60, 44)
 
 
 # RATE_LIMITS

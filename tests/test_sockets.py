@@ -20,7 +20,7 @@ from protocol import websocket
 from protocol.problems import Problem
 from protocol.websocket import SERVER_OPTIONS, Close, Closed, WebSocket, negotiate
 from ratelimit import Allowance
-from rawsocket import CLOSE, PING, PONG, UPGRADE, Frame, RawSocket, frame
+from rawsocket import PING, PONG, UPGRADE, Frame, RawSocket, frame
 from sockets import serve
 
 ECHO, TIME = "/api/v1/ws/echo", "/api/v1/ws/time"
@@ -230,11 +230,3 @@ def test_client_that_is_lost_is_sent_nothing_and_is_no_bug(
 def test_socket_that_opens_during_a_stop_is_closed_at_once(app: Flask, ended_by: EndedBy) -> None:
     app.extensions["services"].sockets.shut_down()
     assert ended_by(Closed(4000)).frame().close_code == 1001
-
-
-def test_close_code_that_is_added_needs_no_other_change(
-    ended_by: EndedBy, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level(logging.INFO)
-    assert ended_by(Closed(4000)).frame() == Frame(CLOSE, (4000).to_bytes(2, "big"))
-    assert caplog.messages[-1].endswith(": 4000")

@@ -6,7 +6,6 @@ import os
 import shutil
 import signal
 import sqlite3
-import subprocess
 import threading
 import time
 from collections.abc import Iterator
@@ -15,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from conftest import StartPatched, StartServer
+from conftest import StartServer
 from load import Load, accepted
 from postgresql import Cluster, Network, connected
 from rawsocket import Answer, RawSocket, form_bytes
@@ -77,45 +76,6 @@ class TestSqlite:
         assert server.start().total(keys[0]) == (2 if ends else 0)
         assert len(lines) == (0 if ends else 1)
         assert ends or "the last 4 requests of 2 keys" in lines[0]
-
-    @pytest.mark.ci
-    def test_nobody_waits_for_the_disk(self, start_patched: StartPatched, tmp_path: Path) -> None:
-        """A thread does, at each checkpoint and at the first commit after it."""
-        (tmp_path / "watch.c").write_text(WATCH_DISK.replace("SYNCS", str(tmp_path / "syncs")))
-        library = str(tmp_path / "watch.so")
-        compiled = ["cc", "-shared", "-fPIC", "-o", library, str(tmp_path / "watch.c")]
-        try:
-            subprocess.run(compiled, check=True)
-        except FileNotFoundError:
-            pytest.skip("there is no C compiler")
-        often = "import storage.sqlite; storage.sqlite.SAVES_PER_CLEANUP = 2"
-        server = start_patched(often, LD_PRELOAD=library, RATE_LIMITS="free=1000000/day")
-        syncs, key, _ = tmp_path / "syncs", server.new_key(), server.database
-        server.ask(TEST, X_API_Key=key)  # the first save makes the log, and waits once
-        eventually(lambda: server.execute("SELECT total FROM api_key") == [(1,)])
-        before = len(syncs.read_text())
-        with Load(server.port, key, connections=4):
-            eventually(lambda: syncs.read_text()[before:].count("t") >= 20, 20)
-        # Once in a hundred times, another commit comes just between the two.
-        assert syncs.read_text()[before:].count("m") <= 2
-
-
-WATCH_DISK = """
-#define _GNU_SOURCE
-#include <fcntl.h>
-#include <sys/syscall.h>
-#include <unistd.h>
-
-int fsync(int file) {
-    int syncs = open("SYNCS", O_WRONLY | O_APPEND | O_CREAT, 0600);
-    write(syncs, syscall(SYS_gettid) == getpid() ? "m" : "t", 1);  /* main thread, or another */
-    close(syncs);
-    usleep(20000);
-    return syscall(SYS_fsync, file);
-}
-
-int fdatasync(int file) { return fsync(file); }
-"""
 
 
 class TestEither:

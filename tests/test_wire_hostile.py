@@ -15,15 +15,9 @@ from serving import Server, eventually
 
 ECHO = "/api/v1/ws/echo"
 STATUS = "/api/v1/status"
-LARGE = {f"X-{number}": "y" * 8000 for number in range(4)}
 ENDLESS = {
     "chunks": ({"Host": "a", "Transfer-Encoding": "chunked"}, b"1\r\nx\r\n" * 1000),
     "10 GB": ({"Host": "a", "Content-Length": "10000000000"}, bytes(100_000)),
-}
-PIPELINED = {
-    "large headers": request_bytes(STATUS, {"Host": "a", **LARGE}),
-    "small requests": request_bytes(STATUS, {"Host": "a"}) * 100,
-    "responses": request_bytes("/openapi.json", {"Host": "a"}) * 20,
 }
 
 
@@ -56,11 +50,6 @@ class TestBodies:
 
 
 class TestTurns:
-    @pytest.mark.parametrize("name", PIPELINED)
-    def test_pipelined_requests_leave_others_their_turn(self, server: Server, name: str) -> None:
-        with RawSocket(server.port) as client, client.flooding(PIPELINED[name], reads=True):
-            assert latencies(server)[10] < 0.2
-
     @pytest.mark.parametrize(("number", "status"), [(4, 200), (5, 431)])
     def test_header_has_32_kib_at_most(self, server: Server, number: int, status: int) -> None:
         """gunicorn searches all of it again for each part that arrives."""

@@ -16,7 +16,7 @@ import pytest
 from conftest import StartPatched, StartServer
 from load import Load, accepted
 from rawsocket import UPGRADE, RawSocket, form_bytes, handshake_bytes, request_bytes
-from serving import Server, StartError, eventually, listens, serve_command
+from serving import Server, StartError, eventually, listens, patience, serve_command
 
 ECHO, TIME = "/api/v1/ws/echo", "/api/v1/ws/time"
 TEST, STATUS = "/api/v1/protected/test", "/api/v1/status"
@@ -24,6 +24,12 @@ TEST, STATUS = "/api/v1/protected/test", "/api/v1/status"
 
 def ask(server: Server, key: str) -> int:
     return server.ask(TEST, X_API_Key=key).status
+
+
+def handle_signals(server: Server) -> None:
+    """Wait until gunicorn has handled all signals before this one, also those that it ignores."""
+    os.kill(server.pid, signal.SIGWINCH)
+    eventually(lambda: server.log_lines("winch"))
 
 
 class TestStop:
@@ -54,38 +60,14 @@ class TestStop:
             status, seconds = stopping.result()
 
         assert codes == [1001] * 50
-        assert told < 1
+        assert told < patience(1)
         assert (answer.status, answer.json()["success"]) == (200, True)
-        # gunicorn kills at 5 s, which would lose counts; a busy machine takes its time to notice.
-        assert (status, seconds < 7) == (0, True)
+        assert (status, seconds < patience(5)) == (0, True)
         assert "Traceback" not in server.log()
         assert not server.log_lines("could not be saved")
         assert server.start().total(key) == 25 + 2
 
-    @pytest.mark.parametrize(
-        "how", [signal.SIGINT, signal.SIGHUP, pytest.param(signal.SIGQUIT, marks=pytest.mark.ci)]
-    )
-    def test_after_a_stop_everything_is_in_one_file(
-        self, start_server: StartServer, how: signal.Signals
-    ) -> None:
-        """SIGHUP comes from a terminal that is closed, to the whole group."""
-        server = start_server(RATE_LIMITS="free=5/day")
-        key, file = server.new_key(), server.database
-        assert [ask(server, key) for _ in range(3)] == [200] * 3
-        with RawSocket(server.port) as client:
-            client.open(f"{TIME}?api_key={key}")
-            os.killpg(server.pid, how)
-            assert client.close_code() == 1001
-        assert server.wait() == 0
-        assert [found.name for found in file.parent.iterdir()] == [file.name]
-        assert file.stat().st_mode & 0o777 == 0o600
-        assert server.execute("PRAGMA integrity_check") == [("ok",)]
-        assert server.execute("SELECT id, total FROM api_key") == [(key[8:16], 4)]
-        assert server.execute("SELECT sum(requests) FROM hourly_usage") == [(4,)]
-        server.start()
-        assert [ask(server, key) for _ in range(2)] == [200, 429], "the window goes on"
-
-    def test_nobody_is_let_in_while_leaving(self, start_server: StartServer) -> None:
+    def test_handshake_that_ends_during_a_stop_is_refused(self, start_server: StartServer) -> None:
         server = start_server()
         with RawSocket(server.port) as client, RawSocket(server.port) as late:
             client.open(ECHO)
@@ -110,21 +92,7 @@ class TestStop:
             assert idle.ended()
             seconds = time.monotonic() - started
         assert server.wait() == 0
-        assert seconds < 3  # 0.9 where nothing else runs; 3.5 if it waited as for a request
-
-    def test_kill_under_load_loses_a_second_at_most(self, start_server: StartServer) -> None:
-        server = start_server(RATE_LIMITS="free=1000000/day")
-        key = server.new_key()
-        with Load(server.port, key, connections=2) as load:
-            eventually(lambda: len(load.replies) > 100)
-            time.sleep(1.6)
-            server.stop(signal.SIGKILL)
-            replies = load.stop()
-        if not server.postgres:
-            assert server.execute("PRAGMA integrity_check") == [("ok",)]
-        answered = sorted(reply.started + reply.seconds for reply in accepted(replies))
-        saved_at_least = sum(moment < answered[-1] - 1 for moment in answered)
-        assert 0 < saved_at_least <= server.start().total(key) <= len(answered) + 2
+        assert seconds < patience(1.5)  # 3.5 if it waited as for a request
 
     @pytest.mark.parametrize("task", ["server.background.Background", "sockets.Ticker"])
     def test_a_greenlet_that_dies_ends_the_worker_in_good_order(
@@ -179,7 +147,7 @@ class TestHangUp:
         server = start_server("nohup", *serve_command())
         workers = server.worker_pids
         os.killpg(server.pid, signal.SIGHUP)
-        time.sleep(0.5)  # a signal that is ignored leaves no trace
+        handle_signals(server)
         assert ask(server, "") == 401
         assert server.postgres or server.worker_pids == workers  # else it was a reload
         assert server.stop()[0] == 0
@@ -224,7 +192,7 @@ class TestOneWorker:
         assert not [path for path in Path(server.env["HOME"]).rglob("*") if path.is_socket()]
         for number in (signal.SIGTTIN, signal.SIGTTOU, signal.SIGUSR2):
             os.kill(server.pid, number)
-        time.sleep(0.5)  # signals that are ignored leave no trace
+        handle_signals(server)
         assert server.worker_pid == worker
 
     @pytest.mark.parametrize("wish", ["--workers 3", pytest.param("-k sync", marks=pytest.mark.ci)])
