@@ -10,6 +10,7 @@ from string import ascii_letters, digits
 from typing import Any
 
 from flask import request
+from peewee import fn
 from werkzeug.exceptions import TooManyRequests
 
 import accounts
@@ -28,7 +29,7 @@ ID = re.compile(f"[{BASE62}]{{8}}")
 FORM = re.compile(rf"((?:{'|'.join(PREFIXES.values())})({ID.pattern})_[{BASE62}]{{32}})(.{{6}})")
 MAX_LIVE_KEYS = 25  # of one user
 GRACE_SECONDS = 86400  # how long a rotated key stays valid
-INHERITED = ("name", "tier", "reset", "used")  # by the successor of a key, beside user and type
+INHERITED = ("user_id", "name", "type", "tier", "reset", "used")  # by the successor of a key
 NOT_VALID = (
     "This API key is not valid. A key begins with sk_live_ or sk_test_ and has 55 characters, "
     "without quotes, spaces, or Bearer."
@@ -53,9 +54,8 @@ def create_key(
         made = _store_key(user.id, type, name=name, tier=tier, **options)
         # Counted after storing: even the form that made the last key is recognised when repeated.
         if ApiKey.select().where(ApiKey.user == user, ApiKey.live()).count() > MAX_LIVE_KEYS:
-            raise accounts.Invalid(
-                name=f"You have {MAX_LIVE_KEYS} keys, the maximum. Revoke one first."
-            )
+            maximum = f"You have {MAX_LIVE_KEYS} keys, the maximum. Revoke one first."
+            raise accounts.Invalid(name=maximum)
         return made
 
 
@@ -72,16 +72,13 @@ def rotate_key(
     end = min(key.expires_at or now + grace_seconds, now + grace_seconds)
     lifetime = key.expires_at and key.expires_at - key.created_at
     with database.connection_context(), database.atomic():
-        rotated = ApiKey.update(rotated_at=now, expires_at=end)
         # The condition is part of the UPDATE: of two rotations at once, one makes a successor.
-        if not rotated.where(
-            ApiKey.id == key.id, ApiKey.live(), ApiKey.rotated_at.is_null()
-        ).execute():
+        can_rotate = (ApiKey.id == key.id) & ApiKey.live() & ApiKey.rotated_at.is_null()
+        if not ApiKey.update(rotated_at=now, expires_at=end).where(can_rotate).execute():
             raise accounts.Invalid(key="This key has ended or was rotated; create a new one.")
         saved = ApiKey.get_by_id(key.id)  # again, because requests may have been counted since
         columns = {name: getattr(saved, name) for name in INHERITED}
-        end = lifetime and now + lifetime
-        return _store_key(saved.user_id, saved.type, per_hour=per_hour, expires_at=end, **columns)
+        return _store_key(**columns, expires_at=lifetime and now + lifetime, per_hour=per_hour)
 
 
 def _store_key(
@@ -93,12 +90,11 @@ def _store_key(
     key = f"{PREFIXES[type]}{id}_{random_text(32)}"
     key += checksum(key)
     made = ApiKey.create(id=id, user=user_id, type=type, digest=digest(key), **columns)
-    if per_hour:
-        newest = ApiKey.select(ApiKey.created_at).where(ApiKey.user == user_id)
-        newest = newest.order_by(ApiKey.created_at.desc())
-        earliest = newest.offset(per_hour).limit(1).scalar()  # of one key too many
-        if earliest and (wait := earliest + HOUR - models.now()) > 0:
-            raise TooManyRequests(retry_after=wait)
+    age = models.now() - ApiKey.created_at
+    lately = ApiKey.select(fn.COUNT(ApiKey.id), fn.MAX(age)).where(age < HOUR)
+    count, oldest = lately.where(ApiKey.user == user_id).tuples().get()
+    if per_hour and count > per_hour:
+        raise TooManyRequests(retry_after=HOUR - oldest)
     return made, key
 
 

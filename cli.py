@@ -16,7 +16,6 @@ import auth
 import models
 from models import ApiKey, User, database
 from protocol.timestamps import date_time
-from ratelimit import DEFAULT_TIER
 from services import services
 from storage.database import create_tables
 from storage.outage import one_line
@@ -103,7 +102,7 @@ def delete_user(username: str) -> None:
 @click.argument("username")
 @click.argument("name")
 @click.option("--type", type=click.Choice(list(models.PREFIXES)), default=models.DEFAULT_TYPE)
-@click.option("--tier", default=DEFAULT_TIER, show_default=True)
+@click.option("--tier", default="free", show_default=True)
 @click.option("--expires", type=duration, help="For example 90d; by default, never.")
 def create_key(username: str, name: str, type: str, tier: str, expires: int | None) -> None:
     """Create a key and print only the key, which cannot be shown again."""

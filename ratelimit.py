@@ -59,9 +59,7 @@ def parse_quotas(text: str) -> dict[str, Quota]:
     for part in map(str.strip, text.split(",")):
         found = QUOTA.fullmatch(part)
         if not found:
-            raise ValueError(
-                f"{part!r} does not look like free=1000/hour (units: {', '.join(UNITS)})"
-            )
+            raise ValueError(f"{part!r} is not like free=1000/hour (units: {', '.join(UNITS)})")
         tier, limit, unit = found.groups()
         if tier in quotas:
             raise ValueError(f"tier {tier!r} is given twice")

@@ -19,7 +19,6 @@ log = logging.getLogger(__name__)
 KNOWN = {
     400: ("bad_request", "The request could not be understood."),
     404: ("not_found", "There is nothing at this path. The paths are listed in /openapi.json."),
-    405: ("method_not_allowed", "This path does not support that method."),
     413: ("content_too_large", "The request body is too large; this API takes none."),
     426: ("upgrade_required", "Connect to this path with a WebSocket client of version 13."),
     500: ("internal_error", "Something went wrong on our side."),
@@ -61,16 +60,14 @@ def register(app: Flask) -> None:
 def _http_error(error: HTTPException) -> HTTPException:
     if isinstance(error, Problem) or not is_api():
         return error
-    status, detail = error.code or 500, error.description or ""
+    detail = "" if error.code in KNOWN else error.description or ""
     if isinstance(error, WebsocketMismatch):
         detail = "This path is not a WebSocket."
     elif isinstance(error, exceptions.MethodNotAllowed) and error.valid_methods:
         *others, last = sorted(error.valid_methods)
         detail = f"This path supports {', '.join(others)}, and {last}."
-    elif status in KNOWN:
-        detail = ""
     # The headers are needed for Allow and Retry-After; Problem sets the content type.
-    return Problem(status, detail=detail, headers=error.get_headers())
+    return Problem(error.code or 500, detail=detail, headers=error.get_headers())
 
 
 def _database_error(error: Exception) -> HTTPException:

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 
 import peewee
 import pytest
+from werkzeug.exceptions import TooManyRequests
 
 import accounts
 import auth
@@ -208,22 +209,25 @@ def test_old_keys_and_old_hours_are_deleted(store: Store, new_id: NewId) -> None
 # Rotating
 
 
-def test_of_rotations_at_once_one_makes_a_successor(place: Settings, new_id: NewId) -> None:
-    """All have read the key before the first of them changes it."""
+@pytest.mark.parametrize(("keys", "per_hour"), [(1, None), (4, 5)])
+def test_of_rotations_at_once_one_makes_a_successor(
+    place: Settings, new_id: NewId, keys: int, per_hour: int | None
+) -> None:
+    """All have read their key, the same or another, before the first of them changes it."""
     with models.database.connection_context():
-        key = ApiKey.get_by_id(new_id())
+        read = [ApiKey.get_by_id(new_id()) for _ in range(keys)]
 
-    def rotate(_: int) -> bool:
+    def rotate(number: int) -> bool:
         try:
-            return bool(auth.rotate_key(key))
-        except accounts.Invalid:
+            return bool(auth.rotate_key(read[number % keys], per_hour=per_hour))
+        except (accounts.Invalid, TooManyRequests):
             return False
 
     with ThreadPoolExecutor(4) as threads:  # with SQLite, each transaction runs without a break
         run = map if place.sqlite else threads.map
         assert sorted(run(rotate, range(4))) == [False, False, False, True]
     with models.database.connection_context():
-        assert ApiKey.select().count() == 2
+        assert ApiKey.select().count() == keys + 1
 
 
 # SQLite: counts wait in memory
