@@ -183,7 +183,7 @@ def test_every_word_of_a_transaction_is_answered_in_time_or_fails(
         network.die(word.encode())
         started = time.monotonic()
         try:
-            said = "COMMIT was not answered, so the change may" if word == "COMMIT" else ""
+            said = "COMMIT was not answered, so the change may" if word == "COMMIT" else None
             with pytest.raises(peewee.PeeweeException, match=said):
                 thread.submit(change).result(timeout=5)
             assert time.monotonic() - started < 1.5
