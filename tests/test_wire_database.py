@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from statistics import median
 
 import pytest
 
@@ -330,5 +331,7 @@ class TestPostgres:
             replies = load.stop()
         assert {reply.status for reply in replies if reply.key == free} == {200}
         during = [r for r in replies if locked < r.started < unlocked - 1]
+        before = [r.seconds for r in replies if r.key == free and r.started < locked]
+        assert median([r.seconds for r in during if r.key == free]) < median(before) + 0.05
         assert {reply.status for reply in during if reply.key == held} == {503}
         assert max(reply.seconds for reply in replies) < 1
