@@ -28,6 +28,7 @@ SECURITY, KEYS = "/settings/security", "/settings/security/keys"
 NOTICED_SECONDS = 2  # until every process knows that a key was changed
 SAVED_SECONDS = 1  # until the database has what was counted
 ROW = re.compile(r"(<tr>.*?sk_\w+_(\w{8})….*?</tr>)", re.S)  # of a key in the page
+STOPS = [signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGKILL, signal.SIGHUP]
 UNITS = {1: "second", 60: "minute", 3600: "hour"}
 
 
@@ -85,9 +86,8 @@ class Walk:
         with contextlib.suppress(Impossible):
             step()
         for client, key in list(self.times):
-            if max(key.changed, key.facts.ends_at) + patience(NOTICED_SECONDS) < time.time():
-                if key.is_live(time.time()):
-                    continue
+            ended = max(key.changed, key.facts.ends_at)
+            if ended < 2 * time.time() - later() and not key.is_live(time.time()):
                 client.sock.settimeout(0.1)
                 assert client.close_code() == 1008, "the key has ended"
                 self.times.remove((client, key))
@@ -123,7 +123,7 @@ class Walk:
             return
         if self.chance.random() < 0.3:
             secret = self.server.flask("key", "rotate", key.id, "--grace", "3s").strip()
-            until = time.time() + patience(NOTICED_SECONDS)
+            until = later()
         else:
             secret = secret_in(self.submit(user, f"{KEYS}/{key.id}/rotate", form))
             until = self.noticed()
@@ -142,7 +142,7 @@ class Walk:
         now, form = time.time(), f"{KEYS}/{key.id}/revoke"
         if self.chance.random() < 0.3:
             self.server.flask("key", "revoke", key.id)
-            until = time.time() + patience(NOTICED_SECONDS)
+            until = later()
         else:
             self.submit(user, form, "")
             until = self.noticed()
@@ -185,7 +185,7 @@ class Walk:
         _, key = self.some_live_key()
         now, end = time.time(), int(time.time()) + self.chance.choice([0, 1, 4])
         self.server.execute("UPDATE api_key SET expires_at = ? WHERE id = ?", end, key.id)
-        key.change(now, time.time() + patience(NOTICED_SECONDS), ends_at=end)
+        key.change(now, later(), ends_at=end)
 
     def change_tier(self) -> None:
         _, key = self.some_live_key()
@@ -194,7 +194,7 @@ class Walk:
             self.server.flask("key", "tier", key.id, tier)
         else:
             self.server.execute("UPDATE api_key SET tier = ? WHERE id = ?", tier, key.id)
-        key.change(now, time.time() + patience(NOTICED_SECONDS), tier=tier)
+        key.change(now, later(), tier=tier)
 
     def read_list(self) -> None:
         is_saved = lambda: not any(missing for _, missing in self.listed())  # noqa: E731
@@ -221,8 +221,7 @@ class Walk:
         """At a kill, what SQLite has not saved may be lost, of a second."""
         for step in (self.open_echo, self.open_time, self.burst):
             step()
-        signals = [signal.SIGTERM, signal.SIGINT, signal.SIGKILL, signal.SIGHUP]
-        now, how = time.time(), self.chance.choice(signals)
+        now, how = time.time(), self.chance.choice(STOPS)
         print(how.name)
         if how == signal.SIGHUP and self.server.postgres:
             before = set(self.server.worker_pids)
@@ -232,6 +231,9 @@ class Walk:
         else:
             assert self.server.stop(how)[0] == (-9 if how == signal.SIGKILL else 0)
         if how != signal.SIGKILL:
+            if not self.server.postgres:
+                (file,) = self.server.database.parent.iterdir()
+                assert file.stat().st_mode & 0o777 == 0o600, "one file, for its owner only"
             assert {client.close_code() for client in self.echoes} <= {1001}
             assert {c.close_code() for c, key in self.times if key.is_live(now)} <= {1001}
         self.echoes, self.times = [], []
@@ -306,6 +308,7 @@ class Walk:
             assert said(client)["message"] == f"hello {number}"
         for client, key in self.times:
             if key.is_live(began) and key.settled(began):
+                client.send(frame(TEXT, b"What a client says here is ignored."))
                 while utc(said(client)["timestamp"]) < began:
                     pass
 
@@ -333,7 +336,7 @@ class Walk:
 
     def noticed(self) -> float:
         """Until when a change in a page may go unnoticed; a single process knows it at once."""
-        return time.time() + patience(NOTICED_SECONDS) if self.server.postgres else 0
+        return later() if self.server.postgres else 0
 
     def end_of(self, secret: str) -> float:
         sql = "SELECT expires_at FROM api_key WHERE id = ?"
@@ -351,6 +354,11 @@ class Walk:
         hidden = dict(re.findall(r'type="hidden" name="(\w+)" value="(.*?)"', form))
         chosen = dict(re.findall(r'<select id="(\w+)".*?<option value="(.*?)"', form, re.S))
         return self.visit(user, action or page, urlencode(hidden | chosen | fields).encode())
+
+
+def later() -> float:
+    """Until when a change that was made elsewhere may go unnoticed."""
+    return time.time() + patience(NOTICED_SECONDS)
 
 
 def secret_in(page: str) -> str:
