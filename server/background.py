@@ -19,6 +19,7 @@ class Background:
 
     def run(self) -> None:
         """Sync until `stopping` is set."""
+        self.sync()  # now, because it connects to a file that somebody might move away
         while not self.stopping.wait(SYNC_SECONDS):
             self.sync()
 

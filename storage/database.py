@@ -3,19 +3,19 @@
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from pathlib import Path
 from shutil import disk_usage
 
 import peewee
 from playhouse.migrate import SchemaMigrator
-from playhouse.pool import PooledSqliteDatabase
 
 from models import TABLES, database
 from settings import Settings, SettingsError
 from storage import Store
 from storage.outage import one_line
-from storage.sqlite import PRAGMAS, SqliteStore
+from storage.sqlite import Sqlite, SqliteStore
 
-BUSY_SECONDS = 0.1  # how long to wait for a lock of SQLite; short, because the whole process waits
+BUSY_SECONDS = 2  # how long a page waits for a lock of SQLite; a slow disk needs 0.4
 COMMAND_SECONDS = 10  # the same in a command, with either database, because nothing else waits
 # In PostgreSQL, processes that start at the same time create the tables one after another. They
 # wait for less than COMMAND_SECONDS.
@@ -27,18 +27,12 @@ BRIEFLY = "SELECT set_config('lock_timeout', '100ms', true)"
 def open_database(settings: Settings, patience: float | None = None) -> None:
     """Configure the database, but do not connect to it yet.
 
-    `patience` is how many seconds a query may wait. It is short by default: with SQLite, because
-    the whole process waits, and with PostgreSQL, because requests do.
+    `patience` is how many seconds a query may wait. It is short by default, because requests wait.
     """
     if database.obj:
         database.close_all()  # what was open before
     if settings.sqlite:
-        # A transaction takes its lock at the start, so reading and then writing needs no retry.
-        # A query without a connection_context is a mistake, so it fails.
-        options = {"autoconnect": False, "lock_type": "IMMEDIATE", "pragmas": PRAGMAS}
-        database.initialize(PooledSqliteDatabase(str(settings.sqlite), **options))
-        # As an option, it would be the time to wait for the pool.
-        database.obj.timeout = patience or BUSY_SECONDS
+        database.initialize(Sqlite(settings.sqlite, patience or BUSY_SECONDS))
     else:
         from storage.connections import ANSWER_SECONDS, Postgres  # the driver is optional
 
@@ -62,7 +56,7 @@ def create_tables(settings: Settings) -> None:
     open_database(settings, COMMAND_SECONDS)
     try:
         if settings.sqlite and not settings.sqlite.exists():
-            settings.sqlite.touch(mode=0o600)
+            create_file(settings.sqlite)
         with database.connection_context():
             create_missing()
         if settings.sqlite:
@@ -76,6 +70,15 @@ def create_tables(settings: Settings) -> None:
                 f"; {disk_usage(settings.sqlite.parent).free // 1024} KiB are free on the disk"
             )
         raise SettingsError(f"DATABASE_URL: {where}: {reason}") from None
+
+
+def create_file(file: Path) -> None:
+    """Create an empty database for its owner only; raises OSError if its log says it was moved."""
+    log = Path(f"{file.resolve()}-wal")
+    if log.exists():
+        advice = f"put the file back, or delete {log.name} to start with an empty database"
+        raise OSError(f"the file is missing, but {log.name} is there: {advice}")
+    file.touch(mode=0o600)
 
 
 def create_missing() -> None:

@@ -8,12 +8,15 @@ checkpoint and the first commit after it wait for the disk, and both are made in
 import logging
 import sqlite3
 import time
+from collections.abc import Callable
 from contextlib import closing, suppress
 from pathlib import Path
+from typing import Any
 
 import gevent
 from gevent.threadpool import ThreadPool
 from peewee import OperationalError, PeeweeException, SqliteDatabase
+from playhouse.pool import MaxConnectionsExceeded, PooledSqliteDatabase
 
 from models import HOUR, ApiKey, now
 from ratelimit import Allowance, Limiter, Quota
@@ -33,7 +36,52 @@ SAVE_HOUR = """INSERT INTO hourly_usage (hour, key_id, requests) VALUES (?, ?, ?
 # No connection makes a checkpoint by itself, because the whole process would wait for the disk. At
 # a `synchronous` of 1, no commit waits for the disk but the first one after a checkpoint.
 PRAGMAS = {"journal_mode": "wal", "synchronous": 1, "wal_autocheckpoint": 0, "foreign_keys": 1}
+BUSY = "database is locked", "Exceeded maximum connections."
 CACHE_KIB = 32_000  # with a million keys, requests take 10 % less time
+
+
+def uri(file: Path) -> str:
+    """What opens a file, and never creates one.
+
+    The log of a file that was moved away belongs to no other file.
+    """
+    return f"{file.as_uri()}?mode=rw"
+
+
+class Sqlite(PooledSqliteDatabase):
+    """Connections for pages and commands, on which a greenlet waits for a lock while others run.
+
+    If SQLite itself waited, the whole process would.
+    """
+
+    def __init__(self, file: Path, patience: float) -> None:
+        self._patience = patience
+        # A transaction takes its lock at the start, so reading and then writing needs no retry.
+        # A query without a connection_context is a mistake, so it fails.
+        options = {"autoconnect": False, "lock_type": "IMMEDIATE", "pragmas": PRAGMAS}
+        super().__init__(uri(file), uri=True, **options)
+        self.timeout = 0  # as an option, it would be the time to wait for the pool
+
+    def connect(self, reuse_if_open: bool = False) -> bool:
+        return bool(self._patiently(super().connect, reuse_if_open))
+
+    def begin(self, lock_type: str | None = None) -> None:
+        self._patiently(super().begin, lock_type)
+
+    def execute_sql(self, sql: str, params: Any = None) -> Any:
+        return self._patiently(super().execute_sql, sql, params)
+
+    def _patiently(self, ask: Callable[..., Any], *args: object) -> Any:
+        deadline = time.monotonic() + self._patience
+        while True:
+            try:
+                return ask(*args)
+            except (OperationalError, MaxConnectionsExceeded) as error:
+                if str(error) not in BUSY:
+                    raise
+                if time.monotonic() > deadline:
+                    raise OperationalError(str(error)) from None
+            gevent.sleep(0.01)
 
 
 class SqliteStore(Store):
@@ -42,7 +90,8 @@ class SqliteStore(Store):
     def __init__(self, file: Path) -> None:
         super().__init__()
         pragmas = PRAGMAS | {"cache_size": -CACHE_KIB}
-        self._database = SqliteDatabase(str(file), timeout=0, thread_safe=False, pragmas=pragmas)
+        options = {"uri": True, "timeout": 0, "thread_safe": False, "pragmas": pragmas}
+        self._database = SqliteDatabase(uri(file), **options)
         self._file, self._limiter, self._thread = file, Limiter(), ThreadPool(1)
         self._saves = 0
 
@@ -64,6 +113,8 @@ class SqliteStore(Store):
             delete_old_rows(self._database)
             self._thread.spawn(checkpoint, self._file)
         self._saves += 1
+        if not self._file.exists():  # the connections that are open still work
+            raise OperationalError(f"{self._file} is gone; put it back before the service stops")
 
     def reconnect(self) -> None:
         """There is no better connection to the same file."""
@@ -105,10 +156,12 @@ class SqliteStore(Store):
 
 def checkpoint(file: Path) -> None:
     """Copy the write-ahead log (-wal) into the file, and begin a new log; waits for the disk."""
-    uri = f"{file.as_uri()}?mode=rw"  # a missing file is not made anew
-    with suppress(sqlite3.Error), closing(sqlite3.connect(uri, timeout=0, uri=True)) as connection:
+    how: dict[str, Any] = {"timeout": 0, "uri": True}
+    with suppress(sqlite3.Error), closing(sqlite3.connect(uri(file), **how)) as connection:
         connection.execute("PRAGMA synchronous = 1")
         _, frames, _ = connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
-        if frames > 1:  # while nobody writes there is one, which comes from here
-            # Any write will do: this is now the commit that waits, and (nearly) never the next one.
+        if frames != 1:  # while nobody writes there is one, which comes from here
+            # The first commit of a log waits for the disk, and a complete checkpoint ends a log.
+            # This is that first commit, so no commit of the main thread waits. What it writes does
+            # not matter: nobody reads it.
             connection.execute("PRAGMA user_version = 1")

@@ -6,16 +6,18 @@ import os
 import shutil
 import signal
 import sqlite3
+import subprocess
 import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 from statistics import median
 
 import pytest
 
-from conftest import StartServer
+from conftest import StartPatched, StartServer
 from load import Load, accepted
 from postgresql import Cluster, Network, connected
 from rawsocket import Answer, RawSocket, form_bytes
@@ -29,7 +31,7 @@ TIME = "/api/v1/ws/time"
 def locked(server: Server) -> Iterator[sqlite3.Connection]:
     """Meanwhile another process is writing to the SQLite file."""
     other = sqlite3.connect(server.database, isolation_level=None, check_same_thread=False)
-    with contextlib.closing(other):
+    with closing(other):
         other.execute("BEGIN IMMEDIATE")
         yield other
 
@@ -60,6 +62,35 @@ class TestSqlite:
         if not 0.5 < max(held) < 1:  # which meets one sync, or two: where the machine is busy
             assert len(server.log_lines("database unavailable")) == outages
 
+    def test_file_that_is_moved_away_and_put_back_loses_nothing(
+        self, start_server: StartServer, tmp_path: Path
+    ) -> None:
+        """Before the first request, and later; its name has what a URI would take apart."""
+        file, away = tmp_path / "50%20 of a?b=c#d.db", tmp_path / "away"
+        server, key = start_server(DATABASE_URL=f"sqlite:///{file}"), ""
+        for name in ("ada", "bob"):
+            file.rename(away)
+            if key:
+                assert server.ask(TEST, X_API_Key=key).status == 200
+            assert server.ask(f"/log-in?as={name}").status == 200
+            assert sign_up(server, f"{name}-away").status in (303, 503)
+            command = server.start_flask("key", "list")
+            error = command.communicate(timeout=20)[1]
+            assert (command.returncode, error.count("\n"), file.exists()) == (1, 1, False)
+            assert f"{file}: the file is missing, but {file.name}-wal is there: put" in error
+            eventually(lambda: server.log_lines("database unavailable"))
+            away.rename(file)
+            assert sign_up(server, name).status == 303
+            key = key or server.flask("key", "create", name, "test").strip()
+            assert server.ask(TEST, X_API_Key=key).status == 200
+        assert server.stop()[0] == 0
+        assert [path.name for path in tmp_path.glob("*.db*")] == [file.name]
+        with closing(sqlite3.connect(file)) as whole:
+            assert whole.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+            assert whole.execute("SELECT total FROM api_key").fetchall() == [(3,)]
+            names = {name for (name,) in whole.execute("SELECT username FROM user")}
+            assert names >= {"ada", "bob"}
+
     @pytest.mark.parametrize("ends", [True, False])
     def test_at_the_stop_it_waits_for_a_lock_and_says_what_is_lost(
         self, start_server: StartServer, ends: bool
@@ -77,6 +108,52 @@ class TestSqlite:
         assert server.start().total(keys[0]) == (2 if ends else 0)
         assert len(lines) == (0 if ends else 1)
         assert ends or "the last 4 requests of 2 keys" in lines[0]
+
+    def test_page_that_meets_the_first_commit_of_a_log_keeps_nobody_waiting(
+        self, start_patched: StartPatched, tmp_path: Path
+    ) -> None:
+        """On a slow disk, that commit keeps its lock for 0.4 s."""
+        (tmp_path / "disk.c").write_text(SLOW_DISK)
+        library = str(tmp_path / "disk.so")
+        try:
+            subprocess.run(
+                ["cc", "-shared", "-fPIC", "-o", library, str(tmp_path / "disk.c")], check=True
+            )
+        except FileNotFoundError:
+            pytest.skip("there is no C compiler")
+        often = "import storage.sqlite; storage.sqlite.SAVES_PER_CLEANUP = 2"
+        server, page = start_patched(often, LD_PRELOAD=library), "/settings/profile"
+        cookie = sign_up(server, "ada").headers["Set-Cookie"].partition(";")[0]
+        form = form_bytes(page, username="ada", email="ada@example.com")
+        form = form.replace(b"Host: a", f"Host: a\r\nCookie: {cookie}".encode())
+        server.new_key()
+        with closing(sqlite3.connect(server.database, timeout=0, isolation_level=None)) as other:
+            eventually(lambda: is_locked(other), 20)
+        with ThreadPoolExecutor(1) as thread, RawSocket(server.port) as client:
+            saving, others = thread.submit(server.send, form), 0
+            while not saving.done():
+                others += client.request(STATUS).status == 200
+        assert (saving.result().headers.get("Location"), others > 10) == (page, True)
+
+
+def is_locked(connection: sqlite3.Connection) -> bool:
+    """Whether another connection writes at the moment."""
+    try:
+        connection.execute("BEGIN IMMEDIATE")
+    except sqlite3.OperationalError:
+        return True
+    connection.execute("ROLLBACK")
+    return False
+
+
+SLOW_DISK = """
+#include <sys/syscall.h>
+#include <unistd.h>
+
+int fsync(int file) { usleep(400000); return syscall(SYS_fsync, file); }
+
+int fdatasync(int file) { return fsync(file); }
+"""
 
 
 class TestEither:
@@ -174,7 +251,7 @@ class TestPostgres:
     @pytest.fixture
     def own(self, with_postgres: None) -> Iterator[Cluster]:
         """A server that the test may stop."""
-        with contextlib.closing(Cluster()) as cluster:
+        with closing(Cluster()) as cluster:
             yield cluster.start()
 
     @pytest.mark.parametrize("outage", ["stop", "kill", "freeze"])
@@ -274,7 +351,7 @@ class TestPostgres:
         with contextlib.ExitStack() as stack:
             commands = []
             for word in (b"", b"BEGIN", b"UPDATE", b"COMMIT"):
-                network = stack.enter_context(contextlib.closing(Network(cluster)))
+                network = stack.enter_context(closing(Network(cluster)))
                 network.die(word)
                 url = network.url(server.env["DATABASE_URL"])
                 env = server.env | {"DATABASE_URL": url}
@@ -294,7 +371,7 @@ class TestPostgres:
             return sign_up(server, name).status, time.monotonic() - started
 
         with contextlib.ExitStack() as stack:
-            stack.enter_context(contextlib.closing(network))
+            stack.enter_context(closing(network))
             server = start_server(DATABASE_URL=network.url(direct))
             client = stack.enter_context(RawSocket(server.port))
             threads = stack.enter_context(ThreadPoolExecutor(6))
