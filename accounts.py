@@ -31,8 +31,7 @@ class Invalid(ValueError):
     """Wrong input; `errors` has a message for each wrong field, or one for the whole `key`."""
 
     def __init__(self, **errors: str) -> None:
-        named = (f"{field}: {message}" for field, message in errors.items())
-        super().__init__(" ".join(named).removeprefix("key: "))
+        super().__init__(" ".join(map(": ".join, errors.items())).removeprefix("key: "))
         self.errors = errors
 
 
