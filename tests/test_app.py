@@ -1,24 +1,134 @@
-"""How the app is made, what its endpoints need, what it takes from proxies, and its errors."""
+"""The API as the specification shows it; then how the app is made, its errors, and proxies."""
 
 import dataclasses
+import json
+import re
+import time
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
+from typing import Any
 
 import peewee
 import pytest
 from flask import Flask, abort, request
 from flask.testing import FlaskClient
+from websockets.sync.client import connect
 
 import app as service
 import models
 import settings
-from conftest import NewKey
 from models import User
 from protocol import problems
-from rows import change
+from serving import Server, patience
 from settings import Settings
 from storage.outage import Outage
 
-TEST, ME, STATUS = "/api/v1/protected/test", "/api/v1/user/me", "/api/v1/status"
+YEAR, STATUS = "/api/v1/demo/year", "/api/v1/status"
+TEST, ME, STATS = "/api/v1/protected/test", "/api/v1/user/me", "/api/v1/usage/stats"
+ECHO, TIME = "/api/v1/ws/echo", "/api/v1/ws/time"
+
+
+class Like:
+    """Equals every text of this form."""
+
+    def __init__(self, form: str) -> None:
+        self.form = form
+
+    def __eq__(self, text: object) -> bool:
+        return isinstance(text, str) and bool(re.fullmatch(self.form, text))
+
+    def __repr__(self) -> str:
+        return self.form
+
+
+SECOND = Like(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ")
+MILLISECOND = Like(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z")
+DISPLAY = Like(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC")
+
+
+# The five endpoints and the two sockets, as the specification shows them
+
+
+def get(server: Server, path: str, **headers: str) -> Any:
+    answer = server.ask(path, **headers)
+    assert (answer.status, answer.headers["Content-Type"]) == (200, "application/json")
+    return answer.json()
+
+
+def test_year(server: Server) -> None:
+    year = datetime.now(timezone.utc).year
+    message = f"The current year is {year}."
+    assert get(server, YEAR) == {"year": year, "message": message, "timestamp": MILLISECOND}
+
+
+def test_status_says_whether_a_key_is_good_and_refuses_nobody(
+    server: Server, server_key: str
+) -> None:
+    for key, good in [("", False), ("nonsense", False), (server_key, True)]:
+        body = {"status": "operational", "version": "1.0.0", "authenticated": good}
+        assert get(server, STATUS, X_API_Key=key) == body
+
+
+def test_protected_test(server: Server) -> None:
+    key = server.new_key("laptop", tier="pro", type="development")
+    assert get(server, TEST, X_API_Key=key) == {
+        "success": True,
+        "message": "Your API key is valid.",
+        "api_key_name": "laptop",
+        "api_key_type": "development",
+        "rate_limit_tier": "pro",
+        "timestamp": MILLISECOND,
+    }
+
+
+def test_user_me(server: Server, server_key: str) -> None:
+    ((user_id, name),) = server.execute(
+        'SELECT id, username FROM "user" WHERE id = (SELECT user_id FROM api_key WHERE id = ?)',
+        server_key[8:16],
+    )
+    body = get(server, ME, X_API_Key=server_key)
+    assert body.pop("api_key_count") >= 1
+    assert body == {
+        "user_id": user_id,
+        "username": name,
+        "email": f"{name}@example.com",
+        "created_at": SECOND,
+    }
+
+
+def test_usage_stats_count_the_asking_request(server: Server) -> None:
+    key = server.new_key("counter")
+    get(server, TEST, X_API_Key=key)
+    assert get(server, STATS, X_API_Key=key) == {
+        "api_key_name": "counter",
+        "total_requests": 2,
+        "rate_limit_tier": "free",
+        "requests_remaining": 998,
+        "reset_time": SECOND,
+    }
+
+
+def test_echo_socket_sends_each_message_back(server: Server) -> None:
+    times = {"timestamp": MILLISECOND, "server_time": DISPLAY}
+    with connect(server.ws_url + ECHO) as ws:
+        for text in ("hello", "wörld"):
+            ws.send(text)
+            assert json.loads(ws.recv()) == {"type": "echo", "message": text, **times}
+
+
+def test_time_socket_greets_and_sends_each_second_once(server: Server, server_key: str) -> None:
+    with connect(f"{server.ws_url}{TIME}?api_key={server_key}") as ws:
+        assert json.loads(ws.recv()) == {"type": "auth_success", "api_key_name": "shared key"}
+        greeted = time.monotonic()
+        updates = [json.loads(ws.recv())]
+        assert time.monotonic() - greeted < patience(0.2) + 0.1
+        updates += [json.loads(ws.recv()) for _ in range(4)]
+    times = {"formatted": DISPLAY, "timestamp": MILLISECOND}
+    assert updates == [{"type": "time_update", **times}] * 5
+    seconds = [datetime.fromisoformat(update["formatted"][:19]) for update in updates]
+    assert seconds == [seconds[0] + timedelta(seconds=number) for number in range(5)]
+    shown = [update["timestamp"][:19].replace("T", " ") + " UTC" for update in updates]
+    assert shown == [update["formatted"] for update in updates]
 
 
 # Starting
@@ -35,16 +145,6 @@ def test_app_is_made_when_it_is_asked_for_and_asks_nothing_of_the_database(
     assert isinstance(made, Flask)
     assert made.test_client().get(STATUS).status_code == 200
     assert not list(tmp_path.iterdir())
-
-
-# Endpoints (what each answers: test_wire_http.py)
-
-
-def test_user_me_counts_live_keys_only(client: FlaskClient, new_key: NewKey) -> None:
-    key, revoked, expired, _ = [new_key() for _ in range(4)]
-    change(revoked, revoked_at=1)
-    change(expired, expires_at=models.now())
-    assert client.get(ME, headers={"X-API-Key": key}).get_json()["api_key_count"] == 2
 
 
 def test_user_who_was_deleted_meanwhile_has_no_key(

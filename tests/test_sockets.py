@@ -161,7 +161,7 @@ def test_silent_client_is_pinged_and_lost_when_it_does_not_answer(
 
 
 @pytest.mark.parametrize("before", [0, 1_000_000], ids=["much was pushed", "a frame is half sent"])
-def test_push_that_does_not_fit_ends_the_connection_and_tears_no_frame(
+def test_push_that_does_not_fit_ends_the_connection_and_leaves_no_half_frame(
     server: Server, client: RawSocket, before: int
 ) -> None:
     serving, ws = start(server, bytes(before))

@@ -108,7 +108,7 @@ class TestHolding:
                 assert client.rest() < 1_000_000
         assert "Traceback" not in impatient.log()
 
-    def test_slow_header_ends_the_connection_and_slow_form_is_408(self, impatient: Server) -> None:
+    def test_slowloris_ends_the_connection_and_a_slow_form_is_408(self, impatient: Server) -> None:
         slow = request_bytes(STATUS, {"Host": "a" * 300})
         with ExitStack() as stack:
             first, later, form = (stack.enter_context(RawSocket(impatient.port)) for _ in range(3))
