@@ -21,7 +21,6 @@ from werkzeug.routing import MapAdapter
 
 import auth
 import cli
-import settings
 import sockets
 import web
 from auth import require_api_key
@@ -33,7 +32,7 @@ from protocol.timestamps import date_time, timestamp, utc
 from ratelimit import Allowance
 from server import demo
 from services import Services, services
-from settings import Settings, SettingsError
+from settings import HERE, Settings, SettingsError, load
 from storage.database import open_database, open_store
 
 API_VERSION = "1.0.0"
@@ -51,26 +50,19 @@ class Service(Flask):
 
     json_provider_class = CompactJson
 
-    def __init__(self, config: Settings) -> None:
+    def __init__(self, settings: Settings) -> None:
         super().__init__(__name__, static_folder="web/static")
-        self.secret_key = config.secret_key
+        self.secret_key = settings.secret_key
         self.url_map.merge_slashes = False  # or it would redirect to whatever Host was sent
         self.wsgi_app = with_api_headers(self.wsgi_app)  # type: ignore[method-assign]
-        if hops := config.proxy_hops:
+        if hops := settings.proxy_hops:
             self.wsgi_app = ProxyFix(self.wsgi_app, x_for=hops)  # type: ignore[method-assign]
 
     def create_url_adapter(self, request: Request | None) -> MapAdapter | None:
-        """Match a plain request by path and method: no route depends on the host.
-
-        For an Upgrade, Werkzeug tells the rules of WebSockets apart.
-        """
+        """Match without the host, on which no route depends: Python cannot decode every name."""
         if request is None:
             return super().create_url_adapter(request)
-        if "HTTP_UPGRADE" in request.environ:
-            return self.url_map.bind_to_environ(request.environ, server_name="", subdomain="")
-        nowhere = {"server_name": "", "subdomain": "", "url_scheme": "http"}
-        where = {"path_info": request.path, "default_method": request.method}
-        return MapAdapter(self.url_map, script_name=request.root_path, **nowhere, **where)
+        return self.url_map.bind_to_environ(request.environ, server_name="", subdomain="")
 
     def make_default_options_response(self) -> Response:
         """Without a content type, because there is no content."""
@@ -82,20 +74,20 @@ class Service(Flask):
 api = Blueprint("api", __name__, url_prefix="/api/v1")
 
 
-def create_app(config: Settings | None = None, is_demo: bool = False) -> Flask:
+def create_app(settings: Settings | None = None, is_demo: bool = False) -> Flask:
     """Build the application; raises SettingsError. It does not connect to the database yet.
 
     For the demo, gunicorn.conf.py creates a user with a key once the port is bound.
     """
     refuse_other_servers()
-    config = config or settings.load()
-    open_database(config)
-    store = open_store(config)
-    guard = auth.Guard(config.rate_limits, store)
-    opened = sockets.OpenSockets(config.max_sockets, config.max_sockets_per_caller)
+    settings = settings or load()
+    open_database(settings)
+    store = open_store(settings)
+    guard = auth.Guard(settings.rate_limits, store)
+    opened = sockets.OpenSockets(settings.max_sockets, settings.max_sockets_per_caller)
 
-    app = Service(config)
-    app.extensions["services"] = Services(config, store, guard, opened, sockets.Ticker())
+    app = Service(settings)
+    app.extensions["services"] = Services(settings, store, guard, opened, sockets.Ticker())
     app.config["IS_DEMO"] = is_demo
     app.before_request(check_request)
     app.register_blueprint(api)
@@ -111,7 +103,7 @@ def refuse_other_servers() -> None:
     They would save no counts and send no ticks.
     """
     if "gunicorn.arbiter" in sys.modules and "server.worker" not in sys.modules:
-        file = settings.HERE / "gunicorn.conf.py"
+        file = HERE / "gunicorn.conf.py"
         print(f"gunicorn needs its settings: --config {file}", file=sys.stderr)
         raise SystemExit(4)  # with this status of a worker, gunicorn ends
     context = click.get_current_context(silent=True)
@@ -130,7 +122,7 @@ def __getattr__(name: str) -> Any:
 
 
 def description(name: str) -> ResponseReturnValue:
-    return send_file(settings.HERE / "docs" / name), {"Access-Control-Allow-Origin": "*"}
+    return send_file(HERE / "docs" / name), {"Access-Control-Allow-Origin": "*"}
 
 
 @api.get("/demo/year")

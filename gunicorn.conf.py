@@ -14,53 +14,53 @@ from gunicorn.workers import SUPPORTED_WORKERS
 chdir = str(Path(__file__).parent)  # even when it is started from another folder
 sys.path.insert(0, chdir)
 
-import settings
 from server import demo
 from server.log import Log
 from server.worker import Worker
-from settings import SettingsError
+from settings import SettingsError, file_limit, load, raise_file_limit, warnings
 from storage.database import create_tables
 
-settings.raise_file_limit()  # before MAX_SOCKETS is read, which it caps
-service = settings.load()  # not `config`, which is a setting of gunicorn
-if not service.secret_key:
+raise_file_limit()  # before MAX_SOCKETS is read, which it caps
+settings = load()
+if not settings.secret_key:
     command = "python3 -c 'import secrets; print(secrets.token_hex())'"
     raise SettingsError(f"SECRET_KEY is not set; make one: {command}")
 
 wsgi_app = "app:create_app()"
-bind = f"0.0.0.0:{service.port}"
+bind = f"0.0.0.0:{settings.port}"
 worker_class = Worker
 SUPPORTED_WORKERS["gevent"] = "server.worker.Worker"  # so that `-k gevent` leads to it, too
-workers = service.workers
+workers = settings.workers
 logger_class = Log
 # Without query and referrer, which may hold keys.
 access_log_format = '%(h)s "%(m)s %(U)s" %(s)s %(B)s %(L)ss'
 # More than MAX_SOCKETS, because further connections have to wait; fewer than files may be open.
-worker_connections = min(service.max_sockets + 1000, settings.file_limit() - 64)
+worker_connections = min(settings.max_sockets + 1000, file_limit() - 64)
 # A client that opens and closes connections in a loop fills this queue; a new client then waits for
 # 0.3 s, or 0.6 s with 2048. 2,000 WebSockets that reconnect at once are all open within 3 s.
 backlog = 1024
 # Seconds for which a connection may be idle, and which a header may take to arrive. Routers keep
 # connections open for up to 90 s.
-keepalive = 100 if service.proxy_hops else 5
+keepalive = 100 if settings.proxy_hops else 5
 graceful_timeout = 5  # seconds; the worker takes 4.4 at most
 control_socket_disable = True  # two services of the same user would share one socket
 http_parser = "python"  # "auto" takes a less strict one where that is installed
 sendfile = False  # it would bypass the worker's way to send a response in one piece
-# Only PROXY_HOPS says whom to trust; gunicorn itself takes nothing from forwarding headers.
+# Only PROXY_HOPS says whom to trust. gunicorn itself takes nothing from forwarding headers, because
+# it is told to know none; so it need not compare each client's address, for 3 % of a request.
 forwarder_headers = ""
 secure_scheme_headers: dict[str, str] = {}
-forwarded_allow_ips = "*"  # else it compares the address of each client, for 3 % of a request
+forwarded_allow_ips = "*"
 ignores_hangup = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN  # it was started with nohup
 
 
 def on_starting(server: Arbiter) -> None:
     """Refuse options that SQLite mode does not allow, and a database that cannot be used."""
     workers = server.cfg.workers
-    if server.cfg.worker_class != Worker or workers < 1 or (service.sqlite and workers > 1):
+    if server.cfg.worker_class != Worker or workers < 1 or (settings.sqlite and workers > 1):
         raise SettingsError("--worker-class must be gevent, and with SQLite --workers must be 1")
-    create_tables(service)
-    if service.sqlite:
+    create_tables(settings)
+    if settings.sqlite:
         one_process(server)
 
 
@@ -69,16 +69,20 @@ def one_process(server: Arbiter) -> None:
 
     A closed terminal (SIGHUP) stops the service. gunicorn looks these methods up at each signal.
     """
-    server.handle_ttin = server.handle_ttou = server.handle_usr2 = lambda: None
-    server.handle_hup = (lambda: None) if ignores_hangup else server.handle_term
+    server.handle_ttin = server.handle_ttou = server.handle_usr2 = ignore
+    server.handle_hup = ignore if ignores_hangup else server.handle_term
+
+
+def ignore() -> None:
+    """Do nothing at a signal."""
 
 
 def when_ready(server: Arbiter) -> None:
-    server.log.info("Database: %s", service.sqlite or "PostgreSQL")
-    for warning in settings.warnings(service):
+    server.log.info("Database: %s", settings.sqlite or "PostgreSQL")
+    for warning in warnings(settings):
         server.log.warning(warning)
 
 
 def post_worker_init(worker: Worker) -> None:
     if worker.wsgi.config["IS_DEMO"]:
-        demo.welcome(service.port)  # the port is taken by now
+        demo.welcome(settings.port)  # the port is taken by now

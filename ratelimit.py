@@ -88,10 +88,7 @@ class Limiter:
     def hit(self, key: str, quota: Quota, stored: Usage = NOTHING, cost: int = 1) -> Allowance:
         """Count a request if the window's allowance is not used up; a cost of 0 counts nothing."""
         now = self._clock()
-        step_back = self._latest - now
-        if step_back < 0 or step_back > SMALL_STEP:
-            self._latest = now
-        reset = (int(self._latest) // quota.seconds + 1) * quota.seconds
+        reset = (self._window_time(now) // quota.seconds + 1) * quota.seconds
         counted = self.counted.get(key, NOTHING)
         usage = stored.plus(counted)
         used = usage.used if usage.reset == reset else 0
@@ -103,6 +100,12 @@ class Limiter:
             used = usage.used
         left = max(0, quota.limit - used)
         return Allowance(quota, accepted, left, reset, math.ceil(reset - now), usage.total)
+
+    def _window_time(self, now: float) -> int:
+        """The time by which windows are told apart; after a small step back, the latest one."""
+        if not 0 <= self._latest - now <= SMALL_STEP:
+            self._latest = now
+        return int(self._latest)
 
     def forget(self) -> None:
         """Drop the counts, once they have been stored."""

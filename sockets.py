@@ -70,17 +70,20 @@ class Ticker:
         """Send the time forever."""
         tenths = int(time.time() * 10)  # since 1970
         while True:
-            tenths += 1
-            # In a loop, because a timer may end a little early.
-            while 0 < (delay := tenths / 10 - time.time()) < 1:
-                gevent.sleep(delay)
-            if abs(delay) >= 1:  # the clock was set, or the process was stopped: go on from now
-                tenths = int(time.time() * 10)
+            tenths = self._wait_for(tenths + 1)
             if listeners := self._listeners.get(tenths % 10):
                 now = time.time()
                 data = frame(type="time_update", formatted=display(now), timestamp=timestamp(now))
                 for ws in listeners:  # push never yields, so the set cannot change meanwhile
                     ws.push(data)
+
+    def _wait_for(self, tenths: int) -> int:
+        """Sleep until this tenth; returns it, or the current one if the clock was set meanwhile."""
+        left = tenths / 10 - time.time()
+        while 0 < left < 1:
+            gevent.sleep(left)  # a timer may end a little early
+            left = tenths / 10 - time.time()
+        return tenths if abs(left) < 1 else int(time.time() * 10)
 
 
 class OpenSockets:
@@ -170,9 +173,13 @@ def serve(handler: Callable[[WebSocket], None], server: Server) -> None:
     log.info("closed %s after %.1f s: %d", request.path, time.monotonic() - started, code)
 
 
-sock = Sock()
-for name, handler in (("echo", echo), ("time", stream_time)):
-    sock.route(f"/{name}", bp=routes, endpoint=name)(partial(serve, handler))
+def add_route(name: str, handler: Callable[[WebSocket], None]) -> None:
+    """Serve a WebSocket at this path."""
+    Sock().route(f"/{name}", bp=routes, endpoint=name)(partial(serve, handler))
     # The same endpoint, for requests without an Upgrade, which the rule above does not match. Its
     # view is never called for them, because `admit` refuses first.
     routes.add_url_rule(f"/{name}", name)
+
+
+add_route("echo", echo)
+add_route("time", stream_time)

@@ -25,10 +25,8 @@ def with_api_headers(wsgi_app: Any) -> Any:
 
     def application(environ: dict[str, Any], start_response: Any) -> Any:
         def start(status: str, headers: list[tuple[str, str]], *args: Any) -> Any:
-            headers += API_HEADERS  # to a list that werkzeug has made for this response
-            if ALLOWANCE in environ:
-                headers += limit_headers(environ[ALLOWANCE])
-            return start_response(status, headers, *args)
+            more = limit_headers(environ[ALLOWANCE]) if ALLOWANCE in environ else []
+            return start_response(status, [*headers, *API_HEADERS, *more], *args)
 
         is_api = environ["PATH_INFO"].lstrip("/").startswith("api/")  # as Flask reads the path
         return wsgi_app(environ, start if is_api else start_response)

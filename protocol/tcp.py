@@ -5,8 +5,10 @@ from typing import Any
 
 import gevent
 
-# With a timer, however short, gevent looks for new input of all connections before it goes on;
-# after sleep(0) it would not do so for up to 50 turns.
+# Sleeping for this time gives all other connections their turn. It must not be 0: greenlets that
+# call sleep(0) go on in the same round of gevent's loop, up to 50 times, before the loop looks for
+# new input of other connections. A timer, however short, ends in a later round. The tests in
+# test_wire_floods.py notice the difference.
 TURN_SECONDS = 1e-6
 DRAIN_SECONDS = 0.8  # how long a client may take to close its side
 READ_BYTES = 16_384

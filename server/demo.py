@@ -15,27 +15,26 @@ from peewee import OperationalError
 
 import accounts
 import auth
-import settings
 from models import User, database
-from settings import SettingsError
+from settings import HERE, SettingsError, load
 
 log = logging.getLogger(__name__)
 
-WELCOME = settings.HERE / "server" / "welcome.txt"
+WELCOME = HERE / "server" / "welcome.txt"
 
 
 def main() -> None:
     """Become gunicorn, which serves the same app on this machine only."""
     argparse.ArgumentParser(usage="[PORT=8000] python app.py", description=__doc__).parse_args()
-    config = settings.load()
-    if config.platform:
-        raise SettingsError(f"{config.platform} is set: on a platform, start `gunicorn` instead")
-    refuse_used_port(config.port)
-    os.environ["SECRET_KEY"] = config.secret_key or secrets.token_hex()
+    settings = load()
+    if settings.platform:
+        raise SettingsError(f"{settings.platform} is set: on a platform, start `gunicorn` instead")
+    refuse_used_port(settings.port)
+    os.environ["SECRET_KEY"] = settings.secret_key or secrets.token_hex()
     # gunicorn reads it, too, and fails if it is empty.
-    os.environ["WEB_CONCURRENCY"] = str(config.web_concurrency)
-    os.chdir(settings.HERE)
-    bind = f"127.0.0.1:{config.port}"
+    os.environ["WEB_CONCURRENCY"] = str(settings.web_concurrency)
+    os.chdir(HERE)
+    bind = f"127.0.0.1:{settings.port}"
     gunicorn = [sys.executable, "-m", "gunicorn", "--bind", bind, "app:create_app(is_demo=True)"]
     os.execv(sys.executable, gunicorn)
 

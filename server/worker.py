@@ -99,9 +99,7 @@ class Worker(GeventWorker):
             server.close()
         self.pool.join(timeout=IDLE_SECONDS)
         for client in self.idle:
-            with suppress(OSError):  # as if the client had closed its side
-                # gevent's own `shutdown` would raise an error where the client is being read.
-                client._sock.shutdown(socket.SHUT_RD)
+            end_input(client)
         self.pool.join(timeout=FINISH_SECONDS)
 
     def handle(self, listener: Any, client: Any, addr: Any) -> None:
@@ -140,10 +138,21 @@ class Worker(GeventWorker):
             super().handle_request(listener_name, req, response, addr)
         finally:
             response.flush()
-            # If the connection stays open, gunicorn discards the rest of the body, for as long as a
-            # connection may be idle. At a stop, it closes all, which `should_close` does not know.
-            if unread(req) and (req.should_close() or not self.alive):
+            has_rest = unread(req) > 0
+            will_close = req.should_close() or not self.alive  # at a stop, gunicorn closes all
+            # If the connection stays open instead, gunicorn discards the rest of the body, for as
+            # long as a connection may be idle.
+            if has_rest and will_close:
                 drain(sock)
+
+
+def end_input(client: Any) -> None:
+    """Make the greenlet that reads from this client see the end of its input.
+
+    gevent's own `shutdown` would raise an error in that greenlet, so this calls the socket's.
+    """
+    with suppress(OSError):
+        client._sock.shutdown(socket.SHUT_RD)
 
 
 class OnePiece:
