@@ -13,7 +13,7 @@ from simple_websocket import Server
 from protocol.addresses import caller
 from protocol.problems import Problem
 from protocol.timestamps import display, timestamp
-from protocol.websocket import SERVER_OPTIONS, Close, Closed, WebSocket, frame, negotiate
+from protocol.websocket import SERVER_OPTIONS, Close, Closed, WebSocket, check_handshake, frame, simplify
 from services import services
 
 log = logging.getLogger(__name__)
@@ -124,10 +124,10 @@ def admit() -> None:
     """Refuse with an HTTP response, before the upgrade."""
     if request.method == "OPTIONS":
         return  # Flask answers it
-    presented = request.args.get("api_key") or request.headers.get("X-API-Key")
-    negotiate(request.environ)  # removes all headers that are not needed any more
+    check_handshake(request.environ)
     g.key = None
     if request.endpoint == "sockets.time":
+        presented = request.args.get("api_key") or request.headers.get("X-API-Key")
         g.key = services().guard.check(presented, ", or as api_key in the query")
         # Counts nothing yet, but refuses a used-up key, and gives a refusal by `reserve` its
         # limit headers.
@@ -137,6 +137,7 @@ def admit() -> None:
     g.caller = who
     if g.key:
         services().guard.spend(g.key)
+    simplify(request.environ)
 
 
 @routes.teardown_request

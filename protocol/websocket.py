@@ -71,19 +71,22 @@ class Closed(gevent.GreenletExit):
         self.code = code
 
 
-def negotiate(environ: dict[str, Any]) -> None:
-    """Check the handshake; raises Problem 400 or 426.
-
-    All other headers are then removed from `environ`, and the rest is given its plainest form, so
-    that wsproto, which raises an exception for unusual ones, gets only what it needs. Without
-    Sec-WebSocket-Extensions it agrees to no compression, which would take 100 KiB a connection.
-    """
+def check_handshake(environ: dict[str, Any]) -> None:
+    """Raises Problem 400 or 426 unless this is a WebSocket handshake."""
     version = environ.get("HTTP_SEC_WEBSOCKET_VERSION", "13")
     if "websocket" not in tokens(environ, "HTTP_UPGRADE") or version != "13":
         raise Problem(426, headers=UPGRADE)
     fits = all(re.fullmatch(form, environ.get(name, "")) for name, form in HANDSHAKE.items())
     if not fits or "upgrade" not in tokens(environ, "HTTP_CONNECTION"):
         raise Problem(400, "bad_handshake", BAD_HANDSHAKE)
+
+
+def simplify(environ: dict[str, Any]) -> None:
+    """Leave only the headers of a handshake, each in its plainest form.
+
+    wsproto would raise an exception for unusual ones. Without Sec-WebSocket-Extensions it agrees to
+    no compression, which would take 100 KiB a connection.
+    """
     for name in [name for name in environ if name.startswith("HTTP_") and name not in HANDSHAKE]:
         del environ[name]
     environ |= {"HTTP_HOST": "localhost", "HTTP_UPGRADE": "websocket", "HTTP_CONNECTION": "Upgrade"}
@@ -142,10 +145,12 @@ class WebSocket:
             self._unsent = self._unsent[self._sock.send(self._unsent) :]
 
     def push(self, data: bytes) -> None:
-        """Send a frame from another greenlet without waiting; if it does not fit, interrupt.
+        """Send a frame from another greenlet, if the kernel takes all of it at once.
 
-        The descriptor never blocks, because gevent has made it so. A frame that does not fit is
-        never completed, so `close` must send nothing after it: ABNORMAL tells it so.
+        This never waits: gevent has made the descriptor non-blocking. If the kernel takes only a
+        part, or `send` has not finished an earlier frame, the client is too slow, and is lost.
+        Nothing may follow the part, not even a close frame: the client would read it as the rest
+        of the frame. So the connection is closed with ABNORMAL, for which `close` sends none.
         """
         try:
             sent = 0 if self._unsent else os.write(self._fileno, data)

@@ -18,7 +18,7 @@ from auth import Guard
 from models import ApiKey
 from protocol import websocket
 from protocol.problems import Problem
-from protocol.websocket import SERVER_OPTIONS, Close, Closed, WebSocket, negotiate
+from protocol.websocket import SERVER_OPTIONS, Close, Closed, WebSocket, simplify
 from ratelimit import Allowance
 from rawsocket import PING, PONG, UPGRADE, Frame, RawSocket, frame
 from sockets import serve
@@ -98,7 +98,7 @@ def server(ends: tuple[Any, Any]) -> Server:
         "gunicorn.socket": ends[1],
     }
     environ |= {f"HTTP_{name.upper().replace('-', '_')}": text for name, text in UPGRADE.items()}
-    negotiate(environ)
+    simplify(environ)
     unreader = SimpleNamespace(take_buffered=bytes)  # nothing came behind the handshake
     environ["wsgi.input"] = SimpleNamespace(reader=SimpleNamespace(unreader=unreader))
     return Server(environ, **SERVER_OPTIONS)
