@@ -10,10 +10,11 @@ from flask import Blueprint, Flask, g, request
 from flask_sock import Sock
 from simple_websocket import Server
 
+from protocol import websocket
 from protocol.addresses import caller
 from protocol.problems import Problem
 from protocol.timestamps import display, timestamp
-from protocol.websocket import SERVER_OPTIONS, Close, Closed, WebSocket, check_handshake, frame, simplify
+from protocol.websocket import Close, Closed, WebSocket, frame
 from services import services
 
 log = logging.getLogger(__name__)
@@ -25,7 +26,7 @@ routes = Blueprint("sockets", __name__, url_prefix="/api/v1/ws")
 
 def register(app: Flask) -> None:
     """Add both sockets to the app."""
-    app.config["SOCK_SERVER_OPTIONS"] = SERVER_OPTIONS
+    app.config["SOCK_SERVER_OPTIONS"] = websocket.SERVER_OPTIONS
     app.register_blueprint(routes)
 
 
@@ -124,7 +125,7 @@ def admit() -> None:
     """Refuse with an HTTP response, before the upgrade."""
     if request.method == "OPTIONS":
         return  # Flask answers it
-    check_handshake(request.environ)
+    websocket.check_handshake(request.environ)
     g.key = None
     if request.endpoint == "sockets.time":
         presented = request.args.get("api_key") or request.headers.get("X-API-Key")
@@ -137,7 +138,7 @@ def admit() -> None:
     g.caller = who
     if g.key:
         services().guard.spend(g.key)
-    simplify(request.environ)
+    websocket.simplify(request.environ)
 
 
 @routes.teardown_request
