@@ -50,9 +50,6 @@ def stored() -> list[str]:
         return [user.username for user in User.select().order_by(User.id)]
 
 
-# The rules
-
-
 @pytest.mark.parametrize("field", RULES)
 def test_field_is_accepted_or_refused_by_its_name(field: str) -> None:
     good, bad = RULES[field]
@@ -70,9 +67,6 @@ def test_every_wrong_field_is_named_at_once() -> None:
     name, secret = (accounts.RULES[field][1] for field in ("username", "password"))
     assert invalid.value.errors == {"username": name, "password": secret}
     assert str(invalid.value) == f"username: {name} password: {secret}"
-
-
-# Users
 
 
 @pytest.mark.usefixtures("ada")
@@ -100,9 +94,6 @@ def test_change_leaves_the_given_user_and_is_refused_for_a_taken_name(ada: User)
 def test_user_is_found_by_name_or_address_ignoring_case(ada: User, name: str) -> None:
     assert accounts.find(name) == ada
     assert accounts.find(f"%{name[1:]}") is None
-
-
-# Passwords
 
 
 @pytest.fixture(scope="module")

@@ -99,18 +99,6 @@ def test_key_that_has_ended_cannot_be_changed_revoked_or_rotated(
     assert count() == 1
 
 
-@pytest.mark.parametrize(("grace", "end"), [((), 86_400), ((5,), 5), ((0,), 0)])
-def test_rotated_key_is_good_until_the_grace_is_over(
-    guard: Guard, key: str, clock: SimpleNamespace, grace: tuple[int, ...], end: int
-) -> None:
-    successor, new = auth.rotate_key(row(key), *grace)
-    assert (row(key).rotated_at, row(key).expires_at) == (NOON, NOON + end)
-    assert (successor.rotated_at, successor.expires_at) == (None, None)
-    for moment in (end - 1, end):
-        clock.now = NOON + moment
-        assert (bool(guard.find(key)), bool(guard.find(new))) == (moment < end, True)
-
-
 def test_successor_is_like_its_predecessor_and_goes_on_with_its_window(
     ada: User, clock: SimpleNamespace, guard: Guard
 ) -> None:
@@ -183,16 +171,6 @@ def test_key_that_was_made_by_1_0_0_stays_valid(ada: User, guard: Guard) -> None
 
 
 # Remembering and forgetting
-
-
-def test_key_is_remembered_until_it_is_forgotten(
-    guard: Guard, services: Services, key: str
-) -> None:
-    guard.check(key)
-    change(key, tier="pro", revoked_at=1)
-    assert guard.check(key).tier == "free", "no look-up"
-    services.store.forget()
-    assert guard.find(key) is None
 
 
 def test_key_found_while_all_are_forgotten_is_not_remembered(

@@ -150,34 +150,6 @@ def print_key(cli: FlaskCliRunner, capfd: pytest.CaptureFixture[str]) -> Callabl
     return run
 
 
-@pytest.mark.parametrize(
-    ("options", "expected"),
-    [
-        ("", ("production", "free", None)),
-        ("--type development --tier pro --expires 90d", ("development", "pro", 90 * 86_400)),
-    ],
-)
-def test_created_key_is_printed_alone(
-    print_key: Callable[..., str], ada: User, options: str, expected: tuple[object, ...]
-) -> None:
-    printed = print_key("create", "ADA", "my ci", *options.split())
-    stored = row(printed)
-    assert stored.digest == auth.digest(printed.removesuffix("\n"))
-    assert (stored.user_id, stored.name) == (ada.id, "my ci")
-    lifetime = stored.expires_at and stored.expires_at - stored.created_at
-    assert (stored.type, stored.tier, lifetime) == expected
-
-
-@pytest.mark.parametrize(("grace", "seconds"), [([], 86_400), (["--grace", "5s"], 5)])
-def test_successor_is_printed_alone_and_the_old_key_ends_after_the_grace(
-    print_key: Callable[..., str], key: str, grace: list[str], seconds: int
-) -> None:
-    printed = print_key("rotate", key[8:16], *grace)
-    assert row(printed).digest == auth.digest(printed.removesuffix("\n"))
-    old = row(key)
-    assert old.expires_at - old.rotated_at == seconds
-
-
 def test_duration_is_a_number_with_a_unit() -> None:
     right = {"0": 0, "5s": 5, "15m": 900, "24h": 86_400, "99999d": 99_999 * 86_400}
     assert {text: commands.duration(text) for text in right} == right

@@ -3,50 +3,17 @@
 import os
 import resource
 from pathlib import Path
-from types import SimpleNamespace
 
 import peewee
 import pytest
 
 import models
-from models import ApiKey, User
-from rows import change, row
+from models import User
 from settings import Settings, SettingsError
 from storage.database import create_tables
 from storage.outage import one_line
 
 NOON = 1_795_262_400  # 2026-11-21T12:00:00Z
-
-
-# Keys
-
-
-@pytest.mark.parametrize(
-    ("state", "moments"),  # when it was rotated, expires, was revoked
-    [
-        ("live", (None, None, None)),
-        ("live", (None, NOON + 1, None)),
-        ("expired", (None, NOON, None)),
-        ("rotated", (NOON - 1, NOON + 1, None)),
-        ("expired", (NOON - 1, NOON, None)),
-        ("revoked", (None, None, NOON)),
-        ("revoked", (NOON - 1, NOON + 1, NOON)),
-        ("revoked", (None, NOON - 1, NOON)),
-    ],
-)
-def test_state_of_a_key_and_whether_it_is_good(
-    key: str, monkeypatch: pytest.MonkeyPatch, state: str, moments: tuple[int | None, ...]
-) -> None:
-    columns = ("rotated_at", "expires_at", "revoked_at")
-    assert change(key, **dict(zip(columns, moments, strict=True)))
-    monkeypatch.setattr(models, "time", SimpleNamespace(time=lambda: NOON))
-    with models.database.connection_context():
-        is_live = ApiKey.select().where(ApiKey.live()).exists()
-    assert row(key).state == state
-    assert is_live == (not row(key).has_ended()) == (state in ("live", "rotated"))
-
-
-# The file
 
 
 @pytest.mark.parametrize("umask", [0o000, 0o022, 0o077])

@@ -15,9 +15,6 @@ from protocol.timestamps import date_time, display, timestamp, utc
 LAST = 1_798_761_599  # the last second of 2026, UTC
 
 
-# Times: always in UTC, cut off and not rounded up
-
-
 @pytest.fixture
 def tokyo(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The time zone of this process is nine hours ahead of UTC."""
@@ -39,9 +36,6 @@ def test_time_has_three_forms(fraction: float, milliseconds: str) -> None:
     assert utc(LAST + fraction).year == 2026, "in Tokyo the next one has begun"
 
 
-# Callers
-
-
 @pytest.mark.parametrize(
     ("address", "who"),
     [
@@ -56,9 +50,6 @@ def test_time_has_three_forms(fraction: float, milliseconds: str) -> None:
 )
 def test_ipv6_address_is_one_caller_with_its_64(address: str | None, who: str) -> None:
     assert caller(address) == who
-
-
-# The close
 
 
 def test_endless_input_is_discarded_for_a_time_and_others_have_their_turn(

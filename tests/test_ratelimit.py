@@ -24,9 +24,6 @@ def use_up(limiter: Limiter, quota: Quota = FIVE) -> None:
     assert all(limiter.hit("ada", quota).accepted for _ in range(quota.limit))
 
 
-# Windows
-
-
 @pytest.mark.parametrize(
     ("seconds", "into", "reset", "left"),
     [
@@ -47,16 +44,6 @@ def test_windows_end_on_utc_boundaries(
     assert (allowance.reset, allowance.seconds_left) == (NOON + reset, left)
 
 
-def test_cost_of_zero_only_asks(limiter: Limiter) -> None:
-    assert limiter.hit("ada", FIVE, cost=0).remaining == 5
-    assert limiter.counted == {}
-    use_up(limiter)
-    assert limiter.hit("ada", FIVE, cost=0) == (FIVE, False, 0, NOON + 60, 60, 5)
-
-
-# A clock that is set
-
-
 @pytest.mark.parametrize("back", [1, 60])
 def test_clock_set_back_by_a_minute_opens_no_window_again(
     limiter: Limiter, clock: SimpleNamespace, back: int
@@ -75,12 +62,6 @@ def test_clock_that_was_ahead_by_more_is_believed_when_it_is_set_back(
     clock.now -= ahead
     use_up(limiter)
     assert limiter.hit("ada", FIVE) == (FIVE, False, 0, NOON + 60, 60, 10)
-
-
-# What is stored (test_storage.py shows that the databases follow the same rule)
-
-
-# RATE_LIMITS
 
 
 @pytest.mark.parametrize(

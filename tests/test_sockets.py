@@ -26,9 +26,6 @@ from sockets import serve
 ECHO, TIME = "/api/v1/ws/echo", "/api/v1/ws/time"
 
 
-# Admission
-
-
 @pytest.fixture
 def handshake(app: Flask) -> Callable[..., int]:
     """Asks for a WebSocket; returns the status after a moment in which the socket is open."""
@@ -72,9 +69,6 @@ def test_handshake_that_cannot_be_counted_leaves_its_place(handshake: Handshake,
     with mock.patch.object(Guard, "spend", side_effect=[None, used_up]):  # first it only asks
         assert handshake(TIME, X_API_Key=key) == 429
     assert handshake(TIME, X_API_Key=key) == 101
-
-
-# One connection
 
 
 @pytest.fixture
@@ -178,9 +172,6 @@ def test_push_that_does_not_fit_ends_the_connection_and_leaves_no_half_frame(
             data += more
     allowed = {0} if before else {1}  # what fitted, and after it no close frame
     assert set(data) <= allowed
-
-
-# Endings
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from models import DAY, HOUR, ApiKey, HourlyUsage, User
 from ratelimit import Allowance, Limiter, Quota, Usage
 from serving import eventually, writing
 from settings import Settings, SettingsError, load
-from storage import Store, outage, sqlite
+from storage import Store, outage
 from storage.database import create_tables, open_database, open_store
 from storage.outage import Outage
 
@@ -149,21 +149,6 @@ def test_limiter_and_database_have_the_same_rule_for_a_window(
     assert stored.plus(limiter.counted.get(key.id, Usage())) == after
 
 
-def test_counts_add_up_in_the_row_and_in_the_hour(store: Store, new_id: NewId) -> None:
-    one, two, unused = new_id(), new_id(), new_id()
-    for _ in range(2):
-        for key_id in (one, two, two):
-            store.hit(key_id, LONG)
-        store.save()
-        store.save()
-    assert [key_of(store, key_id).total for key_id in (one, two, unused)] == [2, 4, 0]
-    last_used = [key_of(store, key_id).last_used_at for key_id in (one, unused)]
-    assert last_used == [pytest.approx(time.time(), abs=60), None]
-    per_key = {key_id: sum(n for _, of, n in hours() if of == key_id) for key_id in (one, two)}
-    assert per_key == {one: 2, two: 4}
-    assert all(hour % HOUR == 0 and time.time() - hour < 2 * HOUR for hour, _, _ in hours())
-
-
 def test_cost_of_zero_goes_by_the_row_that_was_found(store: Store, new_id: NewId) -> None:
     key = key_of(store, new_id(**Usage(7, END, 3)._asdict()))
     with models.database.connection_context():
@@ -289,24 +274,6 @@ def test_usage_changed_by_hand_counts_though_requests_wait_to_be_saved(
     other.execute("UPDATE api_key SET used = 3, total = 500")
     store.save()
     assert key_of(store, key_id).usage == Usage(501, END, 4)
-
-
-@in_sqlite
-def test_loss_at_the_close_is_logged_with_its_size(
-    store: Store,
-    new_id: NewId,
-    other: sqlite3.Connection,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    monkeypatch.setattr(sqlite, "LAST_SECONDS", 0.1)
-    one, two = new_id(), new_id()
-    for key_id in (one, two, two):
-        store.hit(key_id, LONG)
-    with locked(other):
-        store.close()
-    words = "the last 3 requests of 2 keys could not be saved: database is locked"
-    assert caplog.messages == [words]
 
 
 @in_sqlite

@@ -54,9 +54,6 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return clock
 
 
-# Joining
-
-
 @pytest.mark.parametrize("tenth", range(10))
 @pytest.mark.parametrize("offset", [0.001, 0.05, 0.099])
 def test_first_update_comes_within_200_ms_but_not_near_a_full_second(
@@ -79,9 +76,6 @@ def test_sockets_that_join_over_a_second_are_spread_over_nine_phases(clock: Cloc
     phases = [round(moments[0] % 1 * 10) for moments in listeners]
     assert set(phases) == set(range(1, 10))
     assert max(phases.count(tenth) for tenth in phases) <= 20
-
-
-# Ticks
 
 
 def test_updates_do_not_drift(clock: Clock) -> None:
