@@ -6,8 +6,6 @@ import json
 import os
 import socket
 import struct
-import threading
-from collections.abc import Callable, Iterator
 from email.parser import Parser
 from typing import Any, NamedTuple
 from urllib.parse import urlencode
@@ -112,7 +110,8 @@ class RawSocket:
         """The next HTTP answer."""
         head = self._until(b"\r\n\r\n").decode("latin-1")
         line, _, rest = head.partition("\r\n")
-        headers = dict(Parser().parsestr(rest).items())
+        headers = dict(parsed := Parser().parsestr(rest).items())
+        assert len(headers) == len(parsed), f"a header comes twice: {head}"
         size = int(headers.get("Content-Length", 0)) if has_body else 0
         return Answer(int(line.split()[1]), headers, self.read(size))
 
@@ -178,22 +177,6 @@ class RawSocket:
         self.sock.settimeout(10)
         return sent
 
-    @contextlib.contextmanager
-    def flooding(self, data: bytes, reads: bool = False) -> Iterator[None]:
-        """Meanwhile send this without a pause, until the server ends the connection."""
-        steps = [lambda: self.sock.sendall(data)]
-        steps += [lambda: self.sock.recv(1 << 20)] if reads else []  # type: ignore[list-item]
-        threads = [threading.Thread(target=_repeat, args=(step,)) for step in steps]
-        for thread in threads:
-            thread.start()
-        try:
-            yield
-        finally:
-            with contextlib.suppress(OSError):
-                self.sock.shutdown(socket.SHUT_RDWR)
-            for thread in threads:
-                thread.join()
-
     def _until(self, end: bytes) -> bytes:
         while end not in self._buffer:
             self._more()
@@ -205,12 +188,6 @@ class RawSocket:
         if not data:
             raise ConnectionError(f"the server ended the connection after {self._buffer!r}")
         self._buffer += data
-
-
-def _repeat(step: Callable[[], object]) -> None:
-    with contextlib.suppress(OSError):
-        while step() != b"":
-            pass
 
 
 def handshake_bytes(

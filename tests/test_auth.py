@@ -45,9 +45,6 @@ def other(character: str) -> str:
     return "b" if character == "a" else "a"
 
 
-# Making keys
-
-
 @pytest.mark.parametrize(("type", "prefix"), [("production", "live"), ("development", "test")])
 def test_new_key_has_its_form_and_its_row(
     ada: User, clock: SimpleNamespace, type: str, prefix: str
@@ -79,9 +76,6 @@ def test_twenty_sixth_live_key_is_refused_until_one_has_ended(new_key: NewKey) -
         first = second
         new_key()
     assert count() == 27
-
-
-# Changing and rotating
 
 
 @pytest.mark.parametrize("ended", [{"expires_at": 1}, {"revoked_at": 1}])
@@ -122,9 +116,6 @@ def test_successor_may_be_the_twenty_sixth_key(new_key: NewKey) -> None:
     assert count() == 26
     with pytest.raises(Invalid, match="the maximum"):
         new_key()
-
-
-# The check
 
 
 MUTATIONS: dict[str, Callable[[str], str]] = {
@@ -170,9 +161,6 @@ def test_key_that_was_made_by_1_0_0_stays_valid(ada: User, guard: Guard) -> None
     assert guard.find(f"sk_live_{'a' * 8}_{'b' * 32}119ada")
 
 
-# Remembering and forgetting
-
-
 def test_key_found_while_all_are_forgotten_is_not_remembered(
     guard: Guard, services: Services, key: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -190,9 +178,6 @@ def test_key_found_while_all_are_forgotten_is_not_remembered(
         patch.setattr(store, "_look_up", look_up_and_forget)
         assert guard.find(key), "it was good when it was looked up"
     assert guard.find(key) is None
-
-
-# Counting
 
 
 def test_unlisted_tier_is_treated_as_free(client: FlaskClient, new_key: NewKey) -> None:

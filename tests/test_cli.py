@@ -57,9 +57,6 @@ def create_user(runner: FlaskCliRunner, *arguments: str, input: str = f"{PASSWOR
     return runner.invoke(args=["user", "create", *arguments, "--password-stdin"], input=input)
 
 
-# Users
-
-
 @pytest.mark.parametrize("end", ["", "\n", "\r\n"])
 def test_user_is_created_with_the_password_from_stdin(cli: FlaskCliRunner, end: str) -> None:
     assert done(create_user(cli, "ada", "ada@example.com", input=f" {PASSWORD} {end}")) == ""
@@ -105,9 +102,6 @@ def test_deleted_user_takes_keys_along(cli: FlaskCliRunner) -> None:
         assert list(User.select()) == [bob]
 
 
-# Lists
-
-
 def test_lists_have_all_columns_and_no_secret(cli: FlaskCliRunner, ada: User, key: str) -> None:
     successor = auth.rotate_key(row(key))[1]
     with models.database.connection_context():
@@ -134,9 +128,6 @@ def test_list_has_a_header_on_a_terminal(shell: Shell, key: str) -> None:
     in_a_terminal = "import pty; pty.spawn(['sh', '-c', '$FLASK key list'])"
     header, row = shell(f'"$PYTHON" -c "{in_a_terminal}"').stdout.splitlines()
     assert (header, row[:8]) == ("\t".join(commands.KEY_COLUMNS), key[8:16])
-
-
-# Keys
 
 
 @pytest.fixture
@@ -182,9 +173,6 @@ def test_only_a_live_key_can_be_changed(cli: FlaskCliRunner, key: str, command: 
         printed = refused(cli.invoke(args=["key", *arguments]))
         assert printed == "There is no live key with this ID."
     assert count() == 1
-
-
-# What goes wrong
 
 
 @pytest.mark.parametrize("command", ["user create --help", "key --help", "user create"])

@@ -71,9 +71,6 @@ def test_every_command_leads_to_the_same_server(tmp_path: Path, command: list[st
     assert "api_key=[redacted]" in server.log(), "gunicorn's quote of what it cannot parse"
 
 
-# The demo
-
-
 @pytest.fixture
 def demo(tmp_path: Path) -> Iterator[Callable[[], Server]]:
     """Makes servers that `python app.py` starts, on the same new database."""
@@ -162,9 +159,6 @@ def test_signal_during_the_start_stops_the_demo_in_order(
     assert "Traceback" not in server.log()
     # A worker that has only just been forked hears no signal, and is killed.
     assert moment == "Listening at" or len([*tmp_path.glob("demo.db*")]) == 1
-
-
-# What is refused
 
 
 def refusal(command: str, directory: Path, **settings: str) -> str:

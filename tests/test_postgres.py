@@ -83,9 +83,6 @@ def query(place: Settings, sql: str) -> list[Any]:
     return Cluster.query(str(place.database_url), sql)
 
 
-# Batches
-
-
 def test_requests_that_come_during_a_query_make_up_the_next_one(
     store: PostgresStore, new_id: NewId, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -162,9 +159,6 @@ def test_deleted_key_is_a_bad_key(store: PostgresStore, new_id: NewId, place: Se
     assert refusal.value.get_response().get_json()["code"] == "invalid_api_key"
 
 
-# Waits
-
-
 @pytest.mark.parametrize("word", ["BEGIN", "INSERT", "COMMIT", "ROLLBACK"])
 def test_every_word_of_a_transaction_is_answered_in_time_or_fails(
     network: Network, place: Settings, word: str
@@ -231,9 +225,6 @@ def test_connection_that_the_server_closed_is_replaced(place: Settings, new_id: 
     assert query(place, f"SELECT pg_terminate_backend(pid) {others}") == [(True,)]
     with models.database.connection_context():
         assert ApiKey.select().count() == 1
-
-
-# Starting
 
 
 def test_many_may_start_at_once_on_an_empty_database(cluster: Cluster) -> None:

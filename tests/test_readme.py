@@ -240,15 +240,6 @@ class TestFacts:
         cells = " ".join(row[0] for row in rows("Where things are", CONTRIBUTING))
         assert set(re.findall(r"\]\(([^)]+)\)", cells)) == top | {"deploy"}
 
-    def test_what_the_map_names_is_in_that_file(self) -> None:
-        for places, text in rows("Where things are", CONTRIBUTING):
-            paths = [REPOSITORY / path for path in re.findall(r"\]\(([^)]+)\)", places)]
-            files = [f for path in paths for f in (path.rglob("*.py") if path.is_dir() else [path])]
-            source = "\n".join(file.read_text() for file in files)
-            for name in re.findall(r"`@?(\w+(?:\.\w+)?)`", text):
-                part = name.rpartition(".")[2]
-                assert re.search(rf"^ *(def|class) {part}\b|^{part} =", source, re.MULTILINE), name
-
     def test_settings_table_is_what_is_read(self) -> None:
         """Every setting is in it; given its defaults, the settings are those without any."""
         table = {row[0].strip("`"): row[1].strip("`") for row in rows("Settings and commands")}

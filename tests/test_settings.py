@@ -40,9 +40,6 @@ def warnings(**environ: str) -> list[str]:
     return list(settings.warnings(load(environ), environ))
 
 
-# Values
-
-
 @pytest.mark.parametrize("environ", [{}, dict.fromkeys([*NAMES, *PLATFORM_HOPS], "")])
 def test_nothing_set_gives_the_defaults(
     limit_files: LimitFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, environ: Environ
@@ -112,9 +109,6 @@ def test_wrong_value_is_one_line_with_the_variable_first(variable: str, text: st
     assert refusal(**{variable: text}).startswith(f"{variable}: ")
 
 
-# PostgreSQL
-
-
 @pytest.mark.parametrize(
     "url",
     [
@@ -177,16 +171,6 @@ def test_only_postgresql_has_more_than_one_worker(environ: Environ, workers: int
     assert ["WEB_CONCURRENCY" in line for line in warnings(**environ)] == [True] * (workers == 1)
 
 
-# Platforms, and what is warned about
-
-
-@pytest.mark.parametrize("variable", PLATFORM_HOPS)
-def test_platform_decides_the_hops_unless_they_are_set(variable: str) -> None:
-    loaded = load({variable: "anything"})
-    assert (loaded.platform, loaded.proxy_hops) == (variable, int(PLATFORM_HOPS[variable]))
-    assert load({variable: "anything", "PROXY_HOPS": "7"}).proxy_hops == 7
-
-
 @pytest.mark.parametrize("variable", PLATFORM_HOPS)
 def test_file_that_a_platform_will_lose_is_warned_about(
     variable: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -211,9 +195,6 @@ def test_misspelt_variable_is_warned_about(name: str, setting: str) -> None:
     others = dict.fromkeys(["PATH", "HOME", "TERM", "HOSTNAME", "DATABASE_PUBLIC_URL"], "anything")
     words = f"{name} is not a setting of this service; did you mean {setting}?"
     assert warnings(**{name: "1", setting: ""}, **others) == [words]
-
-
-# Open files
 
 
 @pytest.mark.parametrize(

@@ -89,9 +89,6 @@ def hours() -> list[tuple[int, str, int]]:
         return sorted(rows.tuples())
 
 
-# Starting
-
-
 def test_start_waits_for_nobody_who_is_writing(place: Settings, new_id: NewId) -> None:
     new_id()
     with writing(str(place.database_url), "UPDATE api_key SET name = 'new'"):
@@ -111,17 +108,11 @@ def test_new_column_that_old_rows_cannot_have_is_refused(
     open_database(place)
 
 
-# Finding
-
-
 def test_key_is_found_with_all_its_columns(store: Store, new_id: NewId) -> None:
     key_id = new_id(tier="pro", expires_at=1, rotated_at=2, last_used_at=3, total=4)
     with models.database.connection_context():
         row = ApiKey.get_by_id(key_id)
     assert key_of(store, key_id).__data__ == row.__data__
-
-
-# Counting
 
 
 @pytest.mark.parametrize(
@@ -160,9 +151,6 @@ def test_cost_of_zero_goes_by_the_row_that_was_found(store: Store, new_id: NewId
         models.database.create_tables([ApiKey])
 
 
-# Keys that end, and rows that are old
-
-
 def test_store_model_and_condition_agree_which_keys_have_ended(store: Store, new_id: NewId) -> None:
     live = {new_id(), new_id(expires_at=models.now() + 60), new_id(rotated_at=1)}
     ended = {new_id(expires_at=models.now()), new_id(revoked_at=1), "deleted!"}
@@ -191,9 +179,6 @@ def test_old_keys_and_old_hours_are_deleted(store: Store, new_id: NewId) -> None
     assert [(this - hour) // HOUR for hour, _, _ in hours()] == [24, 0]
 
 
-# Rotating
-
-
 @pytest.mark.parametrize(("keys", "per_hour"), [(1, None), (4, 5)])
 def test_of_rotations_at_once_one_makes_a_successor(
     place: Settings, new_id: NewId, keys: int, per_hour: int | None
@@ -213,9 +198,6 @@ def test_of_rotations_at_once_one_makes_a_successor(
         assert sorted(run(rotate, range(4))) == [False, False, False, True]
     with models.database.connection_context():
         assert ApiKey.select().count() == keys + 1
-
-
-# SQLite: counts wait in memory
 
 
 @pytest.fixture
@@ -292,9 +274,6 @@ def test_checkpoint_copies_the_log_into_the_file(
     eventually(copy_has_the_count)
 
 
-# SQLite: the plan of each query
-
-
 @in_sqlite
 @pytest.mark.parametrize("analyzed", [False, True])
 def test_with_100000_keys_each_query_searches_and_none_scans(
@@ -323,9 +302,6 @@ def test_with_100000_keys_each_query_searches_and_none_scans(
     conditions = {step.rpartition("(")[2].rstrip(")") for step in steps if "SEARCH" in step}
     one_row = {"id=?", "rowid=?", "hour=? AND key_id=?"}
     assert conditions <= one_row | {"hour=?", "hour<?", "revoked_at<?", "expires_at<?"}
-
-
-# The log of an outage
 
 
 def test_outage_is_logged_when_it_begins_when_its_cause_changes_and_when_it_is_over(
