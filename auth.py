@@ -178,7 +178,7 @@ class Guard:
         if allowance.accepted:
             return allowance
         quota, reset = allowance.quota, date_time(allowance.reset)
-        detail = f"All {quota.limit} requests of this window are used up."
+        detail = f"All {quota.limit:,} requests of this {quota.unit} are used up."
         retry = {"Retry-After": str(allowance.seconds_left)}
         members = {"type": QUOTA_EXCEEDED, "violated-policies": [quota.tier], "reset_time": reset}
         raise Problem(429, "rate_limited", detail, headers=retry, **members)

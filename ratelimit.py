@@ -23,6 +23,11 @@ class Quota(NamedTuple):
     limit: int
     seconds: int
 
+    @property
+    def unit(self) -> str:
+        """The unit of time that is one window, such as "hour"."""
+        return next(unit for unit, seconds in UNITS.items() if seconds == self.seconds)
+
 
 class Allowance(NamedTuple):
     """The limiter's answer; headers, bodies and pages are all made from this one value."""

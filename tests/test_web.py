@@ -132,7 +132,7 @@ def test_bad_sign_up_comes_back_with_a_message_and_what_was_typed(
 ) -> None:
     answer = sign_up(client, "ada", **{"email": "<b>@example.com", field: value})
     assert answer.status_code == 422
-    assert re.search(rf'class="error" id="{field}-note" role="alert">{message}', answer.text)
+    assert f'class="error" id="{field}-note">{message}' in answer.text
     assert re.search(rf'id="{field}"[^>]*{field}-note"[^>]*aria-invalid="true"', answer.text)
     assert field == "email" or 'value="&lt;b&gt;@example.com"' in answer.text
     assert PASSWORD not in answer.text
@@ -315,7 +315,7 @@ def test_profile_is_saved_or_else_not_shown_as_ones_own(log_in: LogIn, ada: Flas
     log_in("bob")
     refused = ada.post("/settings/profile", data={"username": "Bob", "email": "a@example.com"})
     assert refused.status_code == 422
-    assert 'id="username-note" role="alert">This is already taken.' in refused.text
+    assert 'id="username-note">This is already taken.' in refused.text
     assert 'value="Bob"' in refused.text
     assert "Logged in as </span>ada<" in refused.text
     form = {"username": "countess", "email": "ada@lovelace.example"}
@@ -404,7 +404,7 @@ def test_first_type_to_choose_is_the_default_of_the_command(ada: FlaskClient) ->
 def test_bad_name_makes_no_key_and_keeps_what_was_chosen(ada: FlaskClient, name: str) -> None:
     answer = create_key(ada, name, expires="90 days")
     assert answer.status_code == 422
-    assert 'id="name-note" role="alert">Give the key a name' in answer.text
+    assert 'id="name-note">Give the key a name' in answer.text
     assert '<option value="production" selected>' in answer.text
     assert '<option value="90 days" selected>' in answer.text
     assert count() == 0
@@ -435,7 +435,7 @@ def test_only_a_key_that_expired_lately_is_listed_after_its_end(ada: FlaskClient
 
 
 def test_chart_shows_24_hours_of_all_keys_of_the_user(log_in: LogIn, ada: FlaskClient) -> None:
-    assert "No requests yet." in ada.get(SECURITY).text
+    assert "the last 24 hours" not in ada.get(SECURITY).text
     create_key(ada)
     create_key(ada)
     create_key(log_in("bob"))
@@ -463,12 +463,12 @@ def test_rotated_key_works_for_the_grace_and_the_page_says_until_when(
     assert secret_in(answer)[8:16] == new.id
     assert 0 <= old.expires_at - old.created_at - seconds <= 1
     assert f"{old_secret[:16]}…</code>, works until" in answer.text
-    left = "in 24 h<" if seconds == 86400 else "in 5 min<"
-    assert left in answer.text
+    left = "in 24 h" if seconds == 86400 else "in 5 min"
+    assert f"UTC ({left})." in answer.text
     secrets = [old_secret, secret_in(answer)]
     assert [ask_api(ada, secret).status_code for secret in secrets] == [200, 200]
     page = ada.get(SECURITY).text
-    assert re.search(f"replaced, <br>ends <time[^>]*>{left}", page)
+    assert re.search(f"replaced, <br>expires <time[^>]*>{left}", page)
     assert re.findall(f'href="{KEYS}/{old.id}/(.*?)"', page) == ["rename", "revoke"]
 
 
@@ -479,7 +479,6 @@ def test_rotation_that_is_sent_twice_leaves_a_way_to_a_new_key(ada: FlaskClient)
     lost, again = [ada.post(f"{path_of(0)}/successor", data=form) for _ in range(2)]
     assert again.status_code == 422
     assert "The key “ci” is already replaced" in again.text
-    assert 'class="error" role="alert"' in again.text
     assert ask_api(ada, old_secret).status_code == 200
     assert SECRET.search(ada.post(f"{KEYS}/{secret_in(lost)[8:16]}/successor", data=form).text)
 

@@ -13,7 +13,6 @@ import auth
 import models
 from accounts import Invalid
 from models import CHART_HOURS, DAY, HOUR, ApiKey, HourlyUsage, User, database
-from ratelimit import UNITS
 from services import services
 from web.people import chosen, errors_shown_by, prove, redirect_to, session_mark, typed
 
@@ -63,8 +62,7 @@ def security() -> str:
         hours = hourly_requests(g.user)
     allowances = Group().map(services().guard.allowance, listed)  # their look-ups share a query
     page = {"keys": list(zip(listed, allowances, strict=True)), "hours": hours}
-    page |= {"units": UNITS, "lifetimes": LIFETIMES, "new_id": auth.random_text(8)}
-    return render_template("security.html", **page)
+    return render_template("security.html", lifetimes=LIFETIMES, new_id=auth.random_text(8), **page)
 
 
 def hourly_requests(user: User) -> dict[int, int]:
@@ -102,8 +100,7 @@ def change_password() -> ResponseReturnValue:
 def create_key() -> ResponseReturnValue:
     name, type, lifetime = typed("name"), typed("type"), chosen("expires", LIFETIMES)
     key_id = request.form.get("key_id") or auth.random_text(8)
-    if not auth.ID.fullmatch(key_id):
-        abort(400)
+    auth.ID.fullmatch(key_id) or abort(400)
     expires_at = models.now() + lifetime if lifetime else None
     try:
         key, secret = auth.create_key(
@@ -146,10 +143,11 @@ def revoke_key(key_id: str) -> ResponseReturnValue:
 
 
 def change(words: str, act: Callable[[], bool]) -> ResponseReturnValue:
-    """Change a key, and show these words, or that the key has already ended."""
+    """Change a key, and show these words, or that the key had ended."""
     changed = act()
     services().store.forget()
-    return redirect_to("/settings/security", words if changed else "This key has already ended.")
+    ended = "This key was already revoked or has expired."
+    return redirect_to("/settings/security", words if changed else ended)
 
 
 def own_key(key_id: str) -> ApiKey:

@@ -10,36 +10,45 @@ const CLOSED = {
   1009: "The message was too large.",
 };
 const source = document.getElementById("key"); // the field of the console, or a new key
+const said = document.getElementById("said");
 
 // The answer to a form becomes an ordinary page of the history: Reload, Back and Forward send
-// nothing again.
+// nothing again, but for Reload in WebKit.
 history.replaceState(null, "", location.href);
 
 // A form is sent once, however slow the server is. On a page that the browser has kept for Back, it
-// can be sent again.
-addEventListener("submit", ({ target, submitter }) => (submitter.disabled = target.method === "post"));
-addEventListener("pageshow", () => {
-  for (const button of document.querySelectorAll("button:disabled")) button.disabled = false;
+// can be sent again. WebKit keeps even the pages of an account: they are fetched anew, because
+// somebody may have logged out since.
+addEventListener("submit", ({ target }) => enable(target, target.method !== "post"));
+addEventListener("pageshow", ({ persisted }) => {
+  enable(document, true);
+  if (!persisted || !location.pathname.startsWith("/settings")) return;
+  document.body.hidden = true;
+  location.replace(location.href);
 });
+
+function enable(element, enabled) {
+  for (const button of element.querySelectorAll("button")) button.disabled = !enabled;
+}
 
 for (const button of document.querySelectorAll("[data-copy]")) {
   button.addEventListener("click", () => copy(button));
 }
 
-/** Copy the text of the element that the button names, and say on the button how it went. */
+/** Copy the text of the element that the button names, and say how it went. */
 async function copy(button) {
   const element = document.getElementById(button.dataset.copy);
-  getSelection().selectAllChildren(element);
   const written = navigator.clipboard?.writeText(element.textContent);
-  // Without https browsers have no clipboard, and some still have the command.
-  const copied = (await written?.then(() => true, () => false)) || document.execCommand("copy");
-  rename(button, copied ? "Copied" : "Press Ctrl+C");
-  setTimeout(() => rename(button, "Copy"), 2000);
+  const copied = (await written?.then(() => true, () => false)) || copySelected(element);
+  button.textContent = copied ? "Copied" : "Selected";
+  said.textContent = copied ? "Copied" : "The text is selected. Copy it.";
+  setTimeout(() => (button.textContent = "Copy", said.textContent = ""), 2000);
 }
 
-function rename(button, word) {
-  button.ariaLabel = button.ariaLabel.replace(button.textContent, word);
-  button.textContent = word;
+/** Without https browsers have no clipboard, and some still have the command. */
+function copySelected(element) {
+  getSelection().selectAllChildren(element); // screen readers read it aloud, so not before
+  return document.execCommand("copy");
 }
 
 function typedKey() {
@@ -216,7 +225,10 @@ for (const card of document.querySelectorAll(".endpoint")) {
 }
 for (const card of document.querySelectorAll(".socket")) new Line(card);
 
-document.getElementById("show")?.addEventListener("click", ({ target }) => {
-  source.type = source.type === "password" ? "text" : "password";
-  target.textContent = source.type === "password" ? "Show" : "Hide";
-});
+for (const button of document.querySelectorAll("[data-show]")) {
+  const input = document.getElementById(button.dataset.show);
+  button.addEventListener("click", () => {
+    input.type = input.type === "password" ? "text" : "password";
+    button.ariaPressed = input.type === "text";
+  });
+}

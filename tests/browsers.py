@@ -1,0 +1,193 @@
+"""Chromium, Firefox and WebKitGTK behind one small interface, each driven by its own protocol."""
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from websockets.sync.client import connect
+
+from serving import eventually, free_port
+
+# A link, a button, or the label of a field, by its name; at first in the main part of the page.
+FIND = """name => {
+    const named = element => (element.ariaLabel ?? element.textContent.trim()) === name
+    const all = [...document.querySelectorAll("a, button, label, summary")]
+    const found = all.filter(element => element.checkVisibility() && named(element))
+    const element = found.find(element => element.closest("main")) ?? found[0]
+    element.scrollIntoView({ block: "center" })
+    const { x, y, width, height } = element.getBoundingClientRect()
+    return [x + width / 2, y + height / 2].map(Math.floor)
+}"""
+CONTROL = "\ue009"  # in the actions of WebDriver
+
+
+def find_program(*names: str) -> str:
+    """The path of the first one that is installed; skips the test if none is."""
+    found = next(filter(None, map(shutil.which, names)), None)
+    return found or pytest.skip(f"no browser found: none of {', '.join(names)} is installed")
+
+
+class Browser:
+    """An empty window of a new person; `evaluate` calls a JavaScript function with a text."""
+
+    open: Callable[[str], object]
+    reload: Callable[[], object]
+    back: Callable[[], object]
+    evaluate: Callable[[str, str], Any]
+    act: Callable[..., object]  # of the mouse ("pointer") or of the keyboard ("key")
+
+    def run(self, function: str, *arguments: object) -> Any:
+        called = f"text => JSON.stringify(({function})(...JSON.parse(text)) ?? null)"
+        return json.loads(self.evaluate(called, json.dumps(arguments)))
+
+    def click(self, name: str) -> None:
+        """Click on what has this name, once it is there."""
+        self.click_at(*self.wait(lambda: self.run(FIND, name), name))
+
+    def type(self, label: str, text: str) -> None:
+        self.click(label)
+        self.press(text)
+
+    def text(self) -> str:
+        return str(self.run("() => document.body.innerText"))
+
+    def expect(self, words: str) -> None:
+        self.wait(lambda: words in self.text(), words)
+
+    def wait(self, ask: Callable[[], Any], what: str) -> Any:
+        """The first true answer; a page that is just being left has none."""
+        answers: list[Any] = []
+
+        def has_answer() -> bool:
+            with contextlib.suppress(Exception):
+                answers.append(ask())
+            return any(answers[-1:])
+
+        eventually(has_answer, 30, f"{what!r} is not in the page")
+        return answers[-1]
+
+    def click_at(self, x: int, y: int) -> None:
+        move = {"type": "pointerMove", "x": x, "y": y}
+        self.act("pointer", move, *({"type": f"pointer{do}", "button": 0} for do in ("Down", "Up")))
+
+    def press(self, text: str) -> None:
+        self.act(
+            "key", *({"type": f"key{do}", "value": key} for key in text for do in ("Down", "Up"))
+        )
+
+    def paste(self) -> None:
+        keys = [("Down", CONTROL), ("Down", "v"), ("Up", "v"), ("Up", CONTROL)]
+        self.act("key", *({"type": f"key{do}", "value": key} for do, key in keys))
+
+
+class Chromium(Browser):
+    """By Playwright."""
+
+    def __init__(self, page: Any) -> None:
+        self.open, self.reload, self.back = page.goto, page.reload, page.go_back
+        self.evaluate, self.page = page.evaluate, page
+
+    def click_at(self, x: int, y: int) -> None:
+        self.page.mouse.click(x, y)
+
+    def press(self, text: str) -> None:
+        self.page.keyboard.type(text)
+
+    def paste(self) -> None:
+        self.page.keyboard.press("Control+v")
+
+
+class Firefox(Browser):
+    """By WebDriver BiDi: https://w3c.github.io/webdriver-bidi/"""
+
+    def __init__(self, directory: Path, running: contextlib.ExitStack) -> None:
+        port = free_port()
+        command = [find_program("firefox-esr", "firefox"), "--headless", "--no-remote"]
+        command += ["--profile", str(directory), f"--remote-debugging-port={port}"]
+        start(command, running)
+        address = f"ws://127.0.0.1:{port}/session"
+        self._socket = self.wait(
+            lambda: running.enter_context(connect(address, max_size=None)), "Firefox"
+        )
+        self._ask("session.new", capabilities={})
+        self._window = self._ask("browsingContext.getTree")["contexts"][0]["context"]
+
+    def _ask(self, method: str, **parameters: object) -> Any:
+        self._socket.send(json.dumps({"id": 1, "method": method, "params": parameters}))
+        answer = json.loads(self._socket.recv(timeout=60))
+        assert answer["type"] == "success", answer
+        return answer["result"]
+
+    def open(self, url: str) -> None:
+        self._ask("browsingContext.navigate", context=self._window, url=url, wait="complete")
+
+    def reload(self) -> None:
+        self._ask("browsingContext.reload", context=self._window, wait="complete")
+
+    def back(self) -> None:
+        self._ask("browsingContext.traverseHistory", context=self._window, delta=-1)
+
+    def evaluate(self, function: str, text: str) -> str:
+        where = {"target": {"context": self._window}, "awaitPromise": False}
+        arguments = [{"type": "string", "value": text}]
+        answer = self._ask(
+            "script.callFunction", functionDeclaration=function, arguments=arguments, **where
+        )
+        return str(answer["result"]["value"])
+
+    def act(self, type: str, *actions: dict[str, object]) -> None:
+        device = {"type": type, "id": type, "actions": actions}
+        self._ask("input.performActions", context=self._window, actions=[device])
+
+
+class WebKit(Browser):
+    """By WebDriver, on a display that nobody sees: https://www.w3.org/TR/webdriver2/"""
+
+    def __init__(self, directory: Path, running: contextlib.ExitStack) -> None:
+        port = free_port()
+        command = [find_program("xvfb-run"), "-a", find_program("WebKitWebDriver")]
+        # Its sandbox does not start in a container, and there is no graphics card.
+        unsafe = {"WEBKIT_DISABLE_SANDBOX_THIS_IS_DANGEROUS": "1"}
+        start([*command, f"--port={port}"], running, LIBGL_ALWAYS_SOFTWARE="1", **unsafe)
+        self._url = f"http://127.0.0.1:{port}/session"
+        session = self.wait(lambda: self._ask("", capabilities={}), "WebKit")
+        self._url += f"/{session['sessionId']}"
+
+    def _ask(self, path: str, **body: object) -> Any:
+        data = json.dumps(body).encode()
+        with urllib.request.urlopen(self._url + path, data, timeout=60) as answer:
+            return json.load(answer)["value"]
+
+    def open(self, url: str) -> None:
+        self._ask("/url", url=url)
+
+    def reload(self) -> None:
+        self._ask("/refresh")
+
+    def back(self) -> None:
+        self._ask("/back")
+
+    def evaluate(self, function: str, text: str) -> str:
+        script = f"return ({function})(arguments[0])"
+        return str(self._ask("/execute/sync", script=script, args=[text]))
+
+    def act(self, type: str, *actions: dict[str, object]) -> None:
+        self._ask("/actions", actions=[{"type": type, "id": type, "actions": actions}])
+
+
+def start(command: list[str], running: contextlib.ExitStack, **settings: str) -> None:
+    """Start a program that is stopped with everything it started."""
+    quiet: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    process = subprocess.Popen(
+        command, env={**os.environ, **settings}, start_new_session=True, **quiet
+    )
+    running.callback(process.wait, 10)
+    running.callback(os.killpg, process.pid, signal.SIGTERM)
