@@ -78,6 +78,7 @@ def rotate_key(
             raise accounts.Invalid(key="This key has ended or was rotated; create a new one.")
         saved = ApiKey.get_by_id(key.id)  # again, because requests may have been counted since
         columns = {name: getattr(saved, name) for name in INHERITED}
+        key.expires_at = end  # to be shown; after the commit, no query may fail
         return _store_key(**columns, expires_at=lifetime and now + lifetime, per_hour=per_hour)
 
 

@@ -10,11 +10,13 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from unittest import mock
 
 import gevent
 import pytest
 from flask import Flask
 from flask.testing import FlaskClient
+from peewee import OperationalError
 from werkzeug.test import TestResponse
 
 import accounts
@@ -368,6 +370,23 @@ def test_new_key_is_shown_once_and_works(
     pages = ["/", "/settings/profile", SECURITY, KEYS]
     assert not [page for page in pages if secret[17:] in ada.get(page).text]
     assert not [file for file in tmp_path.glob("*") if secret[17:].encode() in file.read_bytes()]
+
+
+@pytest.mark.parametrize("path", [KEYS, f"{KEYS}/{{id}}/successor"])
+def test_key_is_shown_although_the_database_is_gone_once_it_is_stored(
+    ada: FlaskClient, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    create_key(ada)
+    pool = models.database.obj
+    commit = pool.commit
+
+    def commit_and_be_gone() -> None:
+        commit()
+        monkeypatch.setattr(pool, "execute_sql", mock.Mock(side_effect=OperationalError("gone")))
+
+    monkeypatch.setattr(pool, "commit", commit_and_be_gone)
+    form = {"name": "ci", "type": "production"}
+    assert secret_in(ada.post(path.format(id=stored_keys()[0].id), data=form))
 
 
 def test_form_sent_again_makes_no_second_key_and_says_what_the_first_one_made(

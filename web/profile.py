@@ -124,7 +124,7 @@ def rotate_key(key_id: str) -> ResponseReturnValue:
     grace, old = chosen("grace", GRACES), own_key(key_id)
     key, secret = auth.rotate_key(old, grace, KEYS_PER_HOUR)
     services().store.forget()
-    return render_template("key.html", key=key, secret=secret, old=own_key(key_id))
+    return render_template("key.html", key=key, secret=secret, old=old)
 
 
 @pages.post("/security/keys/<key_id>/rename")
