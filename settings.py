@@ -19,7 +19,8 @@ except ImportError:
 
 HERE = Path(__file__).parent
 # How many entries the routers of each platform append to X-Forwarded-For.
-PLATFORM_HOPS = {"DYNO": "1", "FLY_APP_NAME": "2", "RENDER": "3", "RAILWAY_ENVIRONMENT": "2"}
+PLATFORM_HOPS = {"DYNO": "1", "FLY_APP_NAME": "2", "RENDER": "3"}
+PLATFORM_HOPS |= {"RAILWAY_ENVIRONMENT": "2", "RAILWAY_ENVIRONMENT_NAME": "2"}
 URL_FORMS = "sqlite:///FILE or postgresql://USER:PASSWORD@HOST/NAME (percent-encoded)"
 NEEDS_DRIVER = "PostgreSQL needs a driver: run `pip install -r requirements-postgres.txt`"
 NEEDED_FILES = 128  # open files: 64 connections, half of which may be sockets; 64 for the rest

@@ -113,7 +113,7 @@ class WebSocket:
         self._unsent = memoryview(b"")
         self._ping_at = time.monotonic() + PING_SECONDS
         # Frames may have come in the packet of the handshake, which gunicorn has read: this takes
-        # them out of its buffer. See "Private places" in docs/design.md.
+        # them out of its buffer. See "Private APIs" in docs/design.md.
         self._wire.receive_data(server.environ["wsgi.input"].reader.unreader.take_buffered())
 
     def messages(self) -> Iterator[str]:

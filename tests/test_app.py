@@ -244,6 +244,7 @@ CHAINS = {  # X-Forwarded-For as each platform sends it; the first is the client
     "FLY_APP_NAME": [CLIENT, "66.241.124.5"],
     "RENDER": [CLIENT, "172.68.1.9", "10.214.3.4"],
     "RAILWAY_ENVIRONMENT": [CLIENT, "152.233.1.9"],
+    "RAILWAY_ENVIRONMENT_NAME": [CLIENT, "152.233.1.9"],
 }
 
 

@@ -179,7 +179,7 @@ class TestProxies:
         file, option = line.split()
         (seconds,) = re.findall(rf"^\s+{option} (\d+)s", shipped(file, {}), re.MULTILINE)
         config = (REPOSITORY / "gunicorn.conf.py").read_text()
-        (of_the_service,) = re.findall(r"\nkeepalive = (\d+) if service.proxy_hops", config)
+        (of_the_service,) = re.findall(r"\nkeepalive = (\d+) if settings.proxy_hops", config)
         assert int(seconds) + 5 <= int(of_the_service)
 
 

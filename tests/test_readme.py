@@ -30,7 +30,7 @@ CONTRIBUTING = (REPOSITORY / "CONTRIBUTING.md").read_text()
 FOLDERS = (REPOSITORY, REPOSITORY / "docs", REPOSITORY / "benchmarks")
 DOCUMENTS = [path for folder in FOLDERS for path in folder.glob("*.md")]
 PLATFORMS = {"DYNO": "Heroku", "FLY_APP_NAME": "Fly", "RENDER": "Render"}
-PLATFORMS["RAILWAY_ENVIRONMENT"] = "Railway"
+PLATFORMS |= {"RAILWAY_ENVIRONMENT": "Railway", "RAILWAY_ENVIRONMENT_NAME": "Railway"}
 START = ".venv/bin/python app.py"
 # What differs from run to run; everything else has to be as it stands in README.
 MOMENT = re.compile(r"20\d\d-\d\d-\d\d[T ]\d\d:\d\d:\d\d(\.\d{3})?( UTC|Z)")
@@ -275,7 +275,7 @@ class TestFacts:
         """Tests of what takes so long patch these numbers."""
         text = "".join(path.read_text() for path in DOCUMENTS)
         config = (REPOSITORY / "gunicorn.conf.py").read_text()
-        assert "\nkeepalive = 100 if service.proxy_hops else 5\n" in config
+        assert "\nkeepalive = 100 if settings.proxy_hops else 5\n" in config
         assert "A header has 5 seconds to arrive, or 100 behind a proxy" in text
         assert SEND_SECONDS == FORM_SECONDS == STALLED_SECONDS
         assert f"sends a form slowly, is disconnected after {SEND_SECONDS} seconds" in text

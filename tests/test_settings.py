@@ -191,7 +191,7 @@ def test_file_that_a_platform_will_lose_is_warned_about(
 @pytest.mark.parametrize(
     ("name", "setting"), [("RATE_LIMIT", "RATE_LIMITS"), ("DATABASE_URI", "DATABASE_URL")]
 )
-def test_misspelt_variable_is_warned_about(name: str, setting: str) -> None:
+def test_misspelled_variable_is_warned_about(name: str, setting: str) -> None:
     others = dict.fromkeys(["PATH", "HOME", "TERM", "HOSTNAME", "DATABASE_PUBLIC_URL"], "anything")
     words = f"{name} is not a setting of this service; did you mean {setting}?"
     assert warnings(**{name: "1", setting: ""}, **others) == [words]
