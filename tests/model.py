@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 TIERS = {"free": (40, 60), "pro": (150, 3600), "quick": (6, 1)}  # requests in so many seconds
@@ -18,6 +18,7 @@ class Facts(NamedTuple):
 
 @dataclass
 class Key:
+    user: str
     secret: str
     type: str
     facts: Facts
@@ -91,7 +92,7 @@ class Key:
         assert 0 <= count <= sum(made >= since for made, _ in self.hits), f"{count} are lost"
         del self.hits[len(self.hits) - count :]
 
-    def successor(self, secret: str) -> "Key":
+    def successor(self, secret: str, ends_at: float) -> "Key":
         """A new key that takes over the window of this one."""
-        self.rotated = True
-        return replace(self, secret=secret, rotated=False, total=0, earlier=[], hits=[*self.hits])
+        self.rotated, facts = True, self.facts._replace(ends_at=ends_at)
+        return Key(self.user, secret, self.type, facts, hits=[*self.hits])

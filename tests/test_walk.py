@@ -1,6 +1,5 @@
 """A walk at random through what users do; each answer is compared with that of a model."""
 
-import contextlib
 import os
 import random
 import re
@@ -8,7 +7,7 @@ import signal
 import time
 from calendar import timegm
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from contextlib import ExitStack, suppress
 from html import escape
 from typing import Any
 from urllib.parse import urlencode
@@ -27,9 +26,10 @@ ECHO, TIME = "/api/v1/ws/echo", "/api/v1/ws/time"
 SECURITY, KEYS = "/settings/security", "/settings/security/keys"
 NOTICED_SECONDS = 2  # until every process knows that a key was changed
 SAVED_SECONDS = 1  # until the database has what was counted
-ROW = re.compile(r"(<tr>.*?sk_\w+_(\w{8})….*?</tr>)", re.S)  # of a key in the page
+MOST_KEYS = 20  # of one user; 25 are allowed
 STOPS = [signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGKILL, signal.SIGHUP]
 UNITS = {1: "second", 60: "minute", 3600: "hour"}
+ROW = re.compile(r"(<tr>.*?sk_\w+_(\w{8})….*?</tr>)", re.S)  # of a key in the page
 
 
 def test_a_walk_at_random_agrees_with_the_model(
@@ -40,17 +40,10 @@ def test_a_walk_at_random_agrees_with_the_model(
     server = start_server(RATE_LIMITS=",".join(limits))
     options = "--postgres " if server.postgres else ""
     print(f"To repeat it: pytest -n 0 {options}tests/test_walk.py --walk-seed {seed}")
-    with contextlib.ExitStack() as stack:
+    with ExitStack() as stack:
         walk = Walk(server, random.Random(seed), stack)
         walk.go(60 if pytestconfig.getoption("ci") else 15)
     assert "Traceback" not in server.log()
-
-
-@dataclass
-class User:
-    name: str
-    browser: OpenerDirector
-    keys: list[Key] = field(default_factory=list)
 
 
 class Impossible(Exception):
@@ -58,9 +51,10 @@ class Impossible(Exception):
 
 
 class Walk:
-    def __init__(self, server: Server, chance: random.Random, stack: contextlib.ExitStack) -> None:
+    def __init__(self, server: Server, chance: random.Random, stack: ExitStack) -> None:
         self.server, self.chance, self.stack = server, chance, stack
-        self.users: list[User] = []
+        self.users: dict[str, OpenerDirector] = {}  # each with a browser
+        self.keys: list[Key] = []
         self.echoes: list[RawSocket] = []
         self.times: list[tuple[RawSocket, Key]] = []
 
@@ -70,67 +64,64 @@ class Walk:
             **{self.sign_up: 1, self.create: 8, self.rotate: 4, self.revoke: 3, self.rename: 8},
             **{self.expire: 3, self.change_tier: 6, self.hit: 40, self.burst: 10, self.storm: 5},
             **{self.read_user: 8, self.read_page: 12, self.read_list: 2, self.restart: 3},
-            **{self.open_echo: 4, self.open_time: 8, self.talk: 4, self.leave: 1},
+            **{self.open_echo: 4, self.open_time: 8, self.talk: 4},
         }
         end = time.monotonic() + seconds
-        last: list[Callable[[], None]] = [self.read_list, self.restart, self.restart]
-        for first in (self.sign_up, self.create):
-            self.take_step(first)
+        self.take(self.sign_up, self.create)
         while time.monotonic() < end:
-            self.take_step(*self.chance.choices(list(steps), list(steps.values())))
-        for step in last:
-            self.take_step(step)
+            self.take(*self.chance.choices(list(steps), list(steps.values())))
+        self.take(self.read_list, self.restart, self.restart)
 
-    def take_step(self, step: Callable[[], None]) -> None:
-        print(f"{time.time():.3f} {step.__name__}")
-        with contextlib.suppress(Impossible):
-            step()
-        for client, key in list(self.times):
-            ended = max(key.changed, key.facts.ends_at)
-            if ended < 2 * time.time() - later() and not key.is_live(time.time()):
-                client.sock.settimeout(0.1)
-                assert client.close_code() == 1008, "the key has ended"
-                self.times.remove((client, key))
+    def take(self, *steps: Callable[[], None]) -> None:
+        for step in steps:
+            print(f"{time.time():.3f} {step.__name__}")
+            with suppress(Impossible):
+                step()
+            for client, key in list(self.times):
+                ended = max(key.changed, key.facts.ends_at) + patience(NOTICED_SECONDS)
+                if ended < time.time() and not key.is_live(time.time()):
+                    client.sock.settimeout(0.1)
+                    assert client.close_code() == 1008, "the key has ended"
+                    self.times.remove((client, key))
 
     # In the pages
 
     def sign_up(self) -> None:
+        name = f"user{len(self.users)}"
         if len(self.users) < 5:
-            user = User(f"user{len(self.users)}", build_opener(HTTPCookieProcessor()))
-            fields = {"username": user.name, "email": f"{user.name}@example.com"}
-            self.submit(user, "/sign-up", "", password="long enough", **fields)
-            self.users.append(user)
+            self.users[name] = build_opener(HTTPCookieProcessor())
+            fields = {"username": name, "email": f"{name}@example.com", "password": "long enough"}
+            self.submit(name, "/sign-up", "", **fields)
 
     def create(self) -> None:
-        user, name = self.chance.choice(self.users), f"key & {time.time()}"
-        if len(user.keys) >= 20:
-            return
+        user, name = self.chance.choice(list(self.users)), f"key & {time.time()}"
         type, tier = self.chance.choice(["production", "development"]), "free"
+        self.expect_room(user)
         if self.chance.random() < 0.2:
             tier = self.chance.choice(list(TIERS))
             expires = self.chance.choice([[], ["--expires", "3s"], ["--expires", "1d"]])
             options = ["--type", type, "--tier", tier, *expires]
-            secret = self.server.flask("key", "create", user.name, name, *options).strip()
+            secret = self.server.flask("key", "create", user, name, *options).strip()
         else:
             secret = secret_in(self.submit(user, SECURITY, KEYS, name=name, type=type))
-        user.keys.append(Key(secret, type, Facts(name, tier, self.end_of(secret))))
+        self.keys.append(Key(user, secret, type, Facts(name, tier, self.end_of(secret))))
 
     def rotate(self) -> None:
         """The successor takes over what is saved of the window, which may lack a second."""
-        user, key = self.some_live_key()
-        now, form = time.time(), f"{KEYS}/{key.id}/successor"
-        if key.rotated or len(user.keys) >= 20:
-            return
+        key, now = self.some_live_key(), time.time()
+        self.expect_room(key.user)
+        if key.rotated:
+            raise Impossible
         if self.chance.random() < 0.3:
             secret = self.server.flask("key", "rotate", key.id, "--grace", "3s").strip()
             until = later()
         else:
-            secret = secret_in(self.submit(user, f"{KEYS}/{key.id}/rotate", form))
+            form = f"{KEYS}/{key.id}/successor"
+            secret = secret_in(self.submit(key.user, f"{KEYS}/{key.id}/rotate", form))
             until = self.noticed()
-        successor = key.successor(secret)
-        successor.facts = key.facts._replace(ends_at=self.end_of(secret))
+        successor = key.successor(secret, self.end_of(secret))
         key.change(now, until, ends_at=self.end_of(key.secret))
-        user.keys.append(successor)
+        self.keys.append(successor)
         began, seen = time.time(), parts(self.server.ask(STATS, X_API_Key=secret))
         used = seen["limit"] - seen["left"] - (seen["status"] == 200)
         saved = 0 if self.server.postgres else patience(SAVED_SECONDS)
@@ -138,58 +129,53 @@ class Walk:
         successor.take(seen, began, time.time())
 
     def revoke(self) -> None:
-        user, key = self.some_live_key()
-        now, form = time.time(), f"{KEYS}/{key.id}/revoke"
+        key, now = self.some_live_key(), time.time()
         if self.chance.random() < 0.3:
             self.server.flask("key", "revoke", key.id)
             until = later()
         else:
-            self.submit(user, form, "")
+            self.submit(key.user, f"{KEYS}/{key.id}/revoke", "")
             until = self.noticed()
         key.revoked = True
         key.change(now, until, ends_at=0)
 
     def rename(self) -> None:
-        user, key = self.some_live_key()
-        now, name = time.time(), f"renamed <b> {time.time()}"
-        self.submit(user, f"{KEYS}/{key.id}/rename", "", name=name)
+        key, now, name = self.some_live_key(), time.time(), f"renamed <b> {time.time()}"
+        self.submit(key.user, f"{KEYS}/{key.id}/rename", "", name=name)
         key.change(now, self.noticed(), name=name)
 
     def read_page(self) -> None:
         """Each live key with its use; the chart follows within a second."""
-        user = self.chance.choice(self.users)
+        user = self.chance.choice(list(self.users))
         began, page = time.time(), self.visit(user, SECURITY)
         rows = {key_id: row for row, key_id in ROW.findall(page)}
-        for key in user.keys:
+        for key in [key for key in self.keys if key.user == user and key.settled(began)]:
             row = rows.get(key.id, "")
-            if not key.settled(began):
-                continue
+            assert (f"{key.id}/revoke" in row) == key.is_live(began)
+            assert (f"{key.id}/rotate" in row) == (key.state(began) == "live")
             if key.is_live(began):
                 assert f">{escape(key.facts.name)}<" in row
                 used, limit = map(int, re.findall(r"(\d+) of (\d+)", row)[0])
                 right = [(one["left"], one["limit"]) for one in key.answers(began, time.time())]
                 assert (max(0, limit - used - 1), limit) in right, (used, right)
-            assert (f"{key.id}/revoke" in row) == key.is_live(began)
-            assert (f"{key.id}/rotate" in row) == (key.state(began) == "live")
 
         def chart() -> int:
             found = re.findall(r"<strong>([\d,]+)</strong> request", self.visit(user, SECURITY))
             return int(found[0].replace(",", "")) if found else 0
 
-        total = sum(key.total for key in user.keys)
+        total = sum(key.total for key in self.keys if key.user == user)
         eventually(lambda: chart() == total, patience(SAVED_SECONDS), f"the chart has not {total}")
 
     # By hand
 
     def expire(self) -> None:
-        _, key = self.some_live_key()
-        now, end = time.time(), int(time.time()) + self.chance.choice([0, 1, 4])
+        key, now = self.some_live_key(), time.time()
+        end = int(now) + self.chance.choice([0, 1, 4])
         self.server.execute("UPDATE api_key SET expires_at = ? WHERE id = ?", end, key.id)
         key.change(now, later(), ends_at=end)
 
     def change_tier(self) -> None:
-        _, key = self.some_live_key()
-        now, tier = time.time(), self.chance.choice([*TIERS, "quick"])
+        key, now, tier = self.some_live_key(), time.time(), self.chance.choice([*TIERS, "quick"])
         if self.chance.random() < 0.2:
             self.server.flask("key", "tier", key.id, tier)
         else:
@@ -202,25 +188,22 @@ class Walk:
 
     def listed(self) -> list[tuple[Key, int]]:
         """Each key, and how many of its requests `flask key list` does not have."""
-        began = time.time()
-        lines = self.server.flask("key", "list").splitlines()
+        began, lines = time.time(), self.server.flask("key", "list").splitlines()
         rows = [dict(zip(KEY_COLUMNS, line.split("\t"), strict=True)) for line in lines]
         found = {row["id"]: row for row in rows}
-        keys = [(user, key) for user in self.users for key in user.keys]
-        assert found.keys() == {key.id for _, key in keys}
-        for user, key in keys:
+        assert found.keys() == {key.id for key in self.keys}
+        for key in self.keys:
             row = found[key.id]
-            right = (user.name, key.facts.name, key.type, key.facts.tier)
+            right = (key.user, key.facts.name, key.type, key.facts.tier)
             assert (row["username"], row["name"], row["type"], row["tier"]) == right
             assert row["state"] in (key.state(began), key.state(time.time()))
             assert (row["rotated_at"] != "never") == key.rotated
             assert (row["revoked_at"] != "never") == key.revoked
-        return [(key, key.total - int(found[key.id]["total"])) for _, key in keys]
+        return [(key, key.total - int(found[key.id]["total"])) for key in self.keys]
 
     def restart(self) -> None:
         """At a kill, what SQLite has not saved may be lost, of a second."""
-        for step in (self.open_echo, self.open_time, self.burst):
-            step()
+        self.take(self.open_echo, self.open_time, self.burst)
         now, how = time.time(), self.chance.choice(STOPS)
         print(how.name)
         if how == signal.SIGHUP and self.server.postgres:
@@ -253,14 +236,13 @@ class Walk:
         self.ask(self.some_key(), 1, 25)
 
     def storm(self) -> None:
-        key = self.some_key()
-        if key.settled(time.time()):
+        if (key := self.some_key()).settled(time.time()):
             self.ask(key, 16, 3)
 
     def ask(self, key: Key, connections: int, each: int) -> None:
         """Over each connection so many times, all at once."""
         began = time.time()
-        with contextlib.ExitStack() as stack:
+        with ExitStack() as stack:
             clients = [stack.enter_context(RawSocket(self.server.port)) for _ in range(connections)]
             for client in clients * each:
                 headers = {"Host": "a", "X-API-Key": key.secret}
@@ -272,14 +254,13 @@ class Walk:
             key.take(seen, began, time.time())
 
     def read_user(self) -> None:
-        key = self.some_key()
-        (user,) = [user for user in self.users if key in user.keys]
-        began, answer = time.time(), self.server.ask(ME, X_API_Key=key.secret)
+        key, began = self.some_key(), time.time()
+        answer = self.server.ask(ME, X_API_Key=key.secret)
         key.take(parts(answer), began, time.time())
         if answer.status == 200:
-            body, moments = answer.json(), (began, time.time())
-            live = [sum(one.is_live(moment) for one in user.keys) for moment in moments]
-            assert (body["username"], body["email"]) == (user.name, f"{user.name}@example.com")
+            body, own = answer.json(), [one for one in self.keys if one.user == key.user]
+            live = [sum(one.is_live(moment) for one in own) for moment in (began, time.time())]
+            assert (body["username"], body["email"]) == (key.user, f"{key.user}@example.com")
             assert body["api_key_count"] in live
 
     # Sockets
@@ -291,7 +272,7 @@ class Walk:
     def open_time(self) -> None:
         key = self.some_key()
         if key.facts.tier == "quick" or not key.settled(time.time()) or time.time() % 60 > 57:
-            return  # the answer to an upgrade does not say in which window it is counted
+            raise Impossible  # the answer to an upgrade does not say in which window it is counted
         client = self.stack.enter_context(RawSocket(self.server.port))
         began, answer = time.time(), client.handshake(f"{TIME}?api_key={key.secret}")
         if answer.status == 101:
@@ -312,27 +293,24 @@ class Walk:
                 while utc(said(client)["timestamp"]) < began:
                     pass
 
-    def leave(self) -> None:
-        for client in [*self.echoes, *dict(self.times)]:
-            client.sock.close()
-        self.echoes, self.times = [], []
-
     # Helpers
 
-    def some_live_key(self) -> tuple[User, Key]:
+    def expect_room(self, user: str) -> None:
+        if sum(key.user == user for key in self.keys) >= MOST_KEYS:
+            raise Impossible
+
+    def some_live_key(self) -> Key:
         """A key that may be changed: alive for some seconds, and known to everybody as it is."""
         now = time.time()
-        keys = [(user, key) for user in self.users for key in user.keys]
-        good = [(user, key) for user, key in keys if key.settled(now) and key.is_live(now)]
-        if not good:
+        keys = [key for key in self.keys if key.settled(now) and key.is_live(now)]
+        listening = [key for _, key in self.times if key in keys]
+        if not keys:
             raise Impossible
-        listening = [pair for pair in good if pair[1] in dict(self.times).values()]
-        return self.chance.choice(listening if listening and self.chance.random() < 0.5 else good)
+        return self.chance.choice(listening if listening and self.chance.random() < 0.5 else keys)
 
     def some_key(self) -> Key:
         """Any of the keys, most often one of the latest."""
-        keys = [key for user in self.users for key in user.keys]
-        return self.chance.choice(keys if self.chance.random() < 0.3 else keys[-4:])
+        return self.chance.choice(self.keys if self.chance.random() < 0.3 else self.keys[-4:])
 
     def noticed(self) -> float:
         """Until when a change in a page may go unnoticed; a single process knows it at once."""
@@ -342,11 +320,11 @@ class Walk:
         sql = "SELECT expires_at FROM api_key WHERE id = ?"
         return self.server.execute(sql, secret[8:16])[0][0] or float("inf")
 
-    def visit(self, user: User, path: str, data: bytes | None = None) -> str:
-        with user.browser.open(self.server.url + path, data, timeout=10) as response:
+    def visit(self, user: str, path: str, data: bytes | None = None) -> str:
+        with self.users[user].open(self.server.url + path, data, timeout=10) as response:
             return response.read().decode()
 
-    def submit(self, user: User, page: str, action: str, **fields: str) -> str:
+    def submit(self, user: str, page: str, action: str, **fields: str) -> str:
         """Fill in and send the form that has this action, or none, as a browser does."""
         forms = re.findall(r"<form([^>]*)>(.*?)</form>", self.visit(user, page), re.S)
         targets = [(re.findall(r'action="(.*?)"', head), form) for head, form in forms]
