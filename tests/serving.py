@@ -26,7 +26,7 @@ from rawsocket import Answer, RawSocket
 from settings import NAMES, PLATFORM_HOPS
 
 REPOSITORY = Path(__file__).parent.parent
-START_SECONDS = 15
+START_SECONDS = 30
 SETTINGS = {*NAMES, *PLATFORM_HOPS, "GUNICORN_CMD_ARGS", "FORWARDED_ALLOW_IPS"}
 KEYS_PER_USER = 25
 USER_ID = 1000  # the next one is twice this: those between are given by the service
