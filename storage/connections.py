@@ -19,15 +19,15 @@ from peewee import OperationalError, Psycopg3Adapter
 from playhouse.pool import MaxConnectionsExceeded, PooledPostgresqlDatabase
 from psycopg import Connection, Error
 from psycopg._conninfo_attempts import conninfo_attempts
-from psycopg.conninfo import conninfo_to_dict
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 CONNECTIONS = 4  # of the pool in each process, for pages and the background
 ANSWER_SECONDS = 0.6  # to connect, and again for an answer; a busy machine needs 0.4
 STALE_SECONDS = 60  # how long a connection of the pool is used
 
 
-# When each address of a host has failed last: one that fails is tried last from then on.
-failed_at: defaultdict[tuple[Any, ...], float] = defaultdict(float)
+# When connecting to an address has failed last: from then on, the others are tried first.
+failed_at: defaultdict[str, float] = defaultdict(float)
 
 
 def connect(url: str, seconds: int, kind: type[Connection[Any]] = Connection) -> Any:
@@ -37,24 +37,20 @@ def connect(url: str, seconds: int, kind: type[Connection[Any]] = Connection) ->
     the primary can be written.
     """
     limits: dict[str, Any] = {"target_session_attrs": "read-write", "connect_timeout": seconds}
-    addresses = conninfo_attempts({**limits, **conninfo_to_dict(url)})
-    *others, last = sorted(addresses, key=lambda address: failed_at[name_of(address)])
+    attempts: list[Any] = conninfo_attempts({**limits, **conninfo_to_dict(url)})
+    *others, last = sorted((make_conninfo(**each) for each in attempts), key=failed_at.__getitem__)
     for address in others:
         with suppress(Error):
-            return attempt(address, kind)
-    return attempt(last, kind)
+            return connect_to(address, kind)
+    return connect_to(last, kind)
 
 
-def attempt(address: Any, kind: type[Connection[Any]]) -> Any:
+def connect_to(address: str, kind: type[Connection[Any]]) -> Any:
     try:
-        return kind.connect(autocommit=True, **address)
+        return kind.connect(address, autocommit=True)
     except (Error, gevent.Timeout):
-        failed_at[name_of(address)] = time.monotonic()
+        failed_at[address] = time.monotonic()
         raise
-
-
-def name_of(address: Any) -> tuple[Any, ...]:
-    return tuple(address.get(part) for part in ("host", "hostaddr", "port"))
 
 
 class Impatient(Connection[Any]):
