@@ -466,6 +466,7 @@ def test_chart_shows_24_hours_of_all_keys_of_the_user(log_in: LogIn, ada: FlaskC
     page = ada.get(SECURITY).text
     assert "<strong>3,000</strong> requests, at most 3,000 in an hour" in page
     assert page.count("<title>") == 1 + 24
+    assert re.search('<svg class="chart"[^>]* aria-hidden="true">', page)  # not 24 images
     assert page.count("<td>3,000</td>") == 1
 
 
