@@ -162,20 +162,20 @@ class Guard:
             return None
         return key if compare_digest(key.digest, digest(presented)) else None
 
-    def allowance(self, key: ApiKey, cost: int = 0) -> Allowance:
-        """What is left for the key, after `cost` more requests if all of them were accepted."""
-        quota = self._quotas.get(key.tier) or self._quotas[DEFAULT_TIER]
-        allowance = self._store.hit(key.id, quota, cost)
-        if allowance is None:  # deleted since it was looked up
-            raise bad_key()
-        return allowance
+    def left(self, key: ApiKey) -> Allowance:
+        """What is left for the key, to be shown."""
+        return self._store.left(key, self._quota(key))
 
     def spend(self, key: ApiKey, cost: int = 1) -> Allowance:
         """Count this request; raises Problem 401 or 429, or PeeweeException.
 
-        The headers of the response show the allowance.
+        A cost of 0 counts nothing, but refuses a key that is used up. The headers of the response
+        show the allowance.
         """
-        request.environ[ALLOWANCE] = allowance = self.allowance(key, cost)
+        allowance = self._store.hit(key.id, self._quota(key)) if cost else self.left(key)
+        if allowance is None:  # deleted since it was looked up
+            raise bad_key()
+        request.environ[ALLOWANCE] = allowance
         if allowance.accepted:
             return allowance
         quota, reset = allowance.quota, date_time(allowance.reset)
@@ -183,6 +183,9 @@ class Guard:
         retry = {"Retry-After": str(allowance.seconds_left)}
         members = {"type": QUOTA_EXCEEDED, "violated-policies": [quota.tier], "reset_time": reset}
         raise Problem(429, "rate_limited", detail, headers=retry, **members)
+
+    def _quota(self, key: ApiKey) -> Quota:
+        return self._quotas.get(key.tier) or self._quotas[DEFAULT_TIER]
 
 
 def require_api_key(view: View) -> View:

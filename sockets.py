@@ -130,8 +130,7 @@ def admit() -> None:
     if request.endpoint == "sockets.time":
         presented = request.args.get("api_key") or request.headers.get("X-API-Key")
         g.key = services().guard.check(presented, ", or as api_key in the query")
-        # Counts nothing yet, but refuses a used-up key, and gives a refusal by `reserve` its
-        # limit headers.
+        # Counted when it is admitted. Until then, this gives a refusal its limit headers.
         services().guard.spend(g.key, cost=0)
     who = g.key.id if g.key else caller(request.remote_addr)
     services().sockets.reserve(who)

@@ -3,7 +3,7 @@
 from typing import Protocol
 
 from models import ApiKey
-from ratelimit import Allowance, Quota
+from ratelimit import Allowance, Limiter, Quota
 
 
 class Store(Protocol):
@@ -18,8 +18,11 @@ class Store(Protocol):
 
     _rows: dict[str, ApiKey]  # by id
 
+    _limiter: Limiter
+
     def __init__(self) -> None:
         self.forget()
+        self._limiter = Limiter()  # where the rows are counted in, it only computes windows
 
     def find(self, key_id: str) -> ApiKey | None:
         """The key with this id, ended or not.
@@ -43,11 +46,12 @@ class Store(Protocol):
     def _look_up(self, key_id: str) -> ApiKey | None:
         """The row with this id."""
 
-    def hit(self, key_id: str, quota: Quota, cost: int = 1) -> Allowance | None:
-        """Count a request if the window's allowance is not used up; None if the key is deleted.
+    def left(self, key: ApiKey, quota: Quota) -> Allowance:
+        """What is left for the key according to this row, to be shown; counts nothing."""
+        return self._limiter.hit(key.id, quota, key.usage, cost=0)
 
-        A cost of 0 counts nothing, and goes by the row as it was found.
-        """
+    def hit(self, key_id: str, quota: Quota) -> Allowance | None:
+        """Count a request if the window's allowance is not used up; None if the key is deleted."""
 
     def ended(self, key_ids: set[str]) -> set[str]:
         """Which of these keys have ended."""

@@ -17,7 +17,7 @@ from peewee import OperationalError
 from psycopg.errors import LockNotAvailable
 
 from models import ApiKey, database
-from ratelimit import Allowance, Limiter, Quota
+from ratelimit import Allowance, Quota
 from storage import Store
 from storage.connections import ANSWER_SECONDS, connect
 from storage.queries import FIND, delete_old_rows, ended_keys, made_of
@@ -104,15 +104,11 @@ class PostgresStore(Store):
         # Hits of locked rows wait apart from the others.
         self._late_hits = Batch(url, partial(count_hits, lock_ms=LONG_LOCK_MS))
         self._locked: set[str] = set()  # ids of the keys whose hits go there
-        self._windows = Limiter()  # counts nothing, only computes the current window
 
     def _look_up(self, key_id: str) -> ApiKey | None:
         return self._finds.ask(key_id)
 
-    def hit(self, key_id: str, quota: Quota, cost: int = 1) -> Allowance | None:
-        if not cost:
-            key = self.find(key_id)
-            return key and self._windows.hit(key_id, quota, key.usage, cost)
+    def hit(self, key_id: str, quota: Quota) -> Allowance | None:
         if key_id not in self._locked:
             allowance = self._hits.ask((key_id, quota))
             if allowance is not LOCKED:

@@ -19,7 +19,7 @@ from peewee import OperationalError, PeeweeException, SqliteDatabase
 from playhouse.pool import MaxConnectionsExceeded, PooledSqliteDatabase
 
 from models import HOUR, ApiKey, now
-from ratelimit import Allowance, Limiter, Quota
+from ratelimit import Allowance, Quota
 from storage import Store
 from storage.outage import one_line
 from storage.queries import FIND, delete_old_rows, ended_keys, made_of
@@ -92,16 +92,16 @@ class SqliteStore(Store):
         pragmas = PRAGMAS | {"cache_size": -CACHE_KIB}
         options = {"uri": True, "timeout": 0, "thread_safe": False, "pragmas": pragmas}
         self._database = SqliteDatabase(uri(file), **options)
-        self._file, self._limiter, self._thread = file, Limiter(), ThreadPool(1)
+        self._file, self._thread = file, ThreadPool(1)
         self._saves = 0
 
     def _look_up(self, key_id: str) -> ApiKey | None:
         row = self._database.execute_sql(f"{FIND} = ?", (key_id,)).fetchone()
         return made_of(row) if row else None
 
-    def hit(self, key_id: str, quota: Quota, cost: int = 1) -> Allowance | None:
+    def hit(self, key_id: str, quota: Quota) -> Allowance | None:
         key = self.find(key_id)
-        return key and self._limiter.hit(key_id, quota, key.usage, cost)
+        return key and self._limiter.hit(key_id, quota, key.usage)
 
     def ended(self, key_ids: set[str]) -> set[str]:
         return ended_keys(key_ids, self._database)

@@ -140,15 +140,11 @@ def test_limiter_and_database_have_the_same_rule_for_a_window(
     assert stored.plus(limiter.counted.get(key.id, Usage())) == after
 
 
-def test_cost_of_zero_goes_by_the_row_that_was_found(store: Store, new_id: NewId) -> None:
+def test_what_is_left_is_told_without_counting(store: Store, new_id: NewId) -> None:
     key = key_of(store, new_id(**Usage(7, END, 3)._asdict()))
-    with models.database.connection_context():
-        models.database.drop_tables([ApiKey])
-    asked = store.hit(key.id, LONG, cost=0)
-    assert asked
-    assert asked._replace(seconds_left=0) == (LONG, True, 2, END, 0, 7)
-    with models.database.connection_context():
-        models.database.create_tables([ApiKey])
+    for _ in range(2):
+        left = store.left(key, LONG)
+        assert left._replace(seconds_left=0) == (LONG, True, 2, END, 0, 7)
 
 
 def test_store_model_and_condition_agree_which_keys_have_ended(store: Store, new_id: NewId) -> None:

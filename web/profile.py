@@ -5,7 +5,6 @@ from functools import partial
 
 from flask import Blueprint, abort, flash, g, redirect, render_template, request, session, url_for
 from flask.typing import ResponseReturnValue
-from gevent.pool import Group
 from peewee import IntegrityError, fn
 
 import accounts
@@ -60,8 +59,7 @@ def security() -> str:
     with database.connection_context():
         listed = list(g.user.keys.where(ApiKey.live() | expired).order_by(*order))
         hours = hourly_requests(g.user)
-    allowances = Group().map(services().guard.allowance, listed)  # their look-ups share a query
-    page = {"keys": list(zip(listed, allowances, strict=True)), "hours": hours}
+    page = {"keys": [(key, services().guard.left(key)) for key in listed], "hours": hours}
     return render_template("security.html", lifetimes=LIFETIMES, new_id=auth.random_text(8), **page)
 
 
