@@ -8,7 +8,6 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-import click
 import pytest
 from click.testing import Result
 from flask.testing import FlaskClient, FlaskCliRunner
@@ -139,20 +138,6 @@ def print_key(cli: FlaskCliRunner, capfd: pytest.CaptureFixture[str]) -> Callabl
         return capfd.readouterr().out
 
     return run
-
-
-def test_duration_is_a_number_with_a_unit() -> None:
-    right = {"0": 0, "5s": 5, "15m": 900, "24h": 86_400, "99999d": 99_999 * 86_400}
-    assert {text: commands.duration(text) for text in right} == right
-    for wrong in ("", "90", "d", "-1d", "1.5d", "1w", "1 d", "1d2h", "1D", "\u0661d", "999999d"):
-        with pytest.raises(click.BadParameter):
-            commands.duration(wrong)
-
-
-def test_tier_is_changed_to_one_that_is_listed(cli: FlaskCliRunner, key: str) -> None:
-    assert done(cli.invoke(args=["key", "tier", key[8:16], "pro"])) == ""
-    assert "no tier 'gold'" in refused(cli.invoke(args=["key", "tier", key[8:16], "gold"]))
-    assert row(key).tier == "pro"
 
 
 @pytest.mark.parametrize("command", ["revoke KEY", "tier KEY pro", "rotate KEY"])

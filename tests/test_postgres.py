@@ -26,7 +26,6 @@ import accounts
 import auth
 import models
 from auth import Guard
-from models import ApiKey, User
 from postgresql import Cluster, Network
 from protocol.problems import Problem
 from ratelimit import Quota
@@ -159,33 +158,6 @@ def test_deleted_key_is_a_bad_key(store: PostgresStore, new_id: NewId, place: Se
     assert refusal.value.get_response().get_json()["code"] == "invalid_api_key"
 
 
-@pytest.mark.parametrize("word", ["BEGIN", "INSERT", "COMMIT", "ROLLBACK"])
-def test_every_word_of_a_transaction_is_answered_in_time_or_fails(
-    network: Network, place: Settings, word: str
-) -> None:
-    """peewee sends the first and the last past `execute_sql`, psycopg all through `wait`."""
-    open_database(load({"DATABASE_URL": network.url(str(place.database_url))}))
-    ada = {"username": "ada", "email": "ada@example.com", "password_hash": ""}
-
-    def change() -> None:
-        with models.database.connection_context(), models.database.atomic() as transaction:
-            User.create(**ada)
-            if word == "ROLLBACK":
-                transaction.rollback()
-
-    with ThreadPoolExecutor(1) as thread:
-        network.die(word.encode())
-        started = time.monotonic()
-        try:
-            said = "COMMIT was not answered, so the change may" if word == "COMMIT" else None
-            with pytest.raises(peewee.PeeweeException, match=said):
-                thread.submit(change).result(timeout=5)
-            assert time.monotonic() - started < 1.5
-        finally:
-            network.close()  # or the thread would wait for ever
-    models.database.close_all()
-
-
 def test_silent_host_is_left_for_the_next_one(
     cooperative: None, cluster: Cluster, network: Network, new_id: NewId, place: Settings
 ) -> None:
@@ -216,15 +188,6 @@ def test_connection_that_is_not_free_in_time_is_an_outage(
         with pytest.raises(peewee.OperationalError, match="no connection within"):
             thread.submit(connect).result(timeout=5)
         assert time.monotonic() - started < 1
-
-
-def test_connection_that_the_server_closed_is_replaced(place: Settings, new_id: NewId) -> None:
-    """As at a restart of the server while nobody asks."""
-    new_id()
-    others = "FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
-    assert query(place, f"SELECT pg_terminate_backend(pid) {others}") == [(True,)]
-    with models.database.connection_context():
-        assert ApiKey.select().count() == 1
 
 
 def test_many_may_start_at_once_on_an_empty_database(cluster: Cluster) -> None:

@@ -2,13 +2,9 @@
 
 import time
 from collections.abc import Iterator
-from itertools import repeat
-from unittest import mock
 
-import gevent
 import pytest
 
-from protocol import tcp
 from protocol.addresses import caller
 from protocol.timestamps import date_time, display, timestamp, utc
 
@@ -50,14 +46,3 @@ def test_time_has_three_forms(fraction: float, milliseconds: str) -> None:
 )
 def test_ipv6_address_is_one_caller_with_its_64(address: str | None, who: str) -> None:
     assert caller(address) == who
-
-
-def test_endless_input_is_discarded_for_a_time_and_others_have_their_turn(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(tcp, "DRAIN_SECONDS", 0.05)
-    client = mock.Mock()
-    client.recv.side_effect = repeat(b"more", 100_000)
-    other = gevent.spawn(gevent.sleep, 0.01)
-    tcp.drain(client)
-    assert other.ready()

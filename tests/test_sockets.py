@@ -216,8 +216,3 @@ def test_client_that_is_lost_is_sent_nothing_and_is_no_bug(
     assert ended_by(ending).ended()
     assert [record.levelname for record in caplog.records] == ["INFO", "INFO"]
     assert caplog.messages[-1].endswith(": 1006")
-
-
-def test_socket_that_opens_during_a_stop_is_closed_at_once(app: Flask, ended_by: EndedBy) -> None:
-    app.extensions["services"].sockets.shut_down()
-    assert ended_by(Closed(4000)).frame().close_code == 1001

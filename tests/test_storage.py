@@ -18,7 +18,7 @@ import auth
 import models
 from models import DAY, HOUR, ApiKey, HourlyUsage, User
 from ratelimit import Allowance, Limiter, Quota, Usage
-from serving import eventually, writing
+from serving import writing
 from settings import Settings, SettingsError, load
 from storage import Store, outage
 from storage.database import create_tables, open_database, open_store
@@ -106,13 +106,6 @@ def test_new_column_that_old_rows_cannot_have_is_refused(
     with pytest.raises(SettingsError, match=r"^models.py: <CharField: ApiKey.name> must have"):
         create_tables(place)
     open_database(place)
-
-
-def test_key_is_found_with_all_its_columns(store: Store, new_id: NewId) -> None:
-    key_id = new_id(tier="pro", expires_at=1, rotated_at=2, last_used_at=3, total=4)
-    with models.database.connection_context():
-        row = ApiKey.get_by_id(key_id)
-    assert key_of(store, key_id).__data__ == row.__data__
 
 
 @pytest.mark.parametrize(
@@ -225,16 +218,6 @@ def saved(connection: sqlite3.Connection) -> list[tuple[int, int | None]]:
 
 
 @in_sqlite
-def test_key_whose_user_was_deleted_by_hand_is_not_found(
-    store: Store, new_id: NewId, other: sqlite3.Connection
-) -> None:
-    key_id = new_id()
-    other.execute("DELETE FROM user")  # a connection without foreign keys
-    assert store.find(key_id) is None
-    assert store.ended({key_id}) == {key_id}
-
-
-@in_sqlite
 def test_save_that_fails_half_way_saves_nothing(
     store: Store, new_id: NewId, other: sqlite3.Connection
 ) -> None:
@@ -259,22 +242,6 @@ def test_usage_changed_by_hand_counts_though_requests_wait_to_be_saved(
     other.execute("UPDATE api_key SET used = 3, total = 500")
     store.save()
     assert key_of(store, key_id).usage == Usage(501, END, 4)
-
-
-@in_sqlite
-def test_checkpoint_copies_the_log_into_the_file(
-    store: Store, new_id: NewId, tmp_path: Path
-) -> None:
-    """Otherwise the log would grow for ever."""
-    store.hit(new_id(), LONG)
-    store.save()
-
-    def copy_has_the_count() -> bool:
-        (tmp_path / "copy.db").write_bytes((tmp_path / "test.db").read_bytes())  # without the log
-        with closing(sqlite3.connect(tmp_path / "copy.db")) as copy:
-            return copy.execute("SELECT total FROM api_key").fetchall() == [(1,)]
-
-    eventually(copy_has_the_count)
 
 
 @in_sqlite

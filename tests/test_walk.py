@@ -114,13 +114,15 @@ class Walk:
             raise Impossible
         if self.chance.random() < 0.3:
             secret = self.server.flask("key", "rotate", key.id, "--grace", "3s").strip()
-            until = later()
+            until, grace = later(), 3
         else:
             form = f"{KEYS}/{key.id}/successor"
             secret = secret_in(self.submit(key.user, f"{KEYS}/{key.id}/rotate", form))
-            until = self.noticed()
+            until, grace = self.noticed(), 86_400
         successor = key.successor(secret, self.end_of(secret))
-        key.change(now, until, ends_at=self.end_of(key.secret))
+        end = self.end_of(key.secret)
+        assert end == key.facts.ends_at or 0 <= end - int(now) - grace <= patience(1)
+        key.change(now, until, ends_at=end)
         self.keys.append(successor)
         began, seen = time.time(), parts(self.server.ask(STATS, X_API_Key=secret))
         used = seen["limit"] - seen["left"] - (seen["status"] == 200)

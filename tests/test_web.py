@@ -9,10 +9,8 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from unittest import mock
 
-import gevent
 import pytest
 from flask import Flask
 from flask.testing import FlaskClient
@@ -24,7 +22,6 @@ import app as service
 import auth
 import models
 import settings
-import web
 from models import ApiKey, HourlyUsage, User
 from ratelimit import Limiter
 from rows import change, count
@@ -121,27 +118,6 @@ def snapshot() -> list[tuple[object, ...]]:
 # Signing up, logging in and out
 
 
-@pytest.mark.parametrize(
-    ("field", "value", "message"),
-    [
-        ("username", "a", "Use 2 to 32 letters"),
-        ("email", "nowhere", "Enter an address like ada@example.com."),
-        ("password", "too short", "Use 10 to 256 characters."),
-    ],
-)
-def test_bad_sign_up_comes_back_with_a_message_and_what_was_typed(
-    client: FlaskClient, field: str, value: str, message: str
-) -> None:
-    answer = sign_up(client, "ada", **{"email": "<b>@example.com", field: value})
-    assert answer.status_code == 422
-    assert f'class="error" id="{field}-note">{message}' in answer.text
-    assert re.search(rf'id="{field}"[^>]*{field}-note"[^>]*aria-invalid="true"', answer.text)
-    assert field == "email" or 'value="&lt;b&gt;@example.com"' in answer.text
-    assert PASSWORD not in answer.text
-    assert f'class="hint" id="{field}-note"' not in answer.text
-    assert accounts.find("ada") is None
-
-
 def test_closed_sign_ups_say_so(config: settings.Settings, app: Flask) -> None:
     browser = service.create_app(replace(config, signups=False)).test_client()
     assert "sign-up" not in browser.get("/log-in").text + browser.get("/").text
@@ -159,9 +135,7 @@ def test_every_failed_log_in_says_the_same(ada: FlaskClient, client: FlaskClient
     assert not is_logged_in(client)
 
 
-def test_log_in_replaces_the_session_of_whoever_was_logged_in(
-    log_in: LogIn, ada: FlaskClient
-) -> None:
+def test_log_in_replaces_the_session_so_fixation_fails(log_in: LogIn, ada: FlaskClient) -> None:
     log_in("bob")
     with ada.session_transaction() as session:
         session["planted"] = "by Mallory"
@@ -415,10 +389,6 @@ def test_id_of_a_key_is_one_that_a_form_can_bring(ada: FlaskClient, key_id: str)
     assert count() == 0
 
 
-def test_first_type_to_choose_is_the_default_of_the_command(ada: FlaskClient) -> None:
-    assert re.findall(r'<option value="(\w+)', ada.get(SECURITY).text)[0] == "production"
-
-
 @pytest.mark.parametrize("name", ["", "   ", "n" * 65, "two\nlines"])
 def test_bad_name_makes_no_key_and_keeps_what_was_chosen(ada: FlaskClient, name: str) -> None:
     answer = create_key(ada, name, expires="90 days")
@@ -470,28 +440,6 @@ def test_chart_shows_24_hours_of_all_keys_of_the_user(log_in: LogIn, ada: FlaskC
     assert page.count("<td>3,000</td>") == 1
 
 
-@pytest.mark.parametrize(
-    ("grace", "seconds"),
-    [({}, 86400), ({"grace": "in 24 hours"}, 86400), ({"grace": "in 5 minutes"}, 300)],
-)
-def test_rotated_key_works_for_the_grace_and_the_page_says_until_when(
-    ada: FlaskClient, grace: dict[str, str], seconds: int
-) -> None:
-    old_secret = secret_in(create_key(ada, "ci"))
-    answer = ada.post(f"{path_of(0)}/successor", data=grace)
-    old, new = stored_keys()
-    assert secret_in(answer)[8:16] == new.id
-    assert 0 <= old.expires_at - old.created_at - seconds <= 1
-    assert f"{old_secret[:16]}…</code>, works until" in answer.text
-    left = "in 24 h" if seconds == 86400 else "in 5 min"
-    assert f"UTC ({left})." in answer.text
-    secrets = [old_secret, secret_in(answer)]
-    assert [ask_api(ada, secret).status_code for secret in secrets] == [200, 200]
-    page = ada.get(SECURITY).text
-    assert re.search(f"replaced, <br>expires <time[^>]*>{left}", page)
-    assert re.findall(f'href="{KEYS}/{old.id}/(.*?)"', page) == ["rename", "revoke"]
-
-
 def test_rotation_that_is_sent_twice_leaves_a_way_to_a_new_key(ada: FlaskClient) -> None:
     """As without a script, where a second click drops the response to the first."""
     old_secret = secret_in(create_key(ada, "ci"))
@@ -503,15 +451,17 @@ def test_rotation_that_is_sent_twice_leaves_a_way_to_a_new_key(ada: FlaskClient)
     assert SECRET.search(ada.post(f"{KEYS}/{secret_in(lost)[8:16]}/successor", data=form).text)
 
 
-@pytest.mark.parametrize("path", ["rename", "rotate", "successor", "revoke"])
+@pytest.mark.parametrize(
+    ("page", "form"), [("rename", "rename"), ("rotate", "successor"), ("revoke", "revoke")]
+)
 def test_key_of_another_is_neither_shown_nor_changed(
-    log_in: LogIn, ada: FlaskClient, path: str
+    log_in: LogIn, ada: FlaskClient, page: str, form: str
 ) -> None:
     create_key(ada, "the key of Ada")
     bob = log_in("bob")
     before = snapshot()
-    assert "the key of Ada" not in bob.get(f"{path_of(0)}/{path}").text + bob.get(SECURITY).text
-    assert bob.post(f"{path_of(0)}/{path}", data={"name": "mine"}).status_code in (404, 405)
+    assert "the key of Ada" not in bob.get(f"{path_of(0)}/{page}").text + bob.get(SECURITY).text
+    assert bob.post(f"{path_of(0)}/{form}", data={"name": "mine"}).status_code == 404
     assert snapshot() == before
 
 
@@ -557,7 +507,7 @@ def test_form_after_the_log_out_changes_nothing_and_says_so(client: FlaskClient)
         {"Sec-Fetch-Site": "none", "Origin": "https://mallory.example"},
     ],
 )
-def test_post_from_another_site_changes_nothing(
+def test_csrf_post_from_another_site_changes_nothing(
     ada: FlaskClient, path: str, headers: dict[str, str]
 ) -> None:
     create_key(ada)
@@ -599,19 +549,6 @@ def test_large_form_is_refused(client: FlaskClient) -> None:
     for size, status in [(16 * 1024, 422), (16 * 1024 + 1, 413)]:
         form = {"username": "x" * (size - empty)}
         assert client.post("/log-in", data=form).status_code == status
-
-
-def test_form_that_takes_too_long_is_a_408_and_no_bug(
-    client: FlaskClient, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Even when a part of it comes now and then (when nothing comes: test_wire_hostile.py)."""
-    monkeypatch.setattr(web, "FORM_SECONDS", 0.1)
-    dripping = SimpleNamespace(read=lambda *_: gevent.sleep(60))
-    sent = {"wsgi.input": dripping, "wsgi.input_terminated": True, "CONTENT_LENGTH": "9"}
-    answer = client.post("/log-in", environ_overrides=sent)
-    assert answer.status_code == 408
-    assert "It did not arrive in time." in answer.text
-    assert "bug" not in caplog.text
 
 
 # What every page carries

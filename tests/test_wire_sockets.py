@@ -27,7 +27,7 @@ from rawsocket import (
     handshake_bytes,
     request_bytes,
 )
-from serving import Server, eventually
+from serving import Server, eventually, patience
 
 ECHO, TIME, STATUS = "/api/v1/ws/echo", "/api/v1/ws/time", "/api/v1/status"
 MAX_BYTES = 65_536
@@ -78,7 +78,7 @@ class TestEcho:
             client.sock.settimeout(15)
             with pytest.raises((ConnectionResetError, BrokenPipeError)):
                 client.send(bytes(50_000_000))
-            assert seconds <= time.monotonic() - started < seconds + 4
+            assert seconds <= time.monotonic() - started < patience(seconds + 3)
         assert server.resident_kib - before < 4096
         eventually(lambda: server.log_lines(": 1006"))
 
@@ -250,28 +250,17 @@ class TestTime:
         where = "header, or as api_key in the query."
         assert (where in answer.json()["detail"]) == (code == "missing_api_key")
 
-    def test_sockets_of_an_ended_key_close_within_two_seconds(
+    def test_socket_of_a_deleted_user_closes_within_two_seconds(
         self, start_server: StartServer
     ) -> None:
-        """Whether it was ended by a command or by hand; those of other keys stay open."""
+        """That of a key that was revoked or has expired, too: test_walk.py."""
         server = start_server()
-        keys = [server.new_key() for _ in range(4)]
-        with contextlib.ExitStack() as stack:
-            clients = [stack.enter_context(RawSocket(server.port)) for _ in keys]
-            for client, key in zip(clients, keys, strict=True):
-                client.open(f"{TIME}?api_key={key}")
-            server.flask("key", "revoke", keys[0][8:16])
-            server.execute("UPDATE api_key SET expires_at = 1 WHERE id = ?", keys[1][8:16])
-            server.execute("DELETE FROM api_key WHERE id = ?", keys[2][8:16])
-            assert_closed_in_time(clients[:3])
+        with RawSocket(server.port) as client:
+            client.open(f"{TIME}?api_key={server.new_key()}")
             server.flask("user", "delete", "user0")
-            assert_closed_in_time(clients[3:])
-
-
-def assert_closed_in_time(clients: list[RawSocket]) -> None:
-    changed = time.monotonic()
-    assert {client.close_code() for client in clients} == {1008}
-    assert time.monotonic() - changed < 2
+            deleted = time.monotonic()
+            assert client.close_code() == 1008
+            assert time.monotonic() - deleted < patience(2)
 
 
 class TestCaps:
