@@ -3,7 +3,8 @@
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from itertools import chain
 from typing import Any, NoReturn
 
 import click
@@ -21,6 +22,7 @@ from storage.database import create_tables
 from storage.outage import one_line
 
 SECONDS = {"s": 1, "m": 60, "h": models.HOUR, "d": models.DAY}
+PAGE = 100  # users that are listed at a time
 USER_COLUMNS = ("id", "username", "email", "created_at")
 KEY_COLUMNS = (
     *("id", "username", "name", "type", "tier", "state"),
@@ -76,7 +78,7 @@ def create_user(username: str, email: str, password_stdin: bool) -> None:
 @users.command("list")
 def list_users() -> None:
     """List all users."""
-    print_rows(USER_COLUMNS, User.select().order_by(User.id))
+    print_rows(USER_COLUMNS, chain.from_iterable(pages_of_users()))
 
 
 @users.command("password")
@@ -126,10 +128,22 @@ def rotate_key(key_id: str, grace: int) -> None:
 @click.argument("username", required=False)
 def list_keys(username: str | None) -> None:
     """List all keys, or those of one user."""
+    pages = pages_of_users() if username is None else [[user_named(username)]]
+    print_rows(KEY_COLUMNS, chain.from_iterable(map(keys_of, pages)))
+
+
+def pages_of_users() -> Iterator[list[User]]:
+    """All users by id, some at a time: so a list takes little memory, and no lock for long."""
+    last = 0
+    while page := list(User.select().where(User.id > last).order_by(User.id).limit(PAGE)):
+        yield page
+        last = page[-1].id
+
+
+def keys_of(users: list[User]) -> Iterable[ApiKey]:
+    """The keys of all users between the first and the last of these."""
     query = ApiKey.select(ApiKey, User.username).join(User).order_by(User.id, ApiKey.created_at)
-    if username is not None:
-        query = query.where(ApiKey.user == user_named(username))
-    print_rows(KEY_COLUMNS, query.objects())
+    return query.where(User.id.between(users[0].id, users[-1].id)).objects()
 
 
 @keys.command("tier")

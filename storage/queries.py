@@ -10,6 +10,9 @@ COLUMNS = list(ApiKey._meta.columns)
 OWNED = 'EXISTS (SELECT 1 FROM "user" WHERE "user".id = api_key.user_id)'
 FIND = f"SELECT {', '.join(COLUMNS)} FROM api_key WHERE {OWNED} AND id "  # add `= ...`
 KEEP_DAYS = 30  # how long ended keys are kept
+# Rows that are deleted at once, in 5 ms: twice a second, that is three times what a million keys in
+# use make.
+SOME = 500
 
 
 def made_of(row: tuple[object, ...]) -> ApiKey:
@@ -28,15 +31,19 @@ def ended_keys(ids: set[str], database: peewee.Database) -> set[str]:
 
 
 def delete_old_rows(database: peewee.Database) -> None:
-    """Delete hours of more than a day ago, some rows at a time, and keys that ended long ago.
+    """Delete some hours of more than a day ago, and some keys that ended long ago; for each sync.
 
-    Raises PeeweeException.
+    If nothing is old, it only reads: a DELETE takes a lock even if it finds no row. Raises
+    PeeweeException.
     """
     hour, key_id = HourlyUsage.hour, HourlyUsage.key_id
     past = hour < now() - (CHART_HOURS + 1) * HOUR
-    oldest = HourlyUsage.select(peewee.fn.MIN(hour)).where(past)
-    some = HourlyUsage.select(key_id).where(hour == oldest).limit(2000)  # so nobody waits for long
-    HourlyUsage.delete().where(hour == oldest, key_id.in_(some)).bind(database).execute()
+    oldest = HourlyUsage.select(peewee.fn.MIN(hour)).where(past).bind(database).scalar()
+    if oldest is not None:
+        some = HourlyUsage.select(key_id).where(hour == oldest).limit(SOME)
+        HourlyUsage.delete().where(hour == oldest, key_id.in_(some)).bind(database).execute()
     long_ago = now() - KEEP_DAYS * DAY
     ended = (ApiKey.revoked_at < long_ago) | (ApiKey.expires_at < long_ago)
-    ApiKey.delete().where(ended).bind(database).execute()
+    some = ApiKey.select(ApiKey.id).where(ended).limit(SOME)
+    if some.bind(database).exists():
+        ApiKey.delete().where(ApiKey.id.in_(some)).bind(database).execute()

@@ -26,7 +26,7 @@ from storage.queries import FIND, delete_old_rows, ended_keys, made_of
 
 log = logging.getLogger(__name__)
 
-SAVES_PER_CLEANUP = 20  # every 10 seconds
+SAVES_PER_CHECKPOINT = 20  # every 10 seconds
 LAST_SECONDS = 1.2  # how long the last save is retried during a stop
 SAVE = """UPDATE api_key SET total = total + :total,
     used = :used + CASE WHEN reset = :reset THEN used ELSE 0 END, reset = :reset,
@@ -109,8 +109,8 @@ class SqliteStore(Store):
     def save(self) -> None:
         if self._limiter.counted:
             self._save()
-        if self._saves % SAVES_PER_CLEANUP == 0 and len(self._thread) == 0:  # `spawn` would wait
-            delete_old_rows(self._database)
+        delete_old_rows(self._database)
+        if self._saves % SAVES_PER_CHECKPOINT == 0 and len(self._thread) == 0:  # or it would wait
             self._thread.spawn(checkpoint, self._file)
         self._saves += 1
         if not self._file.exists():  # the connections that are open still work

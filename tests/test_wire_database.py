@@ -120,7 +120,7 @@ class TestSqlite:
             )
         except FileNotFoundError:
             pytest.skip("there is no C compiler")
-        often = "import storage.sqlite; storage.sqlite.SAVES_PER_CLEANUP = 2"
+        often = "import storage.sqlite; storage.sqlite.SAVES_PER_CHECKPOINT = 2"
         server, page = start_patched(often, LD_PRELOAD=library), "/settings/profile"
         cookie = sign_up(server, "ada").headers["Set-Cookie"].partition(";")[0]
         form = form_bytes(page, username="ada", email="ada@example.com")

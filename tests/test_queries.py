@@ -1,0 +1,152 @@
+"""With many rows: every query is a search, and a command needs little memory."""
+
+import logging
+import re
+import secrets
+import sqlite3
+import subprocess
+import sys
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from flask import Flask
+
+import accounts
+import auth
+import models
+from server.background import Background
+from serving import REPOSITORY, clean_environment
+from settings import Settings, load
+from storage.database import create_tables
+from storage.sqlite import SAVE, SAVE_HOUR
+
+KEYS, USERS = 20_000, 1000
+NUMBERS = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < {})"
+COLUMNS = "id, user_id, name, type, tier, digest, created_at, expires_at, total, reset, used"
+FILL = [
+    """INSERT INTO "user" (id, username, email, password_hash, created_at)
+    {users} SELECT i, 'user' || i, 'user' || i, '', 0 FROM n""",
+    """INSERT INTO api_key ({columns}) {keys} SELECT CAST(10000000 + i AS varchar),
+    i - i / 1000 * 1000 + 1, 'k', 'production', 'free', '', 0, 9000000000, 0, 0, 0 FROM n""",
+    "INSERT INTO hourly_usage {users} SELECT i, 'a', 1 FROM n",
+]
+# What an index finds: a row, the rows of a user, an hour of a key; what is old; the next users.
+ROW = {"id=?", "rowid=?", "<expr>=?", "hour=? AND key_id=?"}
+FEW = {"user_id=?", "hour=?", "hour<?", "revoked_at<?", "expires_at<?"}
+PAGE = {"rowid>?", "rowid>? AND rowid<?", "user_id>? AND user_id<?"}
+
+
+def fill() -> None:
+    with models.database.connection_context():
+        for statement in FILL:
+            parts = {"users": NUMBERS.format(USERS), "keys": NUMBERS.format(KEYS)}
+            models.database.execute_sql(statement.format(columns=COLUMNS, **parts))
+
+
+@pytest.mark.parametrize("analyzed", [False, True])
+def test_no_query_of_pages_commands_and_background_scans(
+    app: Flask, config: Settings, caplog: pytest.LogCaptureFixture, analyzed: bool
+) -> None:
+    fill()
+    caplog.set_level(logging.DEBUG, "peewee")
+    with closing(sqlite3.connect(config.database_url)) as other:
+        if analyzed:
+            other.execute("ANALYZE")
+        walk(app)
+        asked = [record.msg for record in caplog.records if isinstance(record.msg, tuple)]
+        queries = {sql: values or () for sql, values in asked if "sqlite_master" not in sql}
+        queries[SAVE] = dict.fromkeys(("total", "used", "reset", "now", "id"))
+        queries[SAVE_HOUR] = ("", "", "")  # peewee does not make or log these two
+        steps = {
+            (sql, row[3])
+            for sql, values in queries.items()
+            if re.match("SELECT|INSERT|UPDATE|DELETE", sql)
+            for row in other.execute(f"EXPLAIN QUERY PLAN {sql}", values)
+        }
+    assert len(queries) > 30
+    assert not [step for step in steps if re.match("SCAN (?!CONSTANT)", step[1])]
+    conditions = {step.rpartition("(")[2].rstrip(")") for _, step in steps if "SEARCH" in step}
+    assert conditions <= ROW | FEW | PAGE
+
+
+def walk(app: Flask) -> None:
+    """Everything that commands, pages, the API and a sync do."""
+    password, run = secrets.token_urlsafe(), app.test_cli_runner().invoke
+    with app.app_context():
+
+        def command(line: str) -> None:
+            result = run(args=line.split(), input=password)
+            assert result.exit_code == 0, result.output
+
+        command("user create bob bob@example.com --password-stdin")
+        bob, _ = new_key("bob")  # `key create` and `key rotate` write to the terminal itself
+        for line in ("user list", "key list", "key list bob", f"key tier {bob} pro"):
+            command(line)
+        for line in (f"key revoke {bob}", "user password bob --password-stdin", "user delete bob"):
+            command(line)
+    browser, services = app.test_client(), app.extensions["services"]
+    ada, security = {"username": "ada", "email": "ada@example.com"}, "/settings/security"
+
+    def post(path: str, **form: str) -> None:
+        assert browser.post(path, data=form).status_code in (200, 303)
+
+    post("/sign-up", password=password, **ada)
+    post("/log-out")
+    post("/log-in", password=password, username="ada")
+    post("/settings/profile", **ada)
+    post(f"{security}/password", current=password, password=password)
+    post(f"{security}/keys", name="ci", type="production", expires="never")
+    key_id, key = new_key("ada")
+    path = f"{security}/keys/{key_id}"
+    for page in ("/", "/settings", security, f"{path}/rotate"):
+        assert browser.get(page).status_code == 200
+    for end in ("user/me", "usage/stats"):
+        assert browser.get(f"/api/v1/{end}", headers={"X-API-Key": key}).status_code == 200
+    post(f"{path}/rename", name="new")
+    post(f"{path}/successor", grace="in 5 minutes")
+    post(f"{path}/revoke")
+    Background(services).sync()
+    services.store.ended({f"{number:08}" for number in range(900)})
+
+
+def new_key(username: str) -> tuple[str, str]:
+    user = accounts.find(username)
+    assert user
+    row, key = auth.create_key(user, "ci", "production")
+    return row.id, key
+
+
+REPORT = """if True:
+    import atexit, sys
+    from flask.cli import main
+    atexit.register(lambda: sys.stderr.write(open("/proc/self/status").read()))
+    main()
+"""
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "postgres"])
+def test_list_of_all_keys_needs_no_more_memory_than_that_of_one_user(
+    request: pytest.FixtureRequest, tmp_path: Path, kind: str
+) -> None:
+    url = f"sqlite:///{tmp_path}/test.db"
+    if kind == "postgres":
+        url = request.getfixturevalue("cluster").new_database()
+    create_tables(load({"DATABASE_URL": url}))
+    fill()
+    models.database.close_all()
+
+    def kib(*arguments: str) -> tuple[int, int]:
+        """How many rows a command prints, and how much memory it needs."""
+        command, env = (
+            [sys.executable, "-c", REPORT, *arguments],
+            clean_environment(DATABASE_URL=url),
+        )
+        pipes: dict[str, Any] = {"capture_output": True, "text": True}
+        ran = subprocess.run(command, cwd=REPOSITORY, env=env, **pipes)
+        return ran.stdout.count("\n"), int(ran.stderr.split("VmHWM:")[1].split()[0])
+
+    rows, memory = kib("key", "list")
+    assert rows == KEYS
+    assert memory - kib("key", "list", "user1")[1] < 8000
