@@ -4,7 +4,8 @@ import peewee
 
 from models import CHART_HOURS, DAY, HOUR, ApiKey, HourlyUsage, now
 
-COLUMNS = list(ApiKey._meta.columns)
+COLUMNS = ApiKey._meta.columns
+FIELDS = [field.name for field in COLUMNS.values()]
 # The user may have been deleted by hand, without foreign keys. EXISTS, because with IN or JOIN
 # SQLite may go through all keys of each user.
 OWNED = 'EXISTS (SELECT 1 FROM "user" WHERE "user".id = api_key.user_id)'
@@ -16,8 +17,10 @@ SOME = 500
 
 
 def made_of(row: tuple[object, ...]) -> ApiKey:
-    """The key in a row that FIND has returned."""
-    return ApiKey(**dict(zip(COLUMNS, row, strict=True)))
+    """The key in a row that FIND has returned; given to the constructor, it would take 10 µs."""
+    key = ApiKey()
+    key.__data__.update(zip(FIELDS, row, strict=True))
+    return key
 
 
 def ended_keys(ids: set[str], database: peewee.Database) -> set[str]:
