@@ -61,9 +61,7 @@ def test_year(server: Server) -> None:
     assert get(server, YEAR) == {"year": year, "message": message, "timestamp": MILLISECOND}
 
 
-def test_status_says_whether_a_key_is_good_and_refuses_nobody(
-    server: Server, server_key: str
-) -> None:
+def test_status_says_whether_a_key_is_good(server: Server, server_key: str) -> None:
     for key, good in [("", False), ("nonsense", False), (server_key, True)]:
         body = {"status": "operational", "version": "1.0.0", "authenticated": good}
         assert get(server, STATUS, X_API_Key=key) == body
@@ -134,9 +132,7 @@ def test_time_socket_greets_and_sends_each_second_once(server: Server, server_ke
 # Starting
 
 
-def test_app_is_made_when_it_is_asked_for_and_asks_nothing_of_the_database(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_app_is_made_without_a_database(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """`gunicorn app:app` and `flask` want it; an import alone reads no settings."""
     assert "app" not in vars(service)
     assert not hasattr(service, "application")
@@ -147,9 +143,7 @@ def test_app_is_made_when_it_is_asked_for_and_asks_nothing_of_the_database(
     assert not list(tmp_path.iterdir())
 
 
-def test_user_who_was_deleted_meanwhile_has_no_key(
-    client: FlaskClient, key: str, ada: User
-) -> None:
+def test_user_who_was_just_deleted_has_no_key(client: FlaskClient, key: str, ada: User) -> None:
     assert client.get(ME, headers={"X-API-Key": key}).status_code == 200
     with models.database.connection_context():
         models.database.execute_sql("PRAGMA foreign_keys = 0")
@@ -218,9 +212,7 @@ def test_only_what_is_a_bug_is_logged_as_one(
 @pytest.mark.parametrize(
     ("status", "title"), [(403, "Forbidden"), (409, "Conflict"), (418, "I'm a teapot")]
 )
-def test_status_that_a_view_aborts_with_is_a_problem_of_its_own(
-    app: Flask, client: FlaskClient, status: int, title: str
-) -> None:
+def test_any_abort_is_a_problem(app: Flask, client: FlaskClient, status: int, title: str) -> None:
     app.add_url_rule("/api/aborting", "aborting", lambda: abort(status, "Not on Mondays."))
     answer = client.get("/api/aborting")
     assert (answer.status_code, answer.mimetype) == (status, "application/problem+json")
@@ -250,9 +242,7 @@ CHAINS = {  # X-Forwarded-For as each platform sends it; the first is the client
 
 @pytest.mark.parametrize("spoofed", [[], ["198.51.100.1", "10.0.0.1", "unknown", ""]])
 @pytest.mark.parametrize("platform", CHAINS)
-def test_client_address_is_the_one_that_the_platform_appended(
-    config: Settings, platform: str, spoofed: list[str]
-) -> None:
+def test_platform_gives_the_address(config: Settings, platform: str, spoofed: list[str]) -> None:
     hops = settings.load({platform: "anything"}).proxy_hops
     app = service.create_app(dataclasses.replace(config, proxy_hops=hops))
     app.add_url_rule("/seen", "seen", lambda: f"{request.remote_addr} {request.root_url}")

@@ -46,7 +46,7 @@ def other(character: str) -> str:
 
 
 @pytest.mark.parametrize(("type", "prefix"), [("production", "live"), ("development", "test")])
-def test_new_key_has_its_form_and_its_row(
+def test_new_key_has_form_and_row(
     ada: User, clock: SimpleNamespace, type: str, prefix: str
 ) -> None:
     made, key = auth.create_key(ada, "my ci", type, "pro", expires_at=NOON + 5)
@@ -79,9 +79,7 @@ def test_twenty_sixth_live_key_is_refused_until_one_has_ended(new_key: NewKey) -
 
 
 @pytest.mark.parametrize("ended", [{"expires_at": 1}, {"revoked_at": 1}])
-def test_key_that_has_ended_cannot_be_changed_revoked_or_rotated(
-    key: str, ended: dict[str, object]
-) -> None:
+def test_ended_key_cannot_be_changed_or_rotated(key: str, ended: dict[str, object]) -> None:
     change(key, **ended)
     before = row(key)
     with models.database.connection_context():
@@ -93,9 +91,7 @@ def test_key_that_has_ended_cannot_be_changed_revoked_or_rotated(
     assert count() == 1
 
 
-def test_successor_is_like_its_predecessor_and_goes_on_with_its_window(
-    ada: User, clock: SimpleNamespace, guard: Guard
-) -> None:
+def test_successor_goes_on_with_the_window(ada: User, clock: SimpleNamespace, guard: Guard) -> None:
     _, key = auth.create_key(ada, "my ci", "development", "pro", expires_at=NOON + 1000)
     read_before = row(key)
     change(key, total=9, reset=8, used=7, last_used_at=9)

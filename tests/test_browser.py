@@ -224,9 +224,7 @@ def test_story_of_an_account(person: Browser, server: Server) -> None:
 
 
 @pytest.mark.parametrize(("path", "seen"), [("echo", "Hello"), ("time", "time_update")])
-def test_code_of_a_socket_does_what_it_says(
-    page: Page, server: Server, path: str, seen: str
-) -> None:
+def test_code_of_a_socket_does_it(page: Page, server: Server, path: str, seen: str) -> None:
     page.goto("/")
     about = f" for /ws/{path}"
     assert page.get_by_label("line that sets the key", exact=True).inner_text() == "export KEY=..."
@@ -333,9 +331,7 @@ def test_whole_journey_by_keyboard(page: Page) -> None:
 # One form, one key
 
 
-def test_double_click_on_a_slow_server_makes_one_key_and_shows_it(
-    page: Page, server: Server
-) -> None:
+def test_double_click_on_a_slow_server_makes_one_key(page: Page, server: Server) -> None:
     sign_up(page)
     page.get_by_label("Name", exact=True).fill("once")
     box = page.get_by_role("button", name="Create key").bounding_box()

@@ -161,9 +161,7 @@ def test_only_a_live_key_can_be_changed(cli: FlaskCliRunner, key: str, command: 
 
 
 @pytest.mark.parametrize("command", ["user create --help", "key --help", "user create"])
-def test_help_and_missing_arguments_create_no_database(
-    cli: FlaskCliRunner, config: Settings, command: str
-) -> None:
+def test_help_creates_no_database(cli: FlaskCliRunner, config: Settings, command: str) -> None:
     assert config.sqlite
     config.sqlite.unlink()
     assert "Usage: " in cli.invoke(args=command.split()).output

@@ -81,9 +81,7 @@ def image(writes: list[Write], moment: Moment, chance: random.Random) -> dict[st
 
 
 @pytest.mark.ci
-def test_a_power_failure_leaves_a_whole_file_that_lacks_ten_seconds_at_most(
-    start_server: StartServer, tmp_path: Path
-) -> None:
+def test_a_power_failure_loses_ten_seconds(start_server: StartServer, tmp_path: Path) -> None:
     """Nor does anybody wait for the disk: a thread does, at each checkpoint."""
     if not shutil.which("strace"):
         pytest.skip("strace is not installed")

@@ -207,9 +207,7 @@ def test_demo_on_a_platform_is_refused(tmp_path: Path, variable: str) -> None:
         ("-m flask user list", "PORT", "http"),
     ],
 )
-def test_wrong_setting_is_one_line_of_every_command(
-    tmp_path: Path, command: str, variable: str, value: str
-) -> None:
+def test_wrong_setting_is_one_line(tmp_path: Path, command: str, variable: str, value: str) -> None:
     settings = {"SECRET_KEY": secrets.token_hex()} | {variable: value}
     message = refusal(command, tmp_path, **settings)
     assert message.startswith(variable)

@@ -18,9 +18,7 @@ NOON = 1_795_262_400  # 2026-11-21T12:00:00Z
 
 @pytest.mark.parametrize("umask", [0o000, 0o022, 0o077])
 @pytest.mark.parametrize("is_new", [True, False])
-def test_database_is_for_its_owner_only(
-    config: Settings, tmp_path: Path, umask: int, is_new: bool
-) -> None:
+def test_file_is_for_its_owner(config: Settings, tmp_path: Path, umask: int, is_new: bool) -> None:
     before = os.umask(umask)
     if not is_new:
         (tmp_path / "test.db").touch(0o666)

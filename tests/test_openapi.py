@@ -93,9 +93,7 @@ def test_a_validator_finds_nothing(command: tuple[str | Path, ...]) -> None:
 
 
 @pytest.mark.ci
-def test_a_generated_python_client_calls_the_service(
-    described: Server, key: str, tmp_path: Path
-) -> None:
+def test_a_generated_python_client_works(described: Server, key: str, tmp_path: Path) -> None:
     """With the command and the lines of docs/testing-clients.md."""
     section = PAGE.read_text().split("## Generated clients")[1]
     _, shell, _, python, *_ = re.split(r"```(?:sh|python)?\n", section)

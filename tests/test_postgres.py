@@ -173,9 +173,7 @@ def test_silent_host_is_left_for_the_next_one(
     create_tables(load({"DATABASE_URL": url}))
 
 
-def test_connection_that_is_not_free_in_time_is_an_outage(
-    place: Settings, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_free_connection_is_an_outage(place: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connections, "CONNECTIONS", 1)
     open_database(place)
 
@@ -225,9 +223,7 @@ def test_role_that_may_create_nothing_can_start(cluster: Cluster, place: Setting
         ("/test_", "?sslmode=require&dbname=test_", "SSL"),
     ],
 )
-def test_server_that_cannot_be_used_is_one_line_without_the_password(
-    cluster: Cluster, right: str, wrong: str, reason: str
-) -> None:
+def test_useless_server_is_one_line(cluster: Cluster, right: str, wrong: str, reason: str) -> None:
     url = cluster.new_database().replace(right, wrong, 1)
     with pytest.raises(SettingsError) as refusal:
         create_tables(load({"DATABASE_URL": url}))

@@ -200,9 +200,7 @@ def test_misspelled_variable_is_warned_about(name: str, setting: str) -> None:
 @pytest.mark.parametrize(
     ("files", "sockets"), [(1000, 1000 - SPARE_FILES), (SPARE_FILES, SPARE_FILES // 4), (128, 32)]
 )
-def test_sockets_leave_files_for_everything_else(
-    limit_files: LimitFiles, files: int, sockets: int
-) -> None:
+def test_sockets_leave_files_for_others(limit_files: LimitFiles, files: int, sockets: int) -> None:
     limit_files(files)
     assert load({}).max_sockets == sockets
     assert load({"MAX_SOCKETS": "7"}).max_sockets == 7

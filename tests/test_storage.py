@@ -98,7 +98,7 @@ def test_start_waits_for_nobody_who_is_writing(place: Settings, new_id: NewId) -
 
 
 @pytest.mark.parametrize("place", ["sqlite"], indirect=True)
-def test_new_column_that_old_rows_cannot_have_is_refused(
+def test_column_without_default_is_refused(
     place: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ApiKey.name, "column_name", "new")
@@ -235,9 +235,7 @@ def saved(connection: sqlite3.Connection) -> list[tuple[int, int | None]]:
 
 
 @in_sqlite
-def test_save_that_fails_half_way_saves_nothing(
-    store: Store, new_id: NewId, other: sqlite3.Connection
-) -> None:
+def test_half_a_save_saves_nothing(store: Store, new_id: NewId, other: sqlite3.Connection) -> None:
     store.hit(new_id(), LONG)
     other.execute("ALTER TABLE hourly_usage RENAME COLUMN requests TO away")
     with pytest.raises(peewee.OperationalError):
@@ -249,7 +247,7 @@ def test_save_that_fails_half_way_saves_nothing(
 
 
 @in_sqlite
-def test_usage_changed_by_hand_counts_though_requests_wait_to_be_saved(
+def test_usage_changed_by_hand_stays(
     store: Store, new_id: NewId, other: sqlite3.Connection
 ) -> None:
     key_id = new_id()

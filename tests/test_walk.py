@@ -32,9 +32,7 @@ UNITS = {1: "second", 60: "minute", 3600: "hour"}
 ROW = re.compile(r"(<tr>.*?sk_\w+_(\w{8})….*?</tr>)", re.S)  # of a key in the page
 
 
-def test_a_walk_at_random_agrees_with_the_model(
-    start_server: StartServer, pytestconfig: pytest.Config
-) -> None:
+def test_random_walk_fits_the_model(start_server: StartServer, pytestconfig: pytest.Config) -> None:
     seed = pytestconfig.getoption("walk_seed") or random.randrange(10**6)
     limits = [f"{tier}={limit}/{UNITS[window]}" for tier, (limit, window) in TIERS.items()]
     server = start_server(RATE_LIMITS=",".join(limits))

@@ -37,9 +37,7 @@ def locked(server: Server) -> Iterator[sqlite3.Connection]:
 
 
 class TestSqlite:
-    def test_while_another_process_writes_requests_go_on_and_none_is_lost(
-        self, start_server: StartServer
-    ) -> None:
+    def test_lock_by_another_process_loses_nothing(self, start_server: StartServer) -> None:
         """Nor does the lock keep alive what was revoked by hand, or its socket."""
         server = start_server()
         key, revoked = server.new_key(tier="pro"), server.new_key()
@@ -61,9 +59,7 @@ class TestSqlite:
         assert max(latencies) < patience(1)
         assert len(server.log_lines("database unavailable")) == 1
 
-    def test_file_that_is_moved_away_and_put_back_loses_nothing(
-        self, start_server: StartServer, tmp_path: Path
-    ) -> None:
+    def test_moved_file_loses_nothing(self, start_server: StartServer, tmp_path: Path) -> None:
         """Before the first request, and later; its name has what a URI would take apart."""
         file, away = tmp_path / "50%20 of a?b=c#d.db", tmp_path / "away"
         server, key = start_server(DATABASE_URL=f"sqlite:///{file}"), ""
@@ -91,9 +87,7 @@ class TestSqlite:
             assert names >= {"ada", "bob"}
 
     @pytest.mark.parametrize("ends", [True, False])
-    def test_at_the_stop_it_waits_for_a_lock_and_says_what_is_lost(
-        self, start_server: StartServer, ends: bool
-    ) -> None:
+    def test_stop_waits_for_a_lock(self, start_server: StartServer, ends: bool) -> None:
         server = start_server()
         keys = [server.new_key() for _ in range(2)]
         with locked(server) as other:
@@ -108,7 +102,7 @@ class TestSqlite:
         assert len(lines) == (0 if ends else 1)
         assert ends or "the last 4 requests of 2 keys" in lines[0]
 
-    def test_page_that_meets_the_first_commit_of_a_log_keeps_nobody_waiting(
+    def test_first_commit_of_a_log_is_soon(
         self, start_patched: StartPatched, tmp_path: Path
     ) -> None:
         """On a slow disk, that commit keeps its lock for 0.4 s."""
@@ -158,18 +152,14 @@ int fdatasync(int file) { return fsync(file); }
 class TestEither:
     """With SQLite, and with PostgreSQL under --postgres."""
 
-    def test_64_connections_are_admitted_as_often_as_is_allowed(
-        self, start_server: StartServer
-    ) -> None:
+    def test_limit_is_exact_over_64_connections(self, start_server: StartServer) -> None:
         """Over two processes with PostgreSQL; each number of requests left is told once."""
         server = start_server(RATE_LIMITS="free=5000/day")
         replies = Load(server.port, server.new_key(), connections=64, requests=6000).join()
         assert {reply.status for reply in replies} == {200, 429}
         assert sorted(reply.remaining for reply in accepted(replies)) == list(range(5000))
 
-    def test_without_its_table_it_says_so_once_and_recovers(
-        self, start_server: StartServer
-    ) -> None:
+    def test_missing_table_is_logged_once(self, start_server: StartServer) -> None:
         server = start_server()
         key = server.new_key()
         server.execute("ALTER TABLE api_key RENAME TO gone")
@@ -192,9 +182,7 @@ class TestEither:
         eventually(lambda: server.ask(ME, X_API_Key=key).status == 200)
         eventually(lambda: server.log_lines("database available again"))
 
-    def test_key_that_nobody_reads_locks_nobody_out_and_is_revoked(
-        self, start_server: StartServer
-    ) -> None:
+    def test_key_that_nobody_reads_is_revoked(self, start_server: StartServer) -> None:
         server = start_server()
         key = server.new_key()
         reader, writer = os.pipe()
@@ -211,9 +199,7 @@ class TestEither:
         successor = "SELECT revoked_at > 0 FROM api_key WHERE rotated_at IS NULL"
         assert server.execute(successor) == [(True,)]
 
-    def test_new_column_is_one_line_while_the_version_before_goes_on(
-        self, start_server: StartServer, tmp_path: Path
-    ) -> None:
+    def test_new_column_is_one_line(self, start_server: StartServer, tmp_path: Path) -> None:
         """Beside an open write: the new version waits, but nobody waits for it."""
         server, newer, last = (
             start_server(),
@@ -282,9 +268,7 @@ class TestPostgres:
         assert own.password not in server.log()
         assert "Traceback" not in server.log()
 
-    def test_without_a_server_new_workers_serve_and_the_stop_is_quick(
-        self, own: Cluster, start_server: StartServer
-    ) -> None:
+    def test_workers_start_without_a_server(self, own: Cluster, start_server: StartServer) -> None:
         server = start_server(DATABASE_URL=own.new_database())
         key, before = server.new_key(), server.worker_pids
         own.stop()
@@ -342,9 +326,7 @@ class TestPostgres:
                 own.thaw()
         assert "Traceback" not in server.log()
 
-    def test_command_on_a_dead_network_is_one_line_within_ten_seconds(
-        self, cluster: Cluster, start_server: StartServer
-    ) -> None:
+    def test_command_on_a_dead_network(self, cluster: Cluster, start_server: StartServer) -> None:
         server = start_server(DATABASE_URL=cluster.new_database())
         server.new_key()
         with contextlib.ExitStack() as stack:
@@ -361,7 +343,7 @@ class TestPostgres:
                 assert "DATABASE_URL" in error
             assert "COMMIT was not answered, so the change may have been stored" in error
 
-    def test_pages_on_a_dead_network_are_503_and_do_not_keep_the_background_waiting(
+    def test_pages_on_a_dead_network_are_503(
         self, cluster: Cluster, start_server: StartServer
     ) -> None:
         direct, network = cluster.new_database(), Network(cluster)
@@ -390,9 +372,7 @@ class TestPostgres:
             assert sign_up(server, "after").status == 303
         assert "Traceback" not in server.log()
 
-    def test_locked_key_fails_only_its_own_requests(
-        self, cluster: Cluster, start_server: StartServer
-    ) -> None:
+    def test_locked_key_fails_alone(self, cluster: Cluster, start_server: StartServer) -> None:
         url = cluster.new_database()
         server = start_server(DATABASE_URL=url)
         held, free = server.new_key(), server.new_key()

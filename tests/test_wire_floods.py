@@ -50,9 +50,7 @@ def p99(server: Server, key: str) -> float:
     "attack",
     [name if name in OFTEN else pytest.param(name, marks=pytest.mark.ci) for name in NAMES],
 )
-def test_a_flood_by_strangers_does_not_keep_owners_of_keys_waiting(
-    server: Server, attack: str
-) -> None:
+def test_flood_does_not_keep_owners_of_keys_waiting(server: Server, attack: str) -> None:
     key = server.new_key(tier="pro")
     usual = max(LEAST_SECONDS, p99(server, key))
     with flooded(server, attack):

@@ -130,9 +130,7 @@ class TestHolding:
         assert time.monotonic() - started < patience(4)
         assert "bug" not in impatient.log()
 
-    def test_idle_connections_do_not_keep_others_out_for_long(
-        self, start_patched: StartPatched
-    ) -> None:
+    def test_idle_connections_keep_nobody_out(self, start_patched: StartPatched) -> None:
         server = start_patched("worker_connections, keepalive = 40, 1")
         with ExitStack() as stack:
             echo = stack.enter_context(RawSocket(server.port)).open(ECHO)
@@ -170,9 +168,7 @@ class TestSockets:
         assert server.resident_kib - before < 500 * left_kib
         eventually(lambda: len([*files.iterdir()]) <= open_files)
 
-    def test_frames_of_a_client_that_left_are_not_all_handled(
-        self, start_patched: StartPatched
-    ) -> None:
+    def test_frames_of_a_client_that_left_are_dropped(self, start_patched: StartPatched) -> None:
         """Its kernel goes on sending; only what is sent to it shows that nobody is there."""
         server = start_patched("from protocol import websocket; websocket.PING_SECONDS = 0.5")
         with RawSocket(server.port) as client:

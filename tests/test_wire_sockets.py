@@ -65,9 +65,7 @@ class TestEcho:
                 assert len(client.frame().json()["message"]) == MAX_BYTES
 
     @pytest.mark.parametrize("seconds", [1, pytest.param(10, marks=pytest.mark.ci)])
-    def test_a_client_that_never_reads_is_cut_off_and_costs_little(
-        self, start_patched: StartPatched, seconds: int
-    ) -> None:
+    def test_client_that_never_reads(self, start_patched: StartPatched, seconds: int) -> None:
         patch = "from protocol import websocket; websocket.STALLED_SECONDS = 1"
         server = start_patched(patch if seconds == 1 else "")
         with RawSocket(server.port, receive_buffer=4096) as client:
@@ -201,9 +199,7 @@ class TestHandshake:
             {"X-Odd": "\xff"},
         ],
     )
-    def test_what_is_offered_in_vain_does_no_harm(
-        self, server: Server, changes: dict[str, str | None]
-    ) -> None:
+    def test_odd_offers_do_no_harm(self, server: Server, changes: dict[str, str | None]) -> None:
         with RawSocket(server.port) as client:
             answer = client.handshake(ECHO, changes)
             assert answer.status == 101
@@ -240,9 +236,7 @@ class TestTime:
             ("?api_key=%ff%fe", "invalid_api_key"),
         ],
     )
-    def test_without_a_good_key_there_is_no_upgrade(
-        self, server: Server, query: str, code: str
-    ) -> None:
+    def test_no_upgrade_without_a_good_key(self, server: Server, query: str, code: str) -> None:
         with RawSocket(server.port) as client:
             answer = client.handshake(TIME + query)
         assert (answer.status, answer.json()["code"]) == (401, code)
@@ -250,9 +244,7 @@ class TestTime:
         where = "header, or as api_key in the query."
         assert (where in answer.json()["detail"]) == (code == "missing_api_key")
 
-    def test_socket_of_a_deleted_user_closes_within_two_seconds(
-        self, start_server: StartServer
-    ) -> None:
+    def test_socket_of_a_deleted_user_closes(self, start_server: StartServer) -> None:
         """That of a key that was revoked or has expired, too: test_walk.py."""
         server = start_server()
         with RawSocket(server.port) as client:
@@ -300,9 +292,7 @@ class TestCaps:
 
 
 class TestStop:
-    def test_frame_is_finished_before_1001_unless_nobody_reads_it(
-        self, start_server: StartServer
-    ) -> None:
+    def test_frame_is_finished_before_1001(self, start_server: StartServer) -> None:
         """SIGTERM while two echoes are blocked in the middle of a frame."""
         server = start_server()
         with RawSocket(server.port, 4096) as reading, RawSocket(server.port, 4096) as deaf:

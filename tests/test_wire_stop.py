@@ -81,9 +81,7 @@ class TestStop:
         assert (answer.status, answer.json()["code"]) == (503, "too_many_sockets")
         assert int(answer.headers["Retry-After"]) >= 1
 
-    def test_an_idle_connection_is_closed_in_good_order_and_soon(
-        self, start_server: StartServer
-    ) -> None:
+    def test_idle_connection_is_closed_in_good_order(self, start_server: StartServer) -> None:
         server = start_server()
         with RawSocket(server.port) as idle:
             assert idle.request(STATUS).status == 200
@@ -152,7 +150,7 @@ class TestHangUp:
         assert server.postgres or server.worker_pids == workers  # else it was a reload
         assert server.stop()[0] == 0
 
-    def test_with_postgresql_it_is_a_reload_that_fails_nobody(
+    def test_postgresql_reload_fails_nobody(
         self, start_server: StartServer, cluster: object
     ) -> None:
         server = start_server(RATE_LIMITS="free=1000000/day")
@@ -179,9 +177,7 @@ def test_sigusr1_opens_the_log_files_again(start_server: StartServer, tmp_path: 
 
 @pytest.mark.one_process("only SQLite needs it")
 class TestOneWorker:
-    def test_the_start_says_what_is_served_and_declines_more_workers(
-        self, start_server: StartServer
-    ) -> None:
+    def test_start_declines_more_workers(self, start_server: StartServer) -> None:
         server = start_server(DYNO="web.1", WEB_CONCURRENCY="3")
         worker = server.worker_pid
         assert listens("127.0.0.2", server.port), "on all addresses"
@@ -196,9 +192,7 @@ class TestOneWorker:
         assert server.worker_pid == worker
 
     @pytest.mark.parametrize("wish", ["--workers 3", pytest.param("-k sync", marks=pytest.mark.ci)])
-    def test_a_command_line_that_wants_others_stops_the_start(
-        self, start_server: StartServer, wish: str
-    ) -> None:
+    def test_other_command_lines_are_refused(self, start_server: StartServer, wish: str) -> None:
         with pytest.raises(StartError) as refused:
             start_server(*serve_command(), *wish.split())
         assert refused.value.status != 0
@@ -206,7 +200,7 @@ class TestOneWorker:
         assert "Traceback" not in refused.value.output
 
     @pytest.mark.parametrize("options", [[], ["--preload"]])
-    def test_gunicorn_without_its_settings_is_refused(
+    def test_other_settings_are_refused(
         self, start_server: StartServer, options: list[str]
     ) -> None:
         with pytest.raises(StartError) as refused:

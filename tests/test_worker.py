@@ -53,9 +53,7 @@ def test_method_that_is_replaced_takes_what_gunicorn_gives(name: str) -> None:
     assert list(inspect.signature(ours).parameters) == list(inspect.signature(theirs).parameters)
 
 
-def test_stop_is_heard_before_the_app_is_loaded(
-    worker: Worker, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_stop_is_heard_before_the_load(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
     """Until then a signal would go to the handlers of the master, which the worker has not left."""
     handlers: list[Any] = []
     stops = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT)
@@ -73,9 +71,7 @@ def test_stop_is_heard_before_the_app_is_loaded(
     assert handlers == [worker.handle_exit] * 3
 
 
-def test_speed_up_spares_gunicorn_work_for_each_request(
-    worker: Worker, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_speed_up_spares_gunicorn_work(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gc.freeze", lambda: None)
     monkeypatch.setattr(util, "http_date", lambda now: f"second {now:d}")
     monkeypatch.setattr(wsgi, "WSGIErrorsWrapper", lambda cfg: object())
