@@ -18,15 +18,18 @@ sys.path[:0] = [str(HERE.parent), str(HERE.parent / "tests")]
 from serving import Server  # noqa: E402
 
 BROWSERS = ["chromium", "chromium-browser", "google-chrome"]
+NARROW = {"width": 620, "height": 1080}  # README shows two pictures side by side
 
 
 def main() -> None:
     with tempfile.TemporaryDirectory() as directory, sync_playwright() as runner:
         path = next(filter(None, map(shutil.which, BROWSERS)), None)
         browser = runner.chromium.launch(executable_path=path, args=["--no-sandbox"])
-        server = Server(Path(directory)).start()
+        server = Server(Path(directory), PORT="8000")
+        server.port, server.url = 8000, "http://127.0.0.1:8000"
+        server.start()
         try:
-            visit(browser.new_page(base_url=server.url, viewport={"width": 1000, "height": 720}))
+            visit(browser.new_page(base_url=server.url, viewport=NARROW, device_scale_factor=2))
         finally:
             server.close()
 
@@ -47,7 +50,7 @@ def sign_up(page: Any) -> None:
     page.goto("/sign-up")
     page.get_by_label("User name").fill("ada")
     page.get_by_label("Email").fill("ada@example.com")
-    page.get_by_label("Password").fill(secrets.token_urlsafe())
+    page.get_by_label("Password", exact=True).fill(secrets.token_urlsafe())
     page.get_by_role("button", name="Sign up").click()
 
 
@@ -58,8 +61,7 @@ def create_key(page: Any) -> str:
     key: str = page.locator("#key").inner_text()
     page.get_by_role("button", name="Try it").click()
     page.get_by_text("200 OK").wait_for()
-    page.mouse.move(0, 0)
-    page.set_viewport_size({"width": 1000, "height": 1000})
+    settle(page)
     return key
 
 
@@ -68,9 +70,14 @@ def try_console(page: Any, key: str) -> None:
     page.get_by_label("API key", exact=True).fill(key)
     page.get_by_role("button", name="Try it: /demo/year").click()
     page.get_by_text('"year": ').wait_for()
-    page.set_viewport_size({"width": 1000, "height": 1100})
-    page.evaluate("scrollTo(0, 0)")
+    settle(page)
+
+
+def settle(page: Any) -> None:
+    """Show the page from its beginning, with no button under the pointer."""
     page.mouse.move(0, 0)
+    page.evaluate("document.activeElement.blur(), scrollTo(0, 0)")
+    page.wait_for_timeout(300)
 
 
 if __name__ == "__main__":
