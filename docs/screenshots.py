@@ -10,7 +10,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from playwright.sync_api import sync_playwright
+from playwright.sync_api import ViewportSize, sync_playwright
 
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE.parent), str(HERE.parent / "tests")]
@@ -18,7 +18,7 @@ sys.path[:0] = [str(HERE.parent), str(HERE.parent / "tests")]
 from serving import Server  # noqa: E402
 
 BROWSERS = ["chromium", "chromium-browser", "google-chrome"]
-NARROW = {"width": 620, "height": 1080}  # README shows two pictures side by side
+NARROW = ViewportSize(width=620, height=1080)  # README shows two pictures side by side
 
 
 def main() -> None:
