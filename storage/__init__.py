@@ -20,7 +20,8 @@ class Store(Protocol):
 
     _limiter: Limiter
 
-    def __init__(self) -> None:
+    def _begin(self) -> None:
+        """Called by each `__init__`: before Python 3.11, a Protocol cannot have one of its own."""
         self.forget()
         self._limiter = Limiter()  # where the rows are counted in, it only computes windows
 

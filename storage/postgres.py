@@ -98,7 +98,7 @@ class PostgresStore(Store):
     """A Store that any number of processes share."""
 
     def __init__(self, url: str) -> None:
-        super().__init__()
+        self._begin()
         self._finds = Batch(url, find_keys)
         self._hits = Batch(url, count_hits)
         # Hits of locked rows wait apart from the others.

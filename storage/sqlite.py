@@ -88,7 +88,7 @@ class SqliteStore(Store):
     """A Store of one process."""
 
     def __init__(self, file: Path) -> None:
-        super().__init__()
+        self._begin()
         pragmas = PRAGMAS | {"cache_size": -CACHE_KIB}
         options = {"uri": True, "timeout": 0, "thread_safe": False, "pragmas": pragmas}
         self._database = SqliteDatabase(uri(file), **options)
