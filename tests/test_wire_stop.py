@@ -33,30 +33,36 @@ def handle_signals(server: Server) -> None:
 
 
 class TestStop:
-    def test_everybody_is_told_and_nothing_is_lost(self, start_server: StartServer) -> None:
+    @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+    def test_everybody_is_told_and_nothing_is_lost(
+        self, start_server: StartServer, number: signal.Signals
+    ) -> None:
         server = start_server()
         key = server.new_key()
         with contextlib.ExitStack() as stack:
             threads = stack.enter_context(ThreadPoolExecutor(1))
             sockets = [stack.enter_context(RawSocket(server.port)) for _ in range(50)]
-            for number, client in enumerate(sockets):
-                client.open(f"{TIME}?api_key={key}" if number % 2 else ECHO)
-            idle, under_way, slow = (stack.enter_context(RawSocket(server.port)) for _ in range(3))
+            for place, client in enumerate(sockets):
+                client.open(f"{TIME}?api_key={key}" if place % 2 else ECHO)
+            silent, idle, under_way, slow = (
+                stack.enter_context(RawSocket(server.port)) for _ in range(4)
+            )
             assert idle.request(TEST, X_API_Key=key).status == 200
             form = {"Host": "a", "Content-Length": "8"}
             slow.send(request_bytes("/log-out", form, "POST") + b"name")
             under_way.send(request_bytes(TEST, {"Host": "a", "X-API-Key": key})[:-2])
 
             started = time.monotonic()
-            stopping = threads.submit(server.stop)
+            stopping = threads.submit(server.stop, number)
             codes = [client.close_code() for client in sockets]
             told = time.monotonic() - started
             under_way.send(b"\r\n")
             answer = under_way.answer()
             time.sleep(max(0.0, started + 2.2 - time.monotonic()))  # a body may take its time
+            assert silent.ended()
+            assert idle.ended()
             slow.send(b"=ada")
             assert slow.answer().status < 500
-            assert idle.ended()
             status, seconds = stopping.result()
 
         assert codes == [1001] * 50

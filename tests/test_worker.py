@@ -4,8 +4,10 @@ import contextlib
 import inspect
 import os
 import signal
+import socket
 from collections.abc import Iterator
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from gevent import socket as gsocket
@@ -15,6 +17,7 @@ from gunicorn.config import Config
 from gunicorn.http import wsgi
 from gunicorn.workers.ggevent import GeventWorker
 
+from protocol.websocket import Close, Closed
 from server.log import Log
 from server.worker import Worker, speed_up
 
@@ -39,8 +42,8 @@ def hello(environ: dict[str, Any], start_response: Any) -> list[bytes]:
 
 @contextlib.contextmanager
 def connected(worker: Worker) -> Iterator[Any]:
-    """A connection that the worker serves."""
-    here, there = gsocket.socketpair()
+    """A connection that the worker serves; each `recv` takes what was sent at once."""
+    here, there = gsocket.socketpair(type=socket.SOCK_DGRAM)
     with here:
         serving = worker.pool.spawn(worker.handle, there, there, ("127.0.0.1", 1))
         yield here
@@ -76,10 +79,25 @@ def test_speed_up_spares_gunicorn_work(worker: Worker, monkeypatch: pytest.Monke
     monkeypatch.setattr(util, "http_date", lambda now: f"second {now:d}")
     monkeypatch.setattr(wsgi, "WSGIErrorsWrapper", lambda cfg: object())
     speed_up(worker.cfg)
-    worker.cfg.__dict__["keepalive"] = 77
-    assert worker.cfg.keepalive == 77, "a plain attribute wins"
+    monkeypatch.delattr(Config, "__getattr__")  # plain attributes are left
     first, second = (wsgi.base_environ(worker.cfg)["wsgi.errors"] for _ in range(2))
     assert first is second
     with connected(worker) as client:
         client.sendall(GET)
         assert b"\r\nDate: second " in client.recv(4096)
+
+
+def test_response_is_sent_in_one_piece(worker: Worker) -> None:
+    with connected(worker) as client:
+        client.sendall(GET)
+        assert client.recv(4096).endswith(b"\r\n\r\nHello")
+
+
+def test_interrupt_after_the_end_of_a_socket_is_not_logged(
+    worker: Worker, caplog: pytest.LogCaptureFixture
+) -> None:
+    worker.wsgi = Mock(side_effect=Closed(Close.GOING_AWAY))
+    with connected(worker) as client:
+        client.sendall(GET)
+        worker.pool.join()
+    assert not caplog.records
