@@ -66,7 +66,7 @@ class TestTurns:
             assert client.ended(), "a reset would end it with an error"
 
     def test_new_connections_are_answered_soon_beside_32_busy_ones(self, server: Server) -> None:
-        """Each would wait for a whole round of the busy ones if one were accepted in each."""
+        """After few rounds of the busy ones, but not all in one: then an attack could be long."""
         asked = request_bytes("/api/v1/demo/year", {"Host": "a"})
         with ExitStack() as stack:
             busy = [stack.enter_context(RawSocket(server.port)) for _ in range(32)]
@@ -74,13 +74,14 @@ class TestTurns:
             os.kill(server.worker_pid, signal.SIGSTOP)
             for client in busy:
                 client.send(asked * 100)
-            new = [stack.enter_context(RawSocket(server.port)) for _ in range(32)]
+            new = [stack.enter_context(RawSocket(server.port)) for _ in range(96)]
             for client in new:
                 client.send(asked)
             os.kill(server.worker_pid, signal.SIGCONT)
             last = max(client.answer().json()["timestamp"] for client in new)
             times = [client.answer().json()["timestamp"] for client in busy for _ in range(100)]
-        assert sum(moment < last for moment in times) < 32 * 10
+        rounds = sum(moment < last for moment in times) / len(busy)
+        assert 4 < rounds <= 12
 
 
 class TestHolding:

@@ -93,9 +93,8 @@ def test_response_is_sent_in_one_piece(worker: Worker) -> None:
         assert client.recv(4096).endswith(b"\r\n\r\nHello")
 
 
-def test_interrupt_after_the_end_of_a_socket_is_not_logged(
-    worker: Worker, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_late_interrupt_is_not_logged(worker: Worker, caplog: pytest.LogCaptureFixture) -> None:
+    """One that comes when the socket has just been closed."""
     worker.wsgi = Mock(side_effect=Closed(Close.GOING_AWAY))
     with connected(worker) as client:
         client.sendall(GET)
