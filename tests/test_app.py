@@ -129,9 +129,6 @@ def test_time_socket_greets_and_sends_each_second_once(server: Server, server_ke
     assert shown == [update["formatted"] for update in updates]
 
 
-# Starting
-
-
 def test_app_is_made_without_a_database(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """`gunicorn app:app` and `flask` want it; an import alone reads no settings."""
     assert "app" not in vars(service)
@@ -152,9 +149,6 @@ def test_user_who_was_just_deleted_has_no_key(client: FlaskClient, key: str, ada
     assert (answer.status_code, answer.get_json(force=True)["code"]) == (401, "invalid_api_key")
 
 
-# Paths, methods and bodies
-
-
 @pytest.mark.parametrize("path", ["/api/v1//status", "/api/v1/status//"])
 def test_other_doubled_slash_is_no_redirect(client: FlaskClient, path: str) -> None:
     """It would lead to whatever Host was sent."""
@@ -173,9 +167,6 @@ def test_options_lists_the_methods(client: FlaskClient, path: str) -> None:
     assert (answer.status_code, answer.data) == (200, b"")
     assert "Content-Type" not in answer.headers
     assert set(answer.headers["Allow"].split(", ")) == {"GET", "HEAD", "OPTIONS"}
-
-
-# Errors
 
 
 @pytest.mark.parametrize("path", ["/api/failing", "/failing"])

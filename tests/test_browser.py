@@ -125,9 +125,6 @@ def type_key(page: Page, key: str) -> None:
     page.get_by_label("API key", exact=True).fill(key)
 
 
-# In every engine
-
-
 ci = pytest.mark.ci
 
 
@@ -218,9 +215,6 @@ def test_story_of_an_account(person: Browser, server: Server) -> None:
     person.back()
     person.expect("Log in to open Profile Settings.")
     assert key not in person.run("() => document.documentElement.outerHTML")
-
-
-# In Chromium
 
 
 @pytest.mark.parametrize(("path", "seen"), [("echo", "Hello"), ("time", "time_update")])
@@ -328,9 +322,6 @@ def test_whole_journey_by_keyboard(page: Page) -> None:
     expect(page.get_by_role("link", name="Log in").first).to_be_visible()
 
 
-# One form, one key
-
-
 def test_double_click_on_a_slow_server_makes_one_key(page: Page, server: Server) -> None:
     sign_up(page)
     page.get_by_label("Name", exact=True).fill("once")
@@ -351,9 +342,6 @@ def test_form_on_its_way_is_sent_again_only_from_a_page_that_the_browser_kept(pa
     expect(button).to_be_disabled()
     page.evaluate('dispatchEvent(new PageTransitionEvent("pageshow", { persisted: true }))')
     expect(button).to_be_enabled()
-
-
-# Tables, sockets
 
 
 def test_log_of_a_socket_is_bounded(page: Page) -> None:
@@ -383,9 +371,6 @@ def test_refused_time_socket_says_what_is_wrong_with_the_key(page: Page, server:
         expect(status).to_have_text(words)
         expect(status.get_by_text(words)).to_have_class(re.compile("bad"))
     expect(card(page, "/ws/time").get_by_role("log")).to_be_hidden()  # it was of the good key
-
-
-# Every page and state: narrow, accessible
 
 
 def test_chosen_is_told_apart_in_forced_colours_and_nothing_flashes(page: Page) -> None:

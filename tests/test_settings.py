@@ -13,7 +13,7 @@ from psycopg.conninfo import conninfo_to_dict
 
 import settings
 from ratelimit import Quota
-from settings import HERE, NAMES, PLATFORM_HOPS, SPARE_FILES, SettingsError, load
+from settings import HERE, PLATFORM_HOPS, SPARE_FILES, SettingsError, load
 
 Environ = dict[str, str]
 LimitFiles = Callable[[int], None]
@@ -38,26 +38,6 @@ def refusal(**environ: str) -> str:
 
 def warnings(**environ: str) -> list[str]:
     return list(settings.warnings(load(environ), environ))
-
-
-@pytest.mark.parametrize("environ", [{}, dict.fromkeys([*NAMES, *PLATFORM_HOPS], "")])
-def test_nothing_set_gives_the_defaults(
-    limit_files: LimitFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, environ: Environ
-) -> None:
-    limit_files(5000 + SPARE_FILES)
-    monkeypatch.chdir(tmp_path)
-    assert load(environ) == settings.Settings(
-        database_url=HERE / "demo.db",
-        port=8000,
-        secret_key=None,
-        rate_limits={"free": Quota("free", 1000, 3600), "pro": Quota("pro", 10_000, 3600)},
-        max_sockets=5000,
-        max_sockets_per_caller=100,
-        signups=True,
-        proxy_hops=0,
-        web_concurrency=1,
-        platform="",
-    )
 
 
 @pytest.mark.parametrize(
