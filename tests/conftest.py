@@ -30,7 +30,6 @@ from storage.database import create_tables
 TIERS = "free=1000/hour,pro=10000/hour,five=5/minute,blink=5/second"
 
 StartServer = Callable[..., Server]
-StartPatched = Callable[..., Server]
 NewKey = Callable[..., str]
 
 
@@ -196,7 +195,7 @@ def start_server(tmp_path: Path, storage: Callable[[], dict[str, str]]) -> Itera
 
 
 @pytest.fixture
-def start_patched(start_server: StartServer, tmp_path: Path) -> StartPatched:
+def start_patched(start_server: StartServer, tmp_path: Path) -> StartServer:
     """Starts a server whose gunicorn.conf.py ends with some more lines of Python."""
 
     def start(lines: str, **settings: str) -> Server:

@@ -24,7 +24,6 @@ class Key:
     facts: Facts
     rotated: bool = False
     revoked: bool = False
-    changed: float = 0
     earlier: list[tuple[float, Facts]] = field(default_factory=list)  # what may be seen until when
     total: int = 0
     hits: list[tuple[float, int]] = field(default_factory=list)  # when, and the end of the window
@@ -33,9 +32,8 @@ class Key:
     def id(self) -> str:
         return self.secret[8:16]
 
-    def change(self, now: float, until: float, **facts: Any) -> None:
+    def change(self, until: float, **facts: Any) -> None:
         """Change it; not everybody needs to know before that moment."""
-        self.changed = now
         self.earlier.append((until, self.facts))
         self.facts = self.facts._replace(**facts)
 

@@ -86,6 +86,16 @@ def patience(seconds: float) -> float:
     return seconds * min(4, max(1, os.getloadavg()[0] / (os.cpu_count() or 1)))
 
 
+def working_tree(folder: Path) -> Path:
+    """A repository in this folder whose last commit is what is being tested."""
+    script = f"""git clone -q {REPOSITORY} {folder}/clone; cd {folder}/clone
+        git config user.name a; git config user.email a@b
+        git -C {REPOSITORY} diff --binary HEAD | git apply --allow-empty --index
+        git commit -q --allow-empty -m changes"""
+    subprocess.run(["bash", "-ec", script], check=True)
+    return folder / "clone"
+
+
 def random_key(type: str = "production") -> str:
     """A well-formed key that nobody has."""
     random = "".join(secrets.choice(auth.BASE62) for _ in range(40))

@@ -32,6 +32,7 @@ from settings import PLATFORM_HOPS
 
 PYTHON = sys.executable
 TEST, TIME = "/api/v1/protected/test", "/api/v1/ws/time"
+Demo = Callable[[], Server]
 KEY = re.compile(r"sk_live_\w+")
 ELSEWHERE = ["sh", "-c", 'cd / && exec "$@"', "sh"]
 in_ci = partial(pytest.param, marks=pytest.mark.ci)  # each of them starts a server, or tries to
@@ -84,9 +85,6 @@ def demo(tmp_path: Path) -> Iterator[Callable[[], Server]]:
             return server
 
         yield make
-
-
-Demo = Callable[[], Server]
 
 
 def test_first_start_prints_what_works_and_the_second_no_secret(demo: Demo) -> None:

@@ -33,6 +33,7 @@ from serving import (
     free_port,
     listens,
     serve_command,
+    working_tree,
 )
 
 pytestmark = pytest.mark.ci
@@ -178,8 +179,10 @@ class TestProxies:
         """Or a request that arrives just then would get a 502."""
         file, option = line.split()
         (seconds,) = re.findall(rf"^\s+{option} (\d+)s", shipped(file, {}), re.MULTILINE)
-        config = (REPOSITORY / "gunicorn.conf.py").read_text()
-        (of_the_service,) = re.findall(r"\nkeepalive = (\d+) if settings.proxy_hops", config)
+        env = clean_environment(PROXY_HOPS="1", SECRET_KEY="any")
+        command = [*serve_command(), "--print-config"]
+        config = subprocess.check_output(command, cwd=REPOSITORY, env=env, text=True)
+        (of_the_service,) = re.findall(r"^keepalive +=? *(\d+)", config, re.MULTILINE)
         assert int(seconds) + 5 <= int(of_the_service)
 
 
@@ -344,9 +347,8 @@ class TestPlatforms:
         """Pasted with a `heroku` that only notes the settings; what is pushed then is served."""
         block = DEPLOYING.split("## Heroku")[1].split("```")[1].removeprefix("sh\n")
         app, config = tmp_path / "app", tmp_path / "config"
-        script = f"""cd {tmp_path}; git clone -q {REPOSITORY} clone; git init -q --bare heroku.git
-            cd clone; git remote add heroku ../heroku.git
-            git config user.name a; git config user.email a@b
+        script = f"""cd {tmp_path}; git init -q --bare heroku.git
+            cd {working_tree(tmp_path)}; git remote add heroku ../heroku.git
             heroku() {{ [ "$1" != config:set ] || echo "$2" >> {config}; }}
             {block}
             git clone -q -b main ../heroku.git {app}"""

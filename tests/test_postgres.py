@@ -37,6 +37,7 @@ from storage.postgres import PostgresStore
 
 SLOW = 3  # how much slower a busy machine may be
 LONG = Quota("free", 5, 10**9)  # no window turns during a test
+NewId = Callable[[], str]
 
 
 @pytest.fixture
@@ -53,9 +54,6 @@ def place(cluster: Cluster) -> Iterator[Settings]:
 def network(cluster: Cluster) -> Iterator[Network]:
     with contextlib.closing(Network(cluster)) as network:
         yield network
-
-
-NewId = Callable[[], str]
 
 
 @pytest.fixture

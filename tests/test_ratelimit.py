@@ -24,26 +24,6 @@ def use_up(limiter: Limiter, quota: Quota = FIVE) -> None:
     assert all(limiter.hit("ada", quota).accepted for _ in range(quota.limit))
 
 
-@pytest.mark.parametrize(
-    ("seconds", "into", "reset", "left"),
-    [
-        (1, 0.999, 1, 1),
-        (60, 0, 60, 60),
-        (60, 0.001, 60, 60),
-        (60, 59.999, 60, 1),
-        (60, 60, 120, 60),
-        (3600, 1800.5, 3600, 1800),
-        (86_400, 0, 43_200, 43_200),  # noon is half a day into the day's window
-    ],
-)
-def test_windows_end_on_utc_boundaries(
-    limiter: Limiter, clock: SimpleNamespace, seconds: int, into: float, reset: int, left: int
-) -> None:
-    clock.now += into
-    allowance = limiter.hit("ada", Quota("tier", 5, seconds))
-    assert (allowance.reset, allowance.seconds_left) == (NOON + reset, left)
-
-
 @pytest.mark.parametrize("back", [1, 60])
 def test_clock_set_back_opens_no_window(
     limiter: Limiter, clock: SimpleNamespace, back: int

@@ -24,10 +24,12 @@ from rawsocket import PING, PONG, UPGRADE, Frame, RawSocket, frame
 from sockets import serve
 
 ECHO, TIME = "/api/v1/ws/echo", "/api/v1/ws/time"
+EndedBy = Callable[[BaseException], RawSocket]
+Handshake = Callable[..., int]
 
 
 @pytest.fixture
-def handshake(app: Flask) -> Callable[..., int]:
+def handshake(app: Flask) -> Handshake:
     """Asks for a WebSocket; returns the status after a moment in which the socket is open."""
     app.extensions["services"].sockets.limit_per_caller = 1
 
@@ -43,9 +45,6 @@ def handshake(app: Flask) -> Callable[..., int]:
             return problem.get_response().status_code
 
     return ask
-
-
-Handshake = Callable[..., int]
 
 
 def test_of_two_handshakes_at_once_one_gets_the_last_place(
@@ -192,9 +191,6 @@ def ended_by(
         return client
 
     return run
-
-
-EndedBy = Callable[[BaseException], RawSocket]
 
 
 def test_bug_closes_1011_and_is_logged(ended_by: EndedBy, caplog: pytest.LogCaptureFixture) -> None:

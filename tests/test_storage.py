@@ -24,6 +24,7 @@ from storage.database import create_tables, open_database, open_store
 from storage.outage import Outage
 
 LONG = Quota("long", 5, 10**9)  # no window turns during a test
+NewId = Callable[..., str]
 END = (int(time.time()) // LONG.seconds + 1) * LONG.seconds
 
 
@@ -65,9 +66,6 @@ def new_id(place: Settings) -> Callable[..., str]:
         return key_id
 
     return create
-
-
-NewId = Callable[..., str]
 
 
 def key_of(store: Store, key_id: str) -> ApiKey:

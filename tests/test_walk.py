@@ -76,9 +76,8 @@ class Walk:
             with suppress(Impossible):
                 step()
             for client, key in list(self.times):
-                ended = max(key.changed, key.facts.ends_at) + patience(NOTICED_SECONDS)
-                if ended < time.time() and not key.is_live(time.time()):
-                    client.sock.settimeout(0.1)
+                if not key.is_live(time.time()):
+                    client.sock.settimeout(patience(NOTICED_SECONDS))
                     assert client.close_code() == 1008, "the key has ended"
                     self.times.remove((client, key))
 
@@ -120,7 +119,7 @@ class Walk:
         successor = key.successor(secret, self.end_of(secret))
         end = self.end_of(key.secret)
         assert end == key.facts.ends_at or 0 <= end - int(now) - grace <= patience(1)
-        key.change(now, until, ends_at=end)
+        key.change(until, ends_at=end)
         self.keys.append(successor)
         began, seen = time.time(), parts(self.server.ask(STATS, X_API_Key=secret))
         used = seen["limit"] - seen["left"] - (seen["status"] == 200)
@@ -129,7 +128,7 @@ class Walk:
         successor.take(seen, began, time.time())
 
     def revoke(self) -> None:
-        key, now = self.some_live_key(), time.time()
+        key = self.some_live_key()
         if self.chance.random() < 0.3:
             self.server.flask("key", "revoke", key.id)
             until = later()
@@ -137,12 +136,12 @@ class Walk:
             self.submit(key.user, f"{KEYS}/{key.id}/revoke", "")
             until = self.noticed()
         key.revoked = True
-        key.change(now, until, ends_at=0)
+        key.change(until, ends_at=0)
 
     def rename(self) -> None:
-        key, now, name = self.some_live_key(), time.time(), f"renamed <b> {time.time()}"
+        key, name = self.some_live_key(), f"renamed <b> {time.time()}"
         self.submit(key.user, f"{KEYS}/{key.id}/rename", "", name=name)
-        key.change(now, self.noticed(), name=name)
+        key.change(self.noticed(), name=name)
 
     def read_page(self) -> None:
         """Each live key with its use; the chart follows within a second."""
@@ -169,18 +168,17 @@ class Walk:
     # By hand
 
     def expire(self) -> None:
-        key, now = self.some_live_key(), time.time()
-        end = int(now) + self.chance.choice([0, 1, 4])
+        key, end = self.some_live_key(), int(time.time()) + self.chance.choice([0, 1, 4])
         self.server.execute("UPDATE api_key SET expires_at = ? WHERE id = ?", end, key.id)
-        key.change(now, later(), ends_at=end)
+        key.change(later(), ends_at=end)
 
     def change_tier(self) -> None:
-        key, now, tier = self.some_live_key(), time.time(), self.chance.choice([*TIERS, "quick"])
+        key, tier = self.some_live_key(), self.chance.choice([*TIERS, "quick"])
         if self.chance.random() < 0.2:
             self.server.flask("key", "tier", key.id, tier)
         else:
             self.server.execute("UPDATE api_key SET tier = ? WHERE id = ?", tier, key.id)
-        key.change(now, later(), tier=tier)
+        key.change(later(), tier=tier)
 
     def read_list(self) -> None:
         is_saved = lambda: not any(missing for _, missing in self.listed())  # noqa: E731

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from conftest import StartPatched
+from conftest import StartServer
 from rawsocket import CONTINUATION, TEXT, RawSocket, close_frame, frame, request_bytes
 from serving import Server, eventually, patience
 
@@ -88,7 +88,7 @@ class TestHolding:
     """Connections that do nothing are not kept for ever, nor at the cost of others."""
 
     @pytest.fixture
-    def impatient(self, start_patched: StartPatched) -> Server:
+    def impatient(self, start_patched: StartServer) -> Server:
         patch = "import web, server.worker as w; w.SEND_SECONDS, web.FORM_SECONDS = 0.5, 1"
         return start_patched(f"{patch}; keepalive = 1")
 
@@ -131,7 +131,7 @@ class TestHolding:
         assert time.monotonic() - started < patience(4)
         assert "bug" not in impatient.log()
 
-    def test_idle_connections_keep_nobody_out(self, start_patched: StartPatched) -> None:
+    def test_idle_connections_keep_nobody_out(self, start_patched: StartServer) -> None:
         server = start_patched("worker_connections, keepalive = 40, 1")
         with ExitStack() as stack:
             echo = stack.enter_context(RawSocket(server.port)).open(ECHO)
@@ -149,7 +149,7 @@ class TestSockets:
         [("import gc; gc.disable()", 30), pytest.param("", 4, marks=pytest.mark.ci)],
     )
     def test_of_closed_sockets_no_message_and_no_file_stays(
-        self, start_patched: StartPatched, patch: str, left_kib: int
+        self, start_patched: StartServer, patch: str, left_kib: int
     ) -> None:
         server = start_patched(patch)
         unfinished = frame(TEXT, b"x" * 65_000, fin=False)
@@ -169,7 +169,7 @@ class TestSockets:
         assert server.resident_kib - before < 500 * left_kib
         eventually(lambda: len([*files.iterdir()]) <= open_files)
 
-    def test_frames_of_a_client_that_left_are_dropped(self, start_patched: StartPatched) -> None:
+    def test_frames_of_a_client_that_left_are_dropped(self, start_patched: StartServer) -> None:
         """Its kernel goes on sending; only what is sent to it shows that nobody is there."""
         server = start_patched("from protocol import websocket; websocket.PING_SECONDS = 0.5")
         with RawSocket(server.port) as client:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from websockets.sync.client import ClientConnection, connect
 
-from conftest import StartPatched, StartServer
+from conftest import StartServer
 from rawsocket import (
     BINARY,
     CONTINUATION,
@@ -65,7 +65,7 @@ class TestEcho:
                 assert len(client.frame().json()["message"]) == MAX_BYTES
 
     @pytest.mark.parametrize("seconds", [1, pytest.param(10, marks=pytest.mark.ci)])
-    def test_client_that_never_reads(self, start_patched: StartPatched, seconds: int) -> None:
+    def test_client_that_never_reads(self, start_patched: StartServer, seconds: int) -> None:
         patch = "from protocol import websocket; websocket.STALLED_SECONDS = 1"
         server = start_patched(patch if seconds == 1 else "")
         with RawSocket(server.port, receive_buffer=4096) as client:
