@@ -30,7 +30,6 @@ class Background:
             self._sockets.end(self._store.ended(self._sockets.keys()))
             self._store.save()
         except PeeweeException as error:
-            self._store.reconnect()
             self._failures += 1
             if self._failures > 1:
                 outage.note(error)

@@ -1,12 +1,12 @@
 """Where keys and counts are stored: SQLite or PostgreSQL, behind the methods of a Store."""
 
-from typing import Protocol
+from abc import ABC, abstractmethod
 
 from models import ApiKey
 from ratelimit import Allowance, Limiter, Quota
 
 
-class Store(Protocol):
+class Store(ABC):
     """What the rest of the service asks of a database; each method may raise PeeweeException.
 
     It remembers the rows that were found until `forget` or `save`, so what is known of a key is
@@ -16,13 +16,8 @@ class Store(Protocol):
     of the current window. `Limiter.hit`, SAVE in sqlite.py and count.sql all follow this rule.
     """
 
-    _rows: dict[str, ApiKey]  # by id
-
-    _limiter: Limiter
-
-    def _begin(self) -> None:
-        """Called by each `__init__`: before Python 3.11, a Protocol cannot have one of its own."""
-        self.forget()
+    def __init__(self) -> None:
+        self._rows: dict[str, ApiKey] = {}  # by id
         self._limiter = Limiter()  # where the rows are counted in, it only computes windows
 
     def find(self, key_id: str) -> ApiKey | None:
@@ -44,6 +39,7 @@ class Store(Protocol):
         """Look up every key again, because its row may have changed."""
         self._rows = {}
 
+    @abstractmethod
     def _look_up(self, key_id: str) -> ApiKey | None:
         """The row with this id."""
 
@@ -51,17 +47,18 @@ class Store(Protocol):
         """What is left for the key according to this row, to be shown; counts nothing."""
         return self._limiter.hit(key.id, quota, key.usage, cost=0)
 
+    @abstractmethod
     def hit(self, key_id: str, quota: Quota) -> Allowance | None:
         """Count a request if the window's allowance is not used up; None if the key is deleted."""
 
+    @abstractmethod
     def ended(self, key_ids: set[str]) -> set[str]:
         """Which of these keys have ended."""
 
+    @abstractmethod
     def save(self) -> None:
         """Save what has been counted, and delete rows that are too old."""
 
-    def reconnect(self) -> None:
-        """Use new connections from now on, because a query has failed."""
-
+    @abstractmethod
     def close(self) -> None:
         """Save what is left, and close the database."""

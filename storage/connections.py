@@ -23,7 +23,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 CONNECTIONS = 4  # of the pool in each process, for pages and the background
 ANSWER_SECONDS = 0.6  # to connect, and again for an answer; a busy machine needs 0.4
-STALE_SECONDS = 60  # how long a connection of the pool is used
+STALE_SECONDS = 10  # how long a connection of the pool is used
 
 
 # When connecting to an address has failed last: from then on, the others are tried first.

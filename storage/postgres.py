@@ -40,8 +40,8 @@ class Batch:
     It has a connection of its own, so that questions of another kind never wait for these.
     """
 
-    def __init__(self, url: str, query: Query) -> None:
-        self._url, self._query = url, query
+    def __init__(self, url: str, query: Query, on_failure: Callable[[], None]) -> None:
+        self._url, self._query, self._on_failure = url, query, on_failure
         self._connection: Connection | None = None
         self._is_old = False
         self._waiting: list[tuple[Any, AsyncResult]] = []
@@ -76,7 +76,7 @@ class Batch:
                 with gevent.Timeout(ANSWER_SECONDS):
                     answers = self._query(self._connected(), [item for item, _ in batch])
             except (Exception, gevent.Timeout) as error:
-                self.close()
+                self._on_failure()
                 # Questions that came meanwhile fail, too, so that nobody waits twice.
                 batch, self._waiting = batch + self._waiting, []
                 for _, answer in batch:
@@ -98,11 +98,12 @@ class PostgresStore(Store):
     """A Store that any number of processes share."""
 
     def __init__(self, url: str) -> None:
-        self._begin()
-        self._finds = Batch(url, find_keys)
-        self._hits = Batch(url, count_hits)
+        super().__init__()
+        self._finds = Batch(url, find_keys, self.reconnect)
+        self._hits = Batch(url, count_hits, self.reconnect)
         # Hits of locked rows wait apart from the others.
-        self._late_hits = Batch(url, partial(count_hits, lock_ms=LONG_LOCK_MS))
+        late = partial(count_hits, lock_ms=LONG_LOCK_MS)
+        self._late_hits = Batch(url, late, self.reconnect)
         self._locked: set[str] = set()  # ids of the keys whose hits go there
 
     def _look_up(self, key_id: str) -> ApiKey | None:
@@ -133,7 +134,10 @@ class PostgresStore(Store):
             delete_old_rows(database)  # mostly none, so it may run at each save
 
     def reconnect(self) -> None:
-        """Another host may be the primary by now, and this one may still answer."""
+        """Replace all connections, because a query has failed.
+
+        Another host may be the primary by now, and this one may still answer.
+        """
         for batch in (self._finds, self._hits, self._late_hits):
             batch.renew()
         database.close_idle()

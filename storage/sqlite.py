@@ -88,7 +88,7 @@ class SqliteStore(Store):
     """A Store of one process."""
 
     def __init__(self, file: Path) -> None:
-        self._begin()
+        super().__init__()
         pragmas = PRAGMAS | {"cache_size": -CACHE_KIB}
         options = {"uri": True, "timeout": 0, "thread_safe": False, "pragmas": pragmas}
         self._database = SqliteDatabase(uri(file), **options)
@@ -115,9 +115,6 @@ class SqliteStore(Store):
         self._saves += 1
         if not self._file.exists():  # the connections that are open still work
             raise OperationalError(f"{self._file} is gone; put it back before the service stops")
-
-    def reconnect(self) -> None:
-        """There is no better connection to the same file."""
 
     def close(self) -> None:
         deadline = time.monotonic() + LAST_SECONDS
