@@ -15,14 +15,7 @@ from typing import Any
 
 import pytest
 
-from serving import (
-    REPOSITORY,
-    Server,
-    clean_environment,
-    eventually,
-    free_port,
-    working_tree,
-)
+from serving import REPOSITORY, Server, clean_environment, eventually, free_port, working_tree
 
 pytestmark = pytest.mark.ci
 
