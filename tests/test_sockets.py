@@ -30,7 +30,7 @@ Handshake = Callable[..., int]
 
 @pytest.fixture
 def handshake(app: Flask) -> Handshake:
-    """Asks for a WebSocket; returns the status after a moment in which the socket is open."""
+    """Asks for a WebSocket; returns the status, after others have had their turn."""
     app.extensions["services"].sockets.limit_per_caller = 1
 
     def ask(path: str, **headers: str) -> int:
@@ -39,7 +39,7 @@ def handshake(app: Flask) -> Handshake:
         try:
             with app.test_request_context(path, headers=named, environ_overrides=environ):
                 app.preprocess_request()
-                gevent.sleep(0.02)
+                gevent.idle()
                 return 101
         except Problem as problem:
             return problem.get_response().status_code
@@ -54,7 +54,7 @@ def test_of_two_handshakes_at_once_one_gets_the_last_place(
     spend = Guard.spend
 
     def spend_slowly(guard: Guard, key: ApiKey, cost: int = 1) -> Allowance:
-        gevent.sleep(0.01)
+        gevent.sleep(0)
         return spend(guard, key, cost)
 
     monkeypatch.setattr(Guard, "spend", spend_slowly)
@@ -106,7 +106,8 @@ def client(server: Server, ends: tuple[Any, Any]) -> RawSocket:
 
 def test_reader_of_simple_websocket_does_not_read(client: RawSocket, ends: tuple[Any, Any]) -> None:
     client.send(b"for us")
-    gevent.sleep(0.05)
+    gsocket.wait_read(ends[1].fileno())
+    gevent.idle()  # whoever waits for it has read it now
     assert ends[1].recv(100) == b"for us"
 
 
@@ -135,7 +136,7 @@ def start(server: Server, first: bytes = b"") -> tuple[Any, WebSocket]:
         return ws.close(code)
 
     serving = gevent.spawn(run)
-    gevent.sleep(0.02)
+    gevent.idle()
     return serving, opened[0]
 
 

@@ -179,7 +179,7 @@ class TestEither:
             with Load(server.port, key, connections=1, requests=9000) as load:
                 time.sleep(2)
         assert (command.communicate(timeout=20)[1], load.statuses()) == ("", {200})
-        assert max(reply.seconds for reply in load.replies) < 1
+        assert max(reply.seconds for reply in load.replies) < patience(1)
         new = server.flask("key", "create", "user0", "by the version before")
         assert server.ask(TEST, X_API_Key=new.strip()).status == 200
         assert set(server.execute("SELECT note, place FROM api_key")) == {("it's 0", None)}
@@ -215,7 +215,7 @@ class TestPostgres:
             replies = load.stop()
 
         assert {reply.status for reply in replies} == {200, 503}
-        assert max(reply.seconds for reply in replies) < 1
+        assert max(reply.seconds for reply in replies) < patience(1)
         counted, total = sum(1 for _ in accepted(replies)), server.total(key)
         if outage == "kill":  # a commit does not wait for the disk: its last second may be lost
             lost = [r for r in accepted(replies) if began - 1.2 < r.started < back]
@@ -241,7 +241,7 @@ class TestPostgres:
         own.freeze()
         eventually(lambda: len(server.log_lines("database unavailable")) >= 2, 15)
         status, seconds = server.stop()
-        assert (status, seconds < 5) == (0, True)
+        assert (status, seconds < patience(5)) == (0, True)
         assert not server.log_lines("could not be saved")
 
     @pytest.mark.parametrize("old_primary", ["is read-only", "is silent"])
@@ -278,9 +278,9 @@ class TestPostgres:
                 f"requests {requests:.1f} s, pages {pages:.1f} s, command "
                 f"{revoked - promoted - pages:.1f} s, socket {closed:.1f} s"
             )
-            assert pages < 5
-            assert revoked - promoted - pages < 15
-            assert closed < 2
+            assert pages < patience(5)
+            assert revoked - promoted - pages < patience(15)
+            assert closed < patience(2)
             if old_primary == "is silent":
                 own.thaw()
         assert "Traceback" not in server.log()
@@ -327,7 +327,7 @@ class TestPostgres:
             Cluster.query(direct, "UPDATE api_key SET revoked_at = 1")
             ended = time.monotonic()
             assert client.close_code() == 1008
-            assert time.monotonic() - ended < 2
+            assert time.monotonic() - ended < patience(2)
             assert sign_up(server, "after").status == 303
         assert "Traceback" not in server.log()
 
@@ -350,4 +350,4 @@ class TestPostgres:
         before = [r.seconds for r in replies if r.key == free and r.started < locked]
         assert median([r.seconds for r in during if r.key == free]) < median(before) + 0.05
         assert {reply.status for reply in during if reply.key == held} == {503}
-        assert max(reply.seconds for reply in replies) < 1
+        assert max(reply.seconds for reply in replies) < patience(1)

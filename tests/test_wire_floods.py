@@ -42,6 +42,8 @@ def p99(server: Server, key: str) -> float:
             started = time.monotonic()
             assert owner.request(TEST, X_API_Key=key).status == 200
             waited.append(time.monotonic() - started)
+            if sum(waited) > 20:  # which says enough
+                break
             time.sleep(0.005)
     return sorted(waited)[-3]
 
