@@ -43,18 +43,6 @@ def test_clock_set_far_back_is_right(limiter: Limiter, clock: SimpleNamespace, a
 
 
 @pytest.mark.parametrize(
-    ("text", "quotas"),
-    [
-        ("free=1/second", [Quota("free", 1, 1)]),
-        ("free=999999999999/day", [Quota("free", 999_999_999_999, 86_400)]),
-        (" a-b_2=2/hour , free=1/day ", [Quota("a-b_2", 2, 3600), Quota("free", 1, 86_400)]),
-    ],
-)
-def test_quotas_are_read_as_written(text: str, quotas: list[Quota]) -> None:
-    assert list(parse_quotas(text).items()) == [(quota.tier, quota) for quota in quotas]
-
-
-@pytest.mark.parametrize(
     "part",
     [
         "",
