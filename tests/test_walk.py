@@ -57,18 +57,18 @@ class Walk:
         self.times: list[tuple[RawSocket, Key]] = []
 
     def go(self, seconds: float) -> None:
-        """Take steps at random for so long, and in the end stop and start again twice."""
+        """Take steps at random for so long, and in the end stop and start again."""
         steps: dict[Callable[[], None], int] = {
             **{self.sign_up: 1, self.create: 8, self.rotate: 4, self.revoke: 3, self.rename: 8},
             **{self.expire: 3, self.change_tier: 6, self.hit: 40, self.burst: 10, self.storm: 5},
-            **{self.read_user: 8, self.read_page: 12, self.read_list: 2, self.restart: 3},
+            **{self.read_user: 8, self.read_page: 12, self.read_list: 2, self.restart: 2},
             **{self.open_echo: 4, self.open_time: 8, self.talk: 4},
         }
         end = time.monotonic() + seconds
         self.take(self.sign_up, self.create)
         while time.monotonic() < end:
             self.take(*self.chance.choices(list(steps), list(steps.values())))
-        self.take(self.read_list, self.restart, self.restart)
+        self.take(self.read_list, self.restart)
 
     def take(self, *steps: Callable[[], None]) -> None:
         for step in steps:
@@ -128,7 +128,7 @@ class Walk:
         successor.take(seen, began, time.time())
 
     def revoke(self) -> None:
-        key = self.some_live_key()
+        key = self.key_to_end()
         if self.chance.random() < 0.3:
             self.server.flask("key", "revoke", key.id)
             until = later()
@@ -168,7 +168,7 @@ class Walk:
     # By hand
 
     def expire(self) -> None:
-        key, end = self.some_live_key(), int(time.time()) + self.chance.choice([0, 1, 4])
+        key, end = self.key_to_end(), int(time.time()) + self.chance.choice([0, 1, 4])
         self.server.execute("UPDATE api_key SET expires_at = ? WHERE id = ?", end, key.id)
         key.change(later(), ends_at=end)
 
@@ -267,8 +267,8 @@ class Walk:
         client = self.stack.enter_context(RawSocket(self.server.port))
         self.echoes.append(client.open(ECHO))
 
-    def open_time(self) -> None:
-        key = self.some_key()
+    def open_time(self, key: Key | None = None) -> None:
+        key = key or self.some_key()
         if key.facts.tier == "quick" or not key.settled(time.time()) or time.time() % 60 > 57:
             raise Impossible  # the answer to an upgrade does not say in which window it is counted
         client = self.stack.enter_context(RawSocket(self.server.port))
@@ -301,10 +301,16 @@ class Walk:
         """A key that may be changed: alive for some seconds, and known to everybody as it is."""
         now = time.time()
         keys = [key for key in self.keys if key.settled(now) and key.is_live(now)]
-        listening = [key for _, key in self.times if key in keys]
         if not keys:
             raise Impossible
-        return self.chance.choice(listening if listening and self.chance.random() < 0.5 else keys)
+        return self.chance.choice(keys)
+
+    def key_to_end(self) -> Key:
+        """A live key, with a socket if possible."""
+        key = self.some_live_key()
+        with suppress(Impossible):
+            self.open_time(key)
+        return key
 
     def some_key(self) -> Key:
         """Any of the keys, most often one of the latest."""
