@@ -54,13 +54,10 @@ class Browser:
 
     def type(self, label: str, text: str) -> None:
         self.click(label)
-        self.press(text)
-
-    def text(self) -> str:
-        return str(self.run("() => document.body.innerText"))
+        self.press(*text)
 
     def expect(self, words: str) -> None:
-        self.wait(lambda: words in self.text(), words)
+        self.wait(lambda: words in self.run("() => document.body.innerText"), words)
 
     def wait(self, ask: Callable[[], Any], what: str) -> Any:
         """The first true answer; a page that is just being left has none."""
@@ -78,14 +75,10 @@ class Browser:
         move = {"type": "pointerMove", "x": x, "y": y}
         self.act("pointer", move, *({"type": f"pointer{do}", "button": 0} for do in ("Down", "Up")))
 
-    def press(self, text: str) -> None:
-        self.act(
-            "key", *({"type": f"key{do}", "value": key} for key in text for do in ("Down", "Up"))
-        )
-
-    def paste(self) -> None:
-        keys = [("Down", CONTROL), ("Down", "v"), ("Up", "v"), ("Up", CONTROL)]
-        self.act("key", *({"type": f"key{do}", "value": key} for do, key in keys))
+    def press(self, *chords: str) -> None:
+        """Press the keys of each chord at once; a text has chords of one key."""
+        moves = [(do, key) for chord in chords for do in ("Down", "Up") for key in chord]
+        self.act("key", *({"type": f"key{do}", "value": key} for do, key in moves))
 
 
 class Chromium(Browser):
@@ -98,11 +91,9 @@ class Chromium(Browser):
     def click_at(self, x: int, y: int) -> None:
         self.page.mouse.click(x, y)
 
-    def press(self, text: str) -> None:
-        self.page.keyboard.type(text)
-
-    def paste(self) -> None:
-        self.page.keyboard.press("Control+v")
+    def press(self, *chords: str) -> None:
+        for chord in chords:
+            self.page.keyboard.press("+".join(chord).replace(CONTROL, "Control"))
 
 
 class Firefox(Browser):
@@ -114,9 +105,7 @@ class Firefox(Browser):
         command += ["--profile", str(directory), f"--remote-debugging-port={port}"]
         start(command, running)
         address = f"ws://127.0.0.1:{port}/session"
-        self._socket = self.wait(
-            lambda: running.enter_context(connect(address, max_size=None)), "Firefox"
-        )
+        self._socket = self.wait(lambda: running.enter_context(connect(address)), "Firefox")
         self._ask("session.new", capabilities={})
         self._window = self._ask("browsingContext.getTree")["contexts"][0]["context"]
 
