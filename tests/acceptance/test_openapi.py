@@ -1,4 +1,4 @@
-"""openapi.json against the app, by what others make of it: fuzzing, validators, clients."""
+"""openapi.json and asyncapi.json against the service, by fuzzing, validators and clients."""
 
 import json
 import os
@@ -9,11 +9,12 @@ import sys
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 from flask import Flask
 
-from rawsocket import RawSocket
+from rawsocket import TEXT, RawSocket, frame
 from serving import REPOSITORY, Server
 
 CLIENTS = Path(__file__).parent / "clients"
@@ -105,3 +106,25 @@ def test_a_generated_python_client_works(described: Server, key: str, tmp_path: 
     called = run(sys.executable, "-c", f"{given}{python}{call}", cwd=tmp_path)
     assert "WARNING" not in printed.upper()
     assert "requests_remaining=" in called
+
+
+@pytest.mark.ci
+def test_messages_of_sockets_are_as_described(server: Server, server_key: str) -> None:
+    jsonschema = pytest.importorskip("jsonschema", reason="jsonschema is not installed")
+    document = json.loads(ASYNCAPI.read_text())
+    echo, clock = (document["channels"][name]["address"] for name in ("echo", "time"))
+    messages = document["components"]["messages"]
+
+    def check(payload: Any, message: str) -> None:
+        jsonschema.Draft7Validator(messages[message]["payload"]).validate(payload)
+
+    for name, message in messages.items():
+        for example in message["examples"]:
+            check(example["payload"], name)
+    with RawSocket(server.port) as client:
+        client.open(echo).send(frame(TEXT, b"hello"))
+        check(client.frame().json(), "echo")
+    with RawSocket(server.port) as client:
+        client.open(f"{clock}?api_key={server_key}")
+        check(client.frame().json(), "auth_success")
+        check(client.frame().json(), "time_update")

@@ -295,7 +295,7 @@ class TestFacts:
 
     def test_design_names_tests_that_exist(self) -> None:
         named = re.findall(r"`(test_\w+)`", (REPOSITORY / "docs" / "design.md").read_text())
-        tests = "\n".join(file.read_text() for file in (REPOSITORY / "tests").glob("test_*.py"))
+        tests = "\n".join(file.read_text() for file in (REPOSITORY / "tests").rglob("test_*.py"))
         assert named
         assert not [name for name in named if f"def {name}(" not in tests]
 
