@@ -96,7 +96,7 @@ class TestKeys:
 
 
 class TestLimits:
-    def test_six_calls_of_five_agree_to_the_number(self, server: Server) -> None:
+    def test_limit_refuses_the_sixth_of_five_calls(self, server: Server) -> None:
         key = server.new_key(tier="five")
         until_the_turn = 60 - time.time() % 60
         time.sleep(until_the_turn if until_the_turn < 3 else 0)
