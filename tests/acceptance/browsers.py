@@ -57,7 +57,9 @@ class Browser:
         self.press(*text)
 
     def expect(self, words: str) -> None:
-        self.wait(lambda: words in self.run("() => document.body.innerText"), words)
+        """Wait for a page with these words; before its script has run, Reload asks a question."""
+        text = "() => document.readyState === 'complete' ? document.body.innerText : ''"
+        self.wait(lambda: words in self.run(text), words)
 
     def wait(self, ask: Callable[[], Any], what: str) -> Any:
         """The first true answer; a page that is just being left has none."""
