@@ -80,7 +80,7 @@ def ends() -> Iterator[tuple[Any, Any]]:
 
 
 @pytest.fixture
-def server(ends: tuple[Any, Any]) -> Server:
+def accepted(ends: tuple[Any, Any]) -> Server:
     """A connection that simple-websocket has accepted, as flask-sock hands it over."""
     environ: dict[str, Any] = {
         "REQUEST_METHOD": "GET",
@@ -98,35 +98,35 @@ def server(ends: tuple[Any, Any]) -> Server:
 
 
 @pytest.fixture
-def client(server: Server, ends: tuple[Any, Any]) -> RawSocket:
-    client = RawSocket.over(ends[0])
-    assert client.answer().status == 101
-    return client
+def peer(accepted: Server, ends: tuple[Any, Any]) -> RawSocket:
+    peer = RawSocket.over(ends[0])
+    assert peer.answer().status == 101
+    return peer
 
 
-def test_reader_of_simple_websocket_does_not_read(client: RawSocket, ends: tuple[Any, Any]) -> None:
-    client.send(b"for us")
+def test_reader_of_simple_websocket_does_not_read(peer: RawSocket, ends: tuple[Any, Any]) -> None:
+    peer.send(b"for us")
     gsocket.wait_read(ends[1].fileno())
     gevent.idle()  # whoever waits for it has read it now
     assert ends[1].recv(100) == b"for us"
 
 
 def test_library_does_not_close_it(
-    server: Server, client: RawSocket, ends: tuple[Any, Any]
+    accepted: Server, peer: RawSocket, ends: tuple[Any, Any]
 ) -> None:
-    WebSocket(server)
+    WebSocket(accepted)
     with pytest.raises(ConnectionClosed):
-        server.close()
+        accepted.close()
     ends[1].shutdown(socket.SHUT_WR)
-    assert client.ended()
+    assert peer.ended()
 
 
-def start(server: Server, first: bytes = b"") -> tuple[Any, WebSocket]:
+def start(accepted: Server, first: bytes = b"") -> tuple[Any, WebSocket]:
     """A greenlet that sends this and reads all; its value is the code of the close."""
     opened: list[WebSocket] = []
 
     def run() -> int:
-        opened.append(ws := WebSocket(server))
+        opened.append(ws := WebSocket(accepted))
         code = 0
         try:
             ws.send(first)
@@ -141,32 +141,32 @@ def start(server: Server, first: bytes = b"") -> tuple[Any, WebSocket]:
 
 
 def test_silent_client_is_pinged_and_lost_when_it_does_not_answer(
-    server: Server, client: RawSocket, monkeypatch: pytest.MonkeyPatch
+    accepted: Server, peer: RawSocket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(websocket, "PING_SECONDS", 0.05)
     monkeypatch.setattr(websocket, "STALLED_SECONDS", 0.1)
-    serving, _ = start(server)
+    serving, _ = start(accepted)
     for _ in range(5):
-        assert client.frame() == Frame(PING, b"")
-        client.send(frame(PONG))
+        assert peer.frame() == Frame(PING, b"")
+        peer.send(frame(PONG))
     assert not serving.ready()
     with pytest.raises(TimeoutError):
         serving.get(timeout=5)
 
 
 @pytest.mark.parametrize("before", [0, 1_000_000], ids=["much was pushed", "a frame is half sent"])
-def test_push_that_does_not_fit_ends_all(server: Server, client: RawSocket, before: int) -> None:
-    serving, ws = start(server, bytes(before))
+def test_push_that_does_not_fit_ends_all(accepted: Server, peer: RawSocket, before: int) -> None:
+    serving, ws = start(accepted, bytes(before))
     if before:
-        assert set(client.sock.recv(100_000)) == {0}  # so that a little would fit again
+        assert set(peer.sock.recv(100_000)) == {0}  # so that a little would fit again
     for _ in range(100):
         ws.push(b"\1" * 5000)
     assert serving.get(timeout=5) == Close.ABNORMAL
 
     data = b""
-    client.sock.settimeout(0.1)
+    peer.sock.settimeout(0.1)
     with contextlib.suppress(TimeoutError):
-        while more := client.sock.recv(100_000):
+        while more := peer.sock.recv(100_000):
             data += more
     allowed = {0} if before else {1}  # what fitted, and after it no close frame
     assert set(data) <= allowed
@@ -174,22 +174,22 @@ def test_push_that_does_not_fit_ends_all(server: Server, client: RawSocket, befo
 
 @pytest.fixture
 def ended_by(
-    app: Flask, server: Server, client: RawSocket, ends: tuple[Any, Any]
+    app: Flask, accepted: Server, peer: RawSocket, ends: tuple[Any, Any]
 ) -> Callable[[BaseException], RawSocket]:
-    """Serve a handler that raises the given exception; returns what the client is left with."""
+    """Serve a handler that raises the given exception; returns what the peer is left with."""
 
     def run(ending: BaseException) -> RawSocket:
         def handler(ws: WebSocket) -> None:
             assert list(app.extensions["services"].sockets.open) == [ws]
             raise ending
 
-        ends[0].shutdown(socket.SHUT_WR)  # a client that has sent all it will
+        ends[0].shutdown(socket.SHUT_WR)  # a peer that has sent all it will
         with app.test_request_context(f"{ECHO}?api_key=private"):
             g.key = None
-            serve(handler, server)
+            serve(handler, accepted)
         assert not app.extensions["services"].sockets.open, "only open sockets are kept"
         ends[1].close()
-        return client
+        return peer
 
     return run
 
