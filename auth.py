@@ -78,7 +78,8 @@ def rotate_key(
             raise accounts.Invalid(key="This key has ended or was rotated; create a new one.")
         saved = ApiKey.get_by_id(key.id)  # again, because requests may have been counted since
         columns = {name: getattr(saved, name) for name in INHERITED}
-        key.expires_at = end  # to be shown; after the commit, no query may fail
+        # To be shown: a query after the commit might fail, and then nobody would see the new key.
+        key.expires_at = end
         return _store_key(**columns, expires_at=lifetime and now + lifetime, per_hour=per_hour)
 
 
@@ -166,13 +167,12 @@ class Guard:
         """What is left for the key, to be shown."""
         return self._store.left(key, self._quota(key))
 
-    def spend(self, key: ApiKey, cost: int = 1) -> Allowance:
+    def spend(self, key: ApiKey) -> Allowance:
         """Count this request; raises Problem 401 or 429, or PeeweeException.
 
-        A cost of 0 counts nothing, but refuses a key that is used up. The headers of the response
-        show the allowance.
+        The headers of the response show the allowance.
         """
-        allowance = self._store.hit(key.id, self._quota(key)) if cost else self.left(key)
+        allowance = self._store.hit(key.id, self._quota(key))
         if allowance is None:  # deleted since it was looked up
             raise bad_key()
         request.environ[ALLOWANCE] = allowance

@@ -12,7 +12,7 @@ CHART_HOURS = 24  # hours of usage to keep and show
 PREFIXES = {"production": "sk_live_", "development": "sk_test_"}  # key prefixes, by type
 DEFAULT_TYPE = next(iter(PREFIXES))
 
-# For pages and commands, and with PostgreSQL for the background; each store has a connection of its
+# For pages and commands, and with PostgreSQL for the background; each store has its
 # own. `connection_context` may be nested: only the outermost one closes.
 database = peewee.DatabaseProxy()
 

@@ -49,7 +49,7 @@ class Usage(NamedTuple):
 
     def plus(self, later: "Usage") -> "Usage":
         """This and later requests, if any. If they are in a new window, `used` starts again."""
-        if not later.total:
+        if not later.total:  # and so no window either
             return self
         used = self.used if self.reset == later.reset else 0
         return Usage(self.total + later.total, later.reset, used + later.used)

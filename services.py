@@ -28,5 +28,4 @@ class Services:
 
 def services() -> Services:
     """Those of the current app."""
-    found: Services = current_app.extensions["services"]
-    return found
+    return current_app.extensions["services"]

@@ -12,6 +12,7 @@ from simple_websocket import Server
 
 from protocol import websocket
 from protocol.addresses import caller
+from protocol.headers import ALLOWANCE
 from protocol.problems import Problem
 from protocol.timestamps import display, timestamp
 from protocol.websocket import Close, Closed, WebSocket, frame
@@ -69,22 +70,23 @@ class Ticker:
 
     def run(self) -> None:
         """Send the time forever."""
-        tenths = int(time.time() * 10)  # since 1970
+        tenths = 0  # since 1970
         while True:
-            tenths = self._wait_for(tenths + 1)
-            if listeners := self._listeners.get(tenths % 10):
-                now = time.time()
-                data = frame(type="time_update", formatted=display(now), timestamp=timestamp(now))
-                for ws in listeners:  # push never yields, so the set cannot change meanwhile
-                    ws.push(data)
-
-    def _wait_for(self, tenths: int) -> int:
-        """Sleep until this tenth; returns it, or the current one if the clock was set meanwhile."""
-        left = tenths / 10 - time.time()
-        while 0 < left < 1:
-            gevent.sleep(left)  # a timer may end a little early
             left = tenths / 10 - time.time()
-        return tenths if abs(left) < 1 else int(time.time() * 10)
+            if abs(left) > 1:  # at first, and if the clock was set or the process was stopped
+                tenths = int(time.time() * 10) + 1
+            elif left > 0:
+                gevent.sleep(left)  # may end a little early
+            else:
+                self._tick(tenths % 10)
+                tenths += 1
+
+    def _tick(self, tenth: int) -> None:
+        if listeners := self._listeners.get(tenth):
+            now = time.time()
+            data = frame(type="time_update", formatted=display(now), timestamp=timestamp(now))
+            for ws in listeners:  # push never yields, so the set cannot change meanwhile
+                ws.push(data)
 
 
 class OpenSockets:
@@ -130,8 +132,8 @@ def admit() -> None:
     if request.endpoint == "sockets.time":
         presented = request.args.get("api_key") or request.headers.get("X-API-Key")
         g.key = services().guard.check(presented, ", or as api_key in the query")
-        # Counted when it is admitted. Until then, this gives a refusal its limit headers.
-        services().guard.spend(g.key, cost=0)
+        # Counted when it is admitted; a refusal shows what is left.
+        request.environ[ALLOWANCE] = services().guard.left(g.key)
     who = g.key.id if g.key else caller(request.remote_addr)
     services().sockets.reserve(who)
     g.caller = who
@@ -150,8 +152,9 @@ def release(error: BaseException | None) -> None:
 def serve(handler: Callable[[WebSocket], None], server: Server) -> None:
     """Let the handler serve an open socket.
 
-    It ends by raising an exception, which says how to close. Returning is a bug, and closes with
-    1011.
+    A handler ends by raising an exception, which says how to close; returning is a bug, and closes
+    with 1011. It may wait only for the socket, or in `sleep`, because `interrupt` may end it there:
+    a query might be left half done.
     """
     started, ws, code = time.monotonic(), WebSocket(server), int(Close.BUG)
     sockets = services().sockets

@@ -163,8 +163,7 @@ class WebSocket:
         """Make the greenlet that serves this connection close it.
 
         Closed is raised where that greenlet waits: in `recv` or `send` of the socket, in `sleep`
-        between two messages, or in `drain`. A handler must not wait for anything else, such as a
-        query, which might be left half done. If the greenlet has just ended, gunicorn ignores
+        between two messages, or in `drain`. If the greenlet has just ended, gunicorn ignores
         Closed, as it is a GreenletExit. This method returns at once.
         """
         gevent.kill(self._greenlet, Closed(code))

@@ -36,7 +36,11 @@ FINISH_SECONDS = 2.6  # in which running requests may finish; the others end wit
 
 
 class Worker(GeventWorker):
-    """gunicorn's gevent worker, which serves connections and stops in its own way."""
+    """gunicorn's gevent worker, which serves connections and stops in its own way.
+
+    For each connection, gevent calls `handle`. gunicorn's `handle` then calls `handle_request` for
+    each request, and `answer` has gunicorn's `handle_request` call the app.
+    """
 
     # gunicorn calls handle_exit at SIGTERM, which sets `alive` to False, and handle_quit at SIGINT
     # and SIGQUIT. They do the same here, because some platforms stop with SIGINT.
@@ -132,7 +136,7 @@ class Worker(GeventWorker):
         request gunicorn would discard a body of any length, and nobody else would have a turn.
         """
         if unread(req) > MAX_BODY_BYTES:  # nothing has been read yet
-            req.force_close()
+            req.force_close()  # so that should_close() is true below
         response = OnePiece(sock)
         try:
             super().handle_request(listener_name, req, response, addr)
@@ -185,7 +189,7 @@ def unread(req: Any) -> float:
 
 
 def speed_up(cfg: Any) -> None:
-    """Save work that would be done for each request, 20 % of a request in all."""
+    """Save work that would be done for each request, 19 % of a request in all."""
     gc.freeze()  # objects that were created at the start are excluded from garbage collection
     # gunicorn's settings become plain attributes, so that Config.__getattr__ is not called.
     cfg.__dict__.update({name: getattr(cfg, name) for name in cfg.settings})

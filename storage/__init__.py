@@ -9,8 +9,8 @@ from ratelimit import Allowance, Limiter, Quota
 class Store(ABC):
     """What the rest of the service asks of a database; each method may raise PeeweeException.
 
-    It remembers the rows that were found until `forget` or `save`, so what is known of a key is
-    never older than the last sync.
+    It remembers the rows that were found until they are forgotten. Background.sync does so twice a
+    second, so what is known of a key is never older.
 
     A window ends at `(now // seconds + 1) * seconds`. A row with another `reset` has used nothing
     of the current window. `Limiter.hit`, SAVE in sqlite.py and count.sql all follow this rule.
@@ -18,7 +18,7 @@ class Store(ABC):
 
     def __init__(self) -> None:
         self._rows: dict[str, ApiKey] = {}  # by id
-        self._limiter = Limiter()  # where the rows are counted in, it only computes windows
+        self._limiter = Limiter()  # with PostgreSQL, it only computes windows
 
     def find(self, key_id: str) -> ApiKey | None:
         """The key with this id, ended or not.

@@ -4,8 +4,9 @@ Every wait is bounded by one of these, because none of them could bound all:
 
 - A gevent.Timeout in `Postgres.connect`, and in `Batch` of postgres.py, bounds connecting: with it
   the look-up of the host's name and, for pages, the wait for a free connection of the pool.
-- `Impatient.wait` bounds each answer to a page or a command. In a command no Timeout would fire.
-- `connect_timeout` bounds connecting in a command, in whole seconds for each address.
+- `Impatient.wait` bounds each answer to a page or a command. A command is not patched by gevent, so
+  no Timeout would fire there.
+- `connect_timeout` bounds connecting in a command, in whole seconds for each address, at least 2.
 """
 
 import math
@@ -18,15 +19,14 @@ import gevent
 from peewee import OperationalError, Psycopg3Adapter
 from playhouse.pool import MaxConnectionsExceeded, PooledPostgresqlDatabase
 from psycopg import Connection, Error
-from psycopg._conninfo_attempts import conninfo_attempts
-from psycopg.conninfo import conninfo_to_dict, make_conninfo
+from psycopg.conninfo import conninfo_attempts, conninfo_to_dict, make_conninfo
 
 CONNECTIONS = 4  # of the pool in each process, for pages and the background
 ANSWER_SECONDS = 0.6  # to connect, and again for an answer; a busy machine needs 0.4
 STALE_SECONDS = 10  # how long a connection of the pool is used
 
 
-# When connecting to an address has failed last: from then on, the others are tried first.
+# When connecting to an address last failed; the others are tried before it.
 failed_at: defaultdict[str, float] = defaultdict(float)
 
 
@@ -42,7 +42,7 @@ def connect(url: str, seconds: int, kind: type[Connection[Any]] = Connection) ->
     for address in others:
         with suppress(Error):
             return connect_to(address, kind)
-    return connect_to(last, kind)
+    return connect_to(last, kind)  # whose error, if there is one, is raised
 
 
 def connect_to(address: str, kind: type[Connection[Any]]) -> Any:

@@ -16,7 +16,7 @@ from storage.outage import one_line
 from storage.sqlite import Sqlite, SqliteStore
 
 BUSY_SECONDS = 2  # how long a page waits for a lock of SQLite; a slow disk needs 0.4
-COMMAND_SECONDS = 10  # the same in a command, with either database, because nothing else waits
+COMMAND_SECONDS = 10  # in a command, with either database: nobody else waits for it
 # In PostgreSQL, processes that start at the same time create the tables one after another. They
 # wait for less than COMMAND_SECONDS.
 ALONE = "SELECT set_config('lock_timeout', '9s', true), pg_advisory_xact_lock(20261121)"

@@ -54,14 +54,14 @@ class Batch:
         """
         answer = AsyncResult()
         self._waiting.append((item, answer))
-        if not self._asking:  # there is none yet, or it has ended, for whatever reason
+        if not self._asking:  # a greenlet that has ended, for whatever reason, is false
             # Not in this greenlet: this request need not wait for later ones.
             self._asking = gevent.spawn(self._ask_all)
         with gevent.Timeout(2 * ANSWER_SECONDS, OperationalError("no answer in time")):
             return answer.get()
 
     def renew(self) -> None:
-        """Make the next query over a new connection."""
+        """Make the next query over a new connection; one that is under way goes on."""
         self._is_old = True
 
     def close(self) -> None:
@@ -95,13 +95,17 @@ class Batch:
 
 
 class PostgresStore(Store):
-    """A Store that any number of processes share."""
+    """A Store that any number of processes share.
+
+    A hit whose row another transaction has locked waits for it, but not among the others: after
+    SHORT_LOCK_MS it is asked again in a batch of its own, as are all further hits of that key,
+    until one of them has got the row.
+    """
 
     def __init__(self, url: str) -> None:
         super().__init__()
         self._finds = Batch(url, find_keys, self.reconnect)
         self._hits = Batch(url, count_hits, self.reconnect)
-        # Hits of locked rows wait apart from the others.
         late = partial(count_hits, lock_ms=LONG_LOCK_MS)
         self._late_hits = Batch(url, late, self.reconnect)
         self._locked: set[str] = set()  # ids of the keys whose hits go there

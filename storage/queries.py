@@ -11,8 +11,8 @@ FIELDS = [field.name for field in COLUMNS.values()]
 OWNED = 'EXISTS (SELECT 1 FROM "user" WHERE "user".id = api_key.user_id)'
 FIND = f"SELECT {', '.join(COLUMNS)} FROM api_key WHERE {OWNED} AND id "  # add `= ...`
 KEEP_DAYS = 30  # how long ended keys are kept
-# Rows that are deleted at once, in 5 ms: twice a second, that is three times what a million keys in
-# use make.
+# Rows that are deleted at once. 500 take 5 ms; twice a second, that is three times as many as a
+# million keys in use make.
 SOME = 500
 
 
@@ -34,10 +34,10 @@ def ended_keys(ids: set[str], database: peewee.Database) -> set[str]:
 
 
 def delete_old_rows(database: peewee.Database) -> None:
-    """Delete some hours of more than a day ago, and some keys that ended long ago; for each sync.
+    """Delete some hours of more than a day ago, and some keys that ended long ago.
 
-    If nothing is old, it only reads: a DELETE takes a lock even if it finds no row. Raises
-    PeeweeException.
+    Called at each sync. If nothing is old, it only reads: a DELETE takes a lock even if it finds no
+    row. Raises PeeweeException.
     """
     hour, key_id = HourlyUsage.hour, HourlyUsage.key_id
     past = hour < now() - (CHART_HOURS + 1) * HOUR

@@ -110,7 +110,7 @@ class SqliteStore(Store):
         if self._limiter.counted:
             self._save()
         delete_old_rows(self._database)
-        if self._saves % SAVES_PER_CHECKPOINT == 0 and len(self._thread) == 0:  # or it would wait
+        if self._saves % SAVES_PER_CHECKPOINT == 0 and len(self._thread) == 0:  # `spawn` would wait
             self._thread.spawn(checkpoint, self._file)
         self._saves += 1
         if not self._file.exists():  # the connections that are open still work
@@ -157,8 +157,8 @@ def checkpoint(file: Path) -> None:
     with suppress(sqlite3.Error), closing(sqlite3.connect(uri(file), **how)) as connection:
         connection.execute("PRAGMA synchronous = 1")
         _, frames, _ = connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
-        if frames != 1:  # while nobody writes there is one, which comes from here
-            # The first commit of a log waits for the disk, and a complete checkpoint ends a log.
-            # This is that first commit, so no commit of the main thread waits. What it writes does
-            # not matter: nobody reads it.
+        # After a complete checkpoint, the next commit begins a new log and waits for the disk. So
+        # that no commit of the main thread does, it is made here. What it writes does not matter,
+        # because nobody reads it. If it is all that the log holds, nobody has written since.
+        if frames != 1:
             connection.execute("PRAGMA user_version = 1")

@@ -53,9 +53,9 @@ def test_of_two_handshakes_at_once_one_gets_the_last_place(
     """With PostgreSQL others have their turn while a request is counted."""
     spend = Guard.spend
 
-    def spend_slowly(guard: Guard, key: ApiKey, cost: int = 1) -> Allowance:
+    def spend_slowly(guard: Guard, key: ApiKey) -> Allowance:
         gevent.sleep(0)
-        return spend(guard, key, cost)
+        return spend(guard, key)
 
     monkeypatch.setattr(Guard, "spend", spend_slowly)
     both = [gevent.spawn(handshake, TIME, X_API_Key=key) for _ in range(2)]
@@ -65,7 +65,7 @@ def test_of_two_handshakes_at_once_one_gets_the_last_place(
 
 def test_handshake_that_cannot_be_counted_leaves_its_place(handshake: Handshake, key: str) -> None:
     used_up = Problem(429, "rate_limited", "Another request was the last one.")
-    with mock.patch.object(Guard, "spend", side_effect=[None, used_up]):  # first it only asks
+    with mock.patch.object(Guard, "spend", side_effect=used_up):
         assert handshake(TIME, X_API_Key=key) == 429
     assert handshake(TIME, X_API_Key=key) == 101
 

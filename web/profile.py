@@ -1,6 +1,5 @@
 """Profile Settings: the profile, the keys and their usage, and the password."""
 
-from collections.abc import Callable
 from functools import partial
 
 from flask import Blueprint, abort, flash, g, redirect, render_template, request, session, url_for
@@ -133,21 +132,20 @@ def rename_key(key_id: str) -> ResponseReturnValue:
     old, name = own_key(key_id).name, typed("name")
     accounts.check_fields(name=name)
     words = f"The key “{old}” is now named “{name}”."
-    return change(words, partial(auth.change_key, key_id, name=name))
+    return changed(auth.change_key(key_id, name=name), words)
 
 
 @pages.post("/security/keys/<key_id>/revoke")
 def revoke_key(key_id: str) -> ResponseReturnValue:
     words = f"The key “{own_key(key_id).name}” is revoked."
-    return change(words, partial(auth.revoke_key, key_id))
+    return changed(auth.revoke_key(key_id), words)
 
 
-def change(words: str, act: Callable[[], bool]) -> ResponseReturnValue:
-    """Change a key, and show these words, or that the key had ended."""
-    changed = act()
+def changed(is_done: bool, words: str) -> ResponseReturnValue:
+    """Show these words after a change of a key, or that the key had ended."""
     services().store.forget()
     ended = "This key was already revoked or has expired."
-    return redirect_to("/settings/security", words if changed else ended)
+    return redirect_to("/settings/security", words if is_done else ended)
 
 
 def own_key(key_id: str) -> ApiKey:
