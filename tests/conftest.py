@@ -165,8 +165,9 @@ def storage(request: pytest.FixtureRequest) -> Callable[[], dict[str, str]]:
 def server(
     tmp_path_factory: pytest.TempPathFactory, storage: Callable[[], dict[str, str]]
 ) -> Iterator[Server]:
-    """One real server for all tests that only talk to it."""
-    running = Server(tmp_path_factory.mktemp("server"), RATE_LIMITS=TIERS, **storage())
+    """One real server for all tests that only talk to it, where it is not the time of UTC."""
+    settings = {"RATE_LIMITS": TIERS, "TZ": "Asia/Tokyo"} | storage()
+    running = Server(tmp_path_factory.mktemp("server"), **settings)
     try:
         yield running.start()
         running.close(signal.SIGTERM)

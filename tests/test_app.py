@@ -125,6 +125,7 @@ def test_time_socket_greets_and_sends_each_second_once(server: Server, server_ke
     assert updates == [{"type": "time_update", **times}] * 5
     seconds = [datetime.fromisoformat(update["formatted"][:19]) for update in updates]
     assert seconds == [seconds[0] + timedelta(seconds=number) for number in range(5)]
+    assert datetime.now(timezone.utc).replace(tzinfo=None) - seconds[4] < timedelta(minutes=1)
     shown = [update["timestamp"][:19].replace("T", " ") + " UTC" for update in updates]
     assert shown == [update["formatted"] for update in updates]
 
