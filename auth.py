@@ -52,7 +52,7 @@ def create_key(
     accounts.check_fields(name=name, type=type)
     with database.connection_context(), database.atomic():
         made = _store_key(user.id, type, name=name, tier=tier, **options)
-        # Counted after storing: even the form that made the last key is recognised when repeated.
+        # Counted after storing: even the form that made the last key is recognized when repeated.
         if ApiKey.select().where(ApiKey.user == user, ApiKey.live()).count() > MAX_LIVE_KEYS:
             maximum = f"You have {MAX_LIVE_KEYS} keys, the maximum. Revoke one first."
             raise accounts.Invalid(name=maximum)

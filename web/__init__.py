@@ -84,7 +84,7 @@ def sent_from_here() -> bool:
     return not origin or origin.partition("://")[2] == request.host
 
 
-pages.before_request(people.recognise)  # after receive_form
+pages.before_request(people.recognize)  # after receive_form
 
 
 @pages.app_url_defaults
@@ -106,6 +106,6 @@ def finish(response: Response) -> Response:
         if response.status_code >= 400 and response.status_code != people.INVALID:
             # For a path that does not exist, nobody has asked yet who is logged in.
             with suppress(PeeweeException):
-                people.recognise()
+                people.recognize()
             response.set_data(render_template("error.html", response=response))
     return response

@@ -128,7 +128,7 @@ def destination() -> str:
     return page if OWN_PAGE.fullmatch(page) else "/settings/security"
 
 
-def recognise() -> None:
+def recognize() -> None:
     """Find out who is logged in: `g.user`, or None; raises PeeweeException."""
     user = None
     if "user" in session:
