@@ -46,7 +46,7 @@ class CompactJson(DefaultJSONProvider):
 
 
 class Service(Flask):
-    """Flask with JSON as above, the API's headers, and a shortcut that saves 5 % of a request."""
+    """Flask with JSON as above, the API's headers, and routes that no host can break."""
 
     json_provider_class = CompactJson
 
@@ -59,10 +59,17 @@ class Service(Flask):
             self.wsgi_app = ProxyFix(self.wsgi_app, x_for=hops)  # type: ignore[method-assign]
 
     def create_url_adapter(self, request: Request | None) -> MapAdapter | None:
-        """Match without the host, on which no route depends: Python cannot decode every name."""
+        """Match without the host, on which no route depends: Python cannot decode every name.
+
+        For an Upgrade, Werkzeug tells the rules of WebSockets apart; it would take 3 % of a request.
+        """
         if request is None:
             return super().create_url_adapter(request)
-        return self.url_map.bind_to_environ(request.environ, server_name="", subdomain="")
+        if "HTTP_UPGRADE" in request.environ:
+            return self.url_map.bind_to_environ(request.environ, server_name="", subdomain="")
+        nowhere = {"server_name": "", "subdomain": "", "url_scheme": "http"}
+        where = {"path_info": request.path, "default_method": request.method}
+        return MapAdapter(self.url_map, script_name=request.root_path, **nowhere, **where)
 
     def make_default_options_response(self) -> Response:
         """Without a content type, because there is no content."""
