@@ -61,7 +61,7 @@ class Service(Flask):
     def create_url_adapter(self, request: Request | None) -> MapAdapter | None:
         """Match without the host, on which no route depends: Python cannot decode every name.
 
-        For an Upgrade, Werkzeug tells the rules of WebSockets apart; it would take 3 % of a request.
+        For an Upgrade, Werkzeug tells the rules of WebSockets apart, which takes 6 µs.
         """
         if request is None:
             return super().create_url_adapter(request)
