@@ -25,7 +25,6 @@ CONNECTIONS = 4  # of the pool in each process, for pages and the background
 ANSWER_SECONDS = 0.6  # to connect, and again for an answer; a busy machine needs 0.4
 STALE_SECONDS = 10  # how long a connection of the pool is used
 
-
 # When connecting to an address last failed; the others are tried before it.
 failed_at: defaultdict[str, float] = defaultdict(float)
 

@@ -169,10 +169,10 @@ def count_hits(
         rows, missing = connection.execute(COUNT, asked).fetchall(), None
     except LockNotAvailable:  # for some of the rows; this leaves them out
         rows, missing = connection.execute(COUNT_WITHOUT_LOCKED, asked).fetchall(), LOCKED
-    answers = dict.fromkeys(range(len(hits)), missing)
+    answers: list[Any] = [missing] * len(hits)
     for number, chosen, *allowance in rows:
         answers[number - 1] = Allowance(quotas[chosen - 1], *allowance)
-    return list(answers.values())
+    return answers
 
 
 def database_error(error: BaseException) -> BaseException:
