@@ -171,13 +171,21 @@ def read_password(from_stdin: bool) -> str:
 
 def print_key(make: Callable[[], tuple[ApiKey, str]]) -> None:
     """Store a key, then print it; if it cannot be printed, revoke it."""
-    output = sys.stdout or fail("standard output is closed, so no key was created")
+    if not sys.stdout:
+        fail("standard output is closed, so no key was created")
     key, secret = make()
     try:
-        os.write(output.fileno(), f"{secret}\n".encode())  # `print` would only collect it
-    except OSError as error:
+        write(f"{secret}\n")
+    except (OSError, KeyboardInterrupt) as error:
         auth.revoke_key(key.id)
         fail(f"the key cannot be printed, so it was revoked: {error}")
+
+
+def write(text: str) -> None:
+    """Write all of it to standard output at once, for which `print` would wait; raises OSError."""
+    data = text.encode()
+    while data:
+        data = data[os.write(sys.stdout.fileno(), data) :]
 
 
 def print_rows(columns: tuple[str, ...], rows: Iterable[Any]) -> None:

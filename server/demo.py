@@ -15,6 +15,7 @@ from peewee import OperationalError
 
 import accounts
 import auth
+import cli
 from models import User, database
 from settings import HERE, SettingsError, load
 
@@ -69,7 +70,7 @@ def welcome(port: int) -> None:
         _, key = auth.create_key(user, "demo")
         text = WELCOME.read_text().format(port=port, password=password, key=key)
         try:
-            os.write(sys.stdout.fileno(), text.encode())
+            cli.write(text)
         except OSError:
             with database.connection_context():
                 user.delete_instance(recursive=True)

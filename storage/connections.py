@@ -6,10 +6,9 @@ Every wait is bounded by one of these, because none of them could bound all:
   the look-up of the host's name and, for pages, the wait for a free connection of the pool.
 - `Impatient.wait` bounds each answer to a page or a command. A command is not patched by gevent, so
   no Timeout would fire there.
-- `connect_timeout` bounds connecting in a command, in whole seconds for each address, at least 2.
+- `connect_timeout` bounds connecting in a command, to CONNECT_SECONDS for each address.
 """
 
-import math
 import time
 from collections import defaultdict
 from contextlib import suppress
@@ -23,20 +22,22 @@ from psycopg.conninfo import conninfo_attempts, conninfo_to_dict, make_conninfo
 
 CONNECTIONS = 4  # of the pool in each process, for pages and the background
 ANSWER_SECONDS = 0.6  # to connect, and again for an answer; a busy machine needs 0.4
+CONNECT_SECONDS = 2  # to connect to an address in a command; libpq's minimum
 STALE_SECONDS = 10  # how long a connection of the pool is used
 
 # When connecting to an address last failed; the others are tried before it.
 failed_at: defaultdict[str, float] = defaultdict(float)
 
 
-def connect(url: str, seconds: int, kind: type[Connection[Any]] = Connection) -> Any:
-    """Connect to the first address that accepts it within these seconds; raises psycopg.Error.
+def connect(url: str, kind: type[Connection[Any]] = Connection) -> Any:
+    """Connect to the first address that accepts it; raises psycopg.Error.
 
     The URL may name several hosts, and a host may have several addresses. Of several servers, only
     the primary can be written.
     """
-    limits: dict[str, Any] = {"target_session_attrs": "read-write", "connect_timeout": seconds}
-    attempts: list[Any] = conninfo_attempts({**limits, **conninfo_to_dict(url)})
+    wanted: dict[str, Any] = {"connect_timeout": CONNECT_SECONDS, **conninfo_to_dict(url)}
+    wanted.setdefault("target_session_attrs", "read-write")
+    attempts: list[Any] = conninfo_attempts(wanted)
     *others, last = sorted((make_conninfo(**each) for each in attempts), key=failed_at.__getitem__)
     for address in others:
         with suppress(Error):
@@ -68,8 +69,8 @@ class Impatient(Connection[Any]):
 class Adapter(Psycopg3Adapter):
     """Lets peewee use these connections."""
 
-    def connect(self, db: "Postgres", **params: Any) -> Impatient:
-        connection: Impatient = connect(db.database, kind=Impatient, **params)
+    def connect(self, db: "Postgres", **_: Any) -> Impatient:
+        connection: Impatient = connect(db.database, Impatient)
         connection.patience = db.patience
         return connection
 
@@ -82,7 +83,7 @@ class Postgres(PooledPostgresqlDatabase):
     def __init__(self, url: str, patience: float) -> None:
         self.patience = patience
         options = {"autoconnect": False, "prefer_psycopg3": True, "stale_timeout": STALE_SECONDS}
-        super().__init__(url, CONNECTIONS, **options, seconds=math.ceil(patience / 3))
+        super().__init__(url, CONNECTIONS, **options)
 
     def connect(self, reuse_if_open: bool = False) -> bool:
         try:

@@ -1,5 +1,6 @@
 """The connections of pages and commands: opening the database, and creating its tables."""
 
+import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -62,6 +63,8 @@ def create_tables(settings: Settings) -> None:
         if settings.sqlite:
             with suppress(PermissionError):  # it has another owner, who chose its mode
                 settings.sqlite.chmod(0o600)
+            if not os.access(settings.sqlite, os.W_OK):
+                raise OSError("the file cannot be written")
         database.close_all()
     except (OSError, peewee.PeeweeException) as error:
         where, reason = settings.sqlite or "PostgreSQL", one_line(error)

@@ -13,7 +13,7 @@ from typing import Any
 import gevent
 import psycopg
 from gevent.event import AsyncResult
-from peewee import OperationalError
+from peewee import OperationalError, PeeweeException
 from psycopg.errors import LockNotAvailable
 
 from models import ApiKey, database
@@ -90,7 +90,7 @@ class Batch:
             self.close()
             self._is_old = False
         if not self._connection:
-            self._connection = connect(self._url, seconds=2)
+            self._connection = connect(self._url)
         return self._connection
 
 
@@ -126,8 +126,12 @@ class PostgresStore(Store):
         return allowance
 
     def ended(self, key_ids: set[str]) -> set[str]:
-        with database.connection_context():
-            return ended_keys(key_ids, database)
+        try:
+            with database.connection_context():
+                return ended_keys(key_ids, database)
+        except PeeweeException:
+            self.reconnect()
+            raise
 
     def save(self) -> None:
         """Hits have already been saved."""
@@ -144,7 +148,7 @@ class PostgresStore(Store):
         """
         for batch in (self._finds, self._hits, self._late_hits):
             batch.renew()
-        database.close_idle()
+        gevent.spawn(database.close_idle)  # which may wait for somebody who is connecting
 
     def close(self) -> None:
         for batch in (self._finds, self._hits, self._late_hits):

@@ -111,7 +111,9 @@ class RawSocket:
         """The next HTTP answer."""
         head = self._until(b"\r\n\r\n").decode("latin-1")
         line, _, rest = head.partition("\r\n")
-        headers = dict(parsed := Parser().parsestr(rest).items())
+        parsed = Parser().parsestr(rest)
+        del parsed["Server"]  # Caddy adds its own
+        headers = dict(parsed.items())
         assert len(headers) == len(parsed), f"a header comes twice: {head}"
         size = int(headers.get("Content-Length", 0)) if has_body else 0
         return Answer(int(line.split()[1]), headers, self.read(size))
