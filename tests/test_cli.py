@@ -1,6 +1,7 @@
 """Administration: what each command does, prints, and refuses in one line."""
 
 import contextlib
+import os
 import secrets
 import sqlite3
 import subprocess
@@ -181,6 +182,15 @@ def test_locked_database_is_one_line(
         other.execute("BEGIN IMMEDIATE")
         printed = refused(cli.invoke(args=["key", "revoke", key[8:16]]))
     assert printed == "DATABASE_URL: database is locked"
+
+
+def test_key_is_printed_whole_although_it_is_taken_in_parts(
+    print_key: Callable[..., str], ada: User, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = os.write
+    monkeypatch.setattr(os, "write", lambda descriptor, data: write(descriptor, data[:20]))
+    printed = print_key("create", "ada", "ci")
+    assert row(printed).digest == auth.digest(printed.removesuffix("\n"))
 
 
 def test_without_standard_output_no_key_is_made(shell: Shell, key: str) -> None:
