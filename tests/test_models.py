@@ -13,8 +13,6 @@ from settings import Settings, SettingsError
 from storage.database import create_tables
 from storage.outage import one_line
 
-NOON = 1_795_262_400  # 2026-11-21T12:00:00Z
-
 
 @pytest.mark.parametrize("umask", [0o000, 0o022, 0o077])
 @pytest.mark.parametrize("is_new", [True, False])

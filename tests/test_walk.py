@@ -57,7 +57,7 @@ class Walk:
         self.times: list[tuple[RawSocket, Key]] = []
 
     def go(self, seconds: float) -> None:
-        """Take steps at random for so long, and in the end stop and start again."""
+        """Take steps at random for so long; in the end kill it, stop it, and start it again."""
         steps: dict[Callable[[], None], int] = {
             **{self.sign_up: 1, self.create: 8, self.rotate: 4, self.revoke: 3, self.rename: 8},
             **{self.expire: 3, self.change_tier: 6, self.hit: 40, self.burst: 10, self.storm: 5},
@@ -68,7 +68,9 @@ class Walk:
         self.take(self.sign_up, self.create)
         while time.monotonic() < end:
             self.take(*self.chance.choices(list(steps), list(steps.values())))
-        self.take(self.read_list, self.restart)
+        self.take(self.read_list)
+        for how in (signal.SIGKILL, signal.SIGTERM):
+            self.restart(how)
 
     def take(self, *steps: Callable[[], None]) -> None:
         for step in steps:
@@ -199,10 +201,10 @@ class Walk:
             assert (row["revoked_at"] != "never") == key.revoked
         return [(key, key.total - int(found[key.id]["total"])) for key in self.keys]
 
-    def restart(self) -> None:
+    def restart(self, how: signal.Signals | None = None) -> None:
         """At a kill, what SQLite has not saved may be lost, of a second."""
         self.take(self.open_echo, self.open_time, self.burst)
-        now, how = time.time(), self.chance.choice(STOPS)
+        now, how = time.time(), how or self.chance.choice(STOPS)
         print(how.name)
         if how == signal.SIGHUP and self.server.postgres:
             before = set(self.server.worker_pids)

@@ -192,7 +192,6 @@ class TestErrors:
         assert not any(word in server.log() for word in ("secret", "private", key))
 
 
-START = b"GET /api/v1/status HTTP/1.1\r\nHost: a\r\n"
 POST = b"POST /api/v1/status HTTP/1.1\r\nHost: a\r\n"
 GARBAGE = {
     "TLS": b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(range(256)),

@@ -31,8 +31,6 @@ from serving import Server, eventually, patience
 
 ECHO, TIME, STATUS = "/api/v1/ws/echo", "/api/v1/ws/time", "/api/v1/status"
 MAX_BYTES = 65_536
-MILLISECONDS = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z")
-DISPLAY = "%Y-%m-%d %H:%M:%S UTC"
 
 
 def next_message(ws: ClientConnection) -> Any:
@@ -244,15 +242,23 @@ class TestTime:
         where = "header, or as api_key in the query."
         assert (where in answer.json()["detail"]) == (code == "missing_api_key")
 
-    def test_socket_of_a_deleted_user_closes(self, start_server: StartServer) -> None:
-        """That of a key that was revoked or has expired, too: test_walk.py."""
+    def test_socket_of_a_revoked_key_or_a_deleted_user_closes_with_1008(
+        self, start_server: StartServer
+    ) -> None:
+        """That of a key that has expired, too: test_walk.py."""
         server = start_server()
-        with RawSocket(server.port) as client:
-            client.open(f"{TIME}?api_key={server.new_key()}")
-            server.flask("user", "delete", "user0")
-            deleted = time.monotonic()
-            assert client.close_code() == 1008
-            assert time.monotonic() - deleted < patience(2)
+        revoked, other = server.new_key(), server.new_key()
+        with RawSocket(server.port) as one, RawSocket(server.port) as two:
+            one.open(f"{TIME}?api_key={revoked}")
+            two.open(f"{TIME}?api_key={other}")
+            for client, command in (
+                (one, ["key", "revoke", revoked[8:16]]),
+                (two, ["user", "delete", "user0"]),
+            ):
+                server.flask(*command)
+                ended = time.monotonic()
+                assert client.close_code() == 1008
+                assert time.monotonic() - ended < patience(2)
 
 
 class TestCaps:
