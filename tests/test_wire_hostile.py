@@ -42,7 +42,7 @@ class TestBodies:
             client.send(request_bytes(path, headers, method) + part)
             answer = client.answer()
             with pytest.raises(ConnectionError):  # in time, whatever is still sent
-                client.fill(part, seconds=5)
+                client.fill(part, seconds=5, limit=1 << 40)
         is_page_and_chunked = body == "chunks" and not path.startswith("/api/")
         assert answer.status == (411 if is_page_and_chunked else 413)
         assert answer.headers["Connection"].lower() == "close"
