@@ -90,6 +90,8 @@ def test_schemathesis_finds_nothing(
     ids=lambda command: command[0] if command[0] != "node" else "asyncapi",
 )
 def test_a_validator_finds_nothing(command: tuple[str | Path, ...]) -> None:
+    if command[0] == "node" and not (CLIENTS / "node_modules").exists():
+        pytest.skip("the npm clients are not installed: .ci/clients")
     assert "::warning" not in run(*map(str, command), cwd=CLIENTS)
 
 
