@@ -61,7 +61,8 @@ class TestSqlite:
         total = [(len(latencies),)]
         query = "SELECT total FROM api_key WHERE revoked_at IS NULL"
         eventually(lambda: server.execute(query) == total, patience(2))
-        assert max(latencies) < patience(0.5)
+        # A wait for the lock would come back at each sync; a pause of the machine hits one or two.
+        assert sorted(latencies)[-3] < patience(0.1)
         assert len(server.log_lines("database unavailable")) == 1
 
     def test_moved_file_loses_nothing(self, start_server: StartServer, tmp_path: Path) -> None:

@@ -49,8 +49,13 @@ class Browser:
         return json.loads(self.evaluate(called, json.dumps(arguments)))
 
     def click(self, name: str) -> None:
-        """Click on what has this name, once it is there."""
-        self.click_at(*self.wait(lambda: self.run(FIND, name), name))
+        """Click on what has this name, once it is there and has stopped moving."""
+
+        def steady_place() -> Any:
+            place = self.run(FIND, name)
+            return place if place == self.run(FIND, name) else None
+
+        self.click_at(*self.wait(steady_place, name))
 
     def type(self, label: str, text: str) -> None:
         self.click(label)
@@ -59,7 +64,10 @@ class Browser:
     def expect(self, words: str) -> None:
         """Wait for a page with these words; before its script has run, Reload asks a question."""
         text = "() => document.readyState === 'complete' ? document.body.innerText : ''"
-        self.wait(lambda: words in self.run(text), words)
+        try:
+            self.wait(lambda: words in self.run(text), words)
+        except AssertionError:
+            raise AssertionError(f"{words!r} is not in {self.run(text)!r}") from None
 
     def wait(self, ask: Callable[[], Any], what: str) -> Any:
         """The first true answer; a page that is just being left has none."""

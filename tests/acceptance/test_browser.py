@@ -157,6 +157,13 @@ def make_key(person: Browser) -> str:
     return str(person.run("() => document.getElementById('key').textContent"))
 
 
+def paste(person: Browser, label: str) -> str:
+    """Replace what is in a field by the clipboard; returns what the field holds then."""
+    person.click(label)
+    person.press(CONTROL + "a", CONTROL + "v")
+    return str(person.run("() => document.activeElement.value"))
+
+
 def listed(person: Browser) -> int:
     person.expect("Create New API Key")
     return int(person.run("() => document.querySelectorAll('tbody th code').length"))
@@ -179,8 +186,7 @@ def test_story_of_a_key(person: Browser, server: Server) -> None:
     person.open(server.url)
     stored = "() => JSON.stringify([document.cookie, localStorage, sessionStorage, history.state])"
     assert key not in person.run(stored)
-    person.click("API key")
-    person.press(CONTROL + "v")
+    person.wait(lambda: paste(person, "API key") == key, "the pasted key")
     person.click("Try it: /user/me")
     person.expect('"api_key_count": 1')
     person.run("() => document.querySelector('#time [data-connect]').click()")
