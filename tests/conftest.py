@@ -5,6 +5,7 @@ import os
 import secrets
 import signal
 import sys
+import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -22,6 +23,7 @@ import models
 import settings
 from models import User
 from postgresql import Cluster
+from ratelimit import Limiter
 from services import Services
 from serving import REPOSITORY, Server
 from storage.database import create_tables
@@ -84,9 +86,12 @@ def app(
     # Real hashes of a low cost: one of the full cost takes 50 ms, and test_accounts.py has them.
     cheap = partial(generate_password_hash, method="scrypt:128:8:1")
     monkeypatch.setattr(accounts, "generate_password_hash", cheap)
+    monkeypatch.setattr(accounts, "NOBODY", cheap("known to nobody"))
     create_tables(config)
     made = service.create_app(config)
     made.jinja_env.bytecode_cache = templates
+    started = time.time()
+    made.extensions["services"].throttles = Limiter(lambda: started)  # no minute turns in a test
     yield made
     made.extensions["services"].store.close()
     models.database.close_all()
@@ -111,22 +116,17 @@ def cli(app: Flask) -> Iterator[FlaskCliRunner]:
 
 
 @pytest.fixture
-def ada(app: Flask) -> User:
-    """Ada, a user with a password that nobody has: to hash a real one takes 50 ms."""
-    with models.database.connection_context():
-        user: User = User.create(
-            username="ada", email="ada@example.com", password_hash=accounts.NOBODY
-        )
-        return user
+def owner(app: Flask) -> User:
+    """Ada, the user to whom all keys belong."""
+    return accounts.create("ada", "ada@example.com", secrets.token_urlsafe())
 
 
 @pytest.fixture
-def new_key(ada: User) -> NewKey:
+def new_key(owner: User) -> NewKey:
     """Makes keys for Ada: `new_key(tier="five")`."""
 
     def create(name: str = "ci", type: str = "production", tier: str = "free") -> str:
-        with models.database.connection_context():
-            return auth.create_key(ada, name, type, tier)[1]
+        return auth.create_key(owner, name, type, tier)[1]
 
     return create
 

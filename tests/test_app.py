@@ -7,6 +7,7 @@ import time
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import peewee
 import pytest
@@ -19,6 +20,7 @@ import models
 import settings
 from models import User
 from protocol import problems
+from protocol.addresses import caller
 from serving import Server, patience
 from settings import Settings
 from storage.outage import Outage
@@ -28,17 +30,14 @@ TEST, ME, STATS = "/api/v1/protected/test", "/api/v1/user/me", "/api/v1/usage/st
 ECHO, TIME = "/api/v1/ws/echo", "/api/v1/ws/time"
 
 
+@dataclasses.dataclass(eq=False)
 class Like:
     """Equals every text of this form."""
 
-    def __init__(self, form: str) -> None:
-        self.form = form
+    form: str
 
     def __eq__(self, text: object) -> bool:
         return isinstance(text, str) and bool(re.fullmatch(self.form, text))
-
-    def __repr__(self) -> str:
-        return self.form
 
 
 SECOND = Like(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ")
@@ -131,9 +130,7 @@ def test_time_socket_greets_and_sends_each_second_once(server: Server, server_ke
 
 
 def test_app_is_made_without_a_database(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`gunicorn app:app` and `flask` want it; an import alone reads no settings."""
-    assert "app" not in vars(service)
-    assert not hasattr(service, "application")
+    """`gunicorn app:app` and `flask` want it."""
     monkeypatch.setenv("DATABASE_URL", f"sqlite:///{tmp_path}/test.db")
     made = service.app
     assert isinstance(made, Flask)
@@ -141,11 +138,11 @@ def test_app_is_made_without_a_database(tmp_path: Path, monkeypatch: pytest.Monk
     assert not list(tmp_path.iterdir())
 
 
-def test_user_who_was_just_deleted_has_no_key(client: FlaskClient, key: str, ada: User) -> None:
+def test_user_who_was_just_deleted_has_no_key(client: FlaskClient, key: str, owner: User) -> None:
     assert client.get(ME, headers={"X-API-Key": key}).status_code == 200
     with models.database.connection_context():
         models.database.execute_sql("PRAGMA foreign_keys = 0")
-        ada.delete_instance()
+        owner.delete_instance()
     answer = client.get(ME, headers={"X-API-Key": key})
     assert (answer.status_code, answer.get_json(force=True)["code"]) == (401, "invalid_api_key")
 
@@ -171,34 +168,18 @@ def test_options_lists_the_methods(client: FlaskClient, path: str) -> None:
 
 
 @pytest.mark.parametrize("path", ["/api/failing", "/failing"])
-@pytest.mark.parametrize(
-    ("error", "status", "lines"),
-    [
-        (peewee.OperationalError("gone\nDETAIL: a value"), 503, ["database unavailable: gone"]),
-        (peewee.DataError("a NUL"), 400, []),
-        (peewee.IntegrityError("the user was deleted meanwhile"), 400, []),
-        (ConnectionResetError(), 400, []),
-    ],
-)
 def test_only_what_is_a_bug_is_logged_as_one(
-    app: Flask,
-    client: FlaskClient,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-    path: str,
-    error: Exception,
-    status: int,
-    lines: list[str],
+    app: Flask, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, path: str
 ) -> None:
-    def fail() -> str:
-        raise error
-
+    errors = [peewee.DataError("a NUL"), peewee.IntegrityError("the user was deleted meanwhile")]
+    errors += [ConnectionResetError(), peewee.OperationalError("gone\nDETAIL: a value")]
+    view = mock.Mock(side_effect=errors)
     monkeypatch.setattr(problems, "outage", Outage())  # none has been logged yet
-    app.add_url_rule(path, path, fail)
-    answer = client.get(path)
-    assert answer.status_code == status
-    assert caplog.messages == lines
-    assert ("Retry-After" in answer.headers) == (status == 503)
+    app.add_url_rule(path, path, lambda: view())
+    answers = [app.test_client().get(path) for _ in errors]
+    assert [answer.status_code for answer in answers] == [400, 400, 400, 503]
+    assert ["Retry-After" in answer.headers for answer in answers] == [False] * 3 + [True]
+    assert caplog.messages == ["database unavailable: gone"]
 
 
 @pytest.mark.parametrize(
@@ -213,7 +194,7 @@ def test_any_abort_is_a_problem(app: Flask, client: FlaskClient, status: int, ti
     assert answer.get_json(force=True) == words | {"code": code}
 
 
-# Proxies in front
+# Proxies in front, and who is one caller
 
 FORWARDED = {
     "X-Forwarded-Proto": "https",
@@ -242,3 +223,18 @@ def test_platform_gives_the_address(config: Settings, platform: str, spoofed: li
     scheme = "https" if platform else "http"
     seen = app.test_client().get("/seen", headers=headers).text
     assert seen == f"{CHAINS[platform][0]} {scheme}://localhost/"
+
+
+@pytest.mark.parametrize(
+    ("address", "who"),
+    [
+        ("203.0.113.7", "203.0.113.7"),
+        ("2001:db8:1:2:3:4:5:6", "2001:db8:1:2::"),
+        ("::ffff:203.0.113.7", "203.0.113.7"),  # IPv4, as a socket for both shows it
+        ("fe80::1%eth0", "fe80::"),
+        ("unknown", "unknown"),
+        (None, ""),  # a Unix socket
+    ],
+)
+def test_ipv6_address_is_one_caller_with_its_64(address: str | None, who: str) -> None:
+    assert caller(address) == who

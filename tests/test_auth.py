@@ -47,16 +47,17 @@ def other(character: str) -> str:
 
 @pytest.mark.parametrize(("type", "prefix"), [("production", "live"), ("development", "test")])
 def test_new_key_has_form_and_row(
-    ada: User, clock: SimpleNamespace, type: str, prefix: str
+    owner: User, clock: SimpleNamespace, type: str, prefix: str
 ) -> None:
-    made, key = auth.create_key(ada, "my ci", type, "pro", expires_at=NOON + 5)
+    made, key = auth.create_key(owner, "my ci", type, "pro", expires_at=NOON + 5)
     assert re.fullmatch(rf"sk_{prefix}_[0-9A-Za-z]{{8}}_[0-9A-Za-z]{{38}}", key)
     assert key == with_checksum(key)
     stored = row(key)
     assert stored == made
-    assert (stored.user_id, stored.name, stored.type, stored.tier) == (ada.id, "my ci", type, "pro")
+    about = (stored.user_id, stored.name, stored.type, stored.tier)
+    assert about == (owner.id, "my ci", type, "pro")
     assert (stored.created_at, stored.expires_at, stored.revoked_at) == (NOON, NOON + 5, None)
-    assert auth.create_key(ada, "ci", type)[0].tier == "free"
+    assert auth.create_key(owner, "ci", type)[0].tier == "free"
 
 
 def test_two_keys_share_nothing_and_use_the_whole_alphabet(new_key: NewKey) -> None:
@@ -67,32 +68,33 @@ def test_two_keys_share_nothing_and_use_the_whole_alphabet(new_key: NewKey) -> N
     assert used == set(string.digits + string.ascii_letters)
 
 
-def test_twenty_sixth_live_key_is_refused_until_one_has_ended(new_key: NewKey) -> None:
-    first, second, *_ = [new_key() for _ in range(25)]
-    for ended in ({"revoked_at": 1}, {"expires_at": 1}):
+def test_twenty_sixth_live_key_is_a_successor_or_waits_for_the_end_of_one(new_key: NewKey) -> None:
+    first, second, third, *_ = [new_key() for _ in range(25)]
+    for key, ended in ((first, {"revoked_at": 1}), (second, {"expires_at": 1})):
         with pytest.raises(Invalid, match="name: You have 25 keys, the maximum"):
             new_key()
-        assert change(first, **ended)
-        first = second
+        assert change(key, **ended)
         new_key()
-    assert count() == 27
+    auth.rotate_key(row(third))
+    with pytest.raises(Invalid, match="the maximum"):
+        new_key()
+    assert count() == 28
 
 
 @pytest.mark.parametrize("ended", [{"expires_at": 1}, {"revoked_at": 1}])
 def test_ended_key_cannot_be_changed_or_rotated(key: str, ended: dict[str, object]) -> None:
     change(key, **ended)
     before = row(key)
-    with models.database.connection_context():
-        assert not auth.change_key(before.id, tier="pro", revoked_at=None, expires_at=None)
-        assert not auth.revoke_key(before.id)
+    assert not auth.change_key(before.id, tier="pro", revoked_at=None, expires_at=None)
+    assert not auth.revoke_key(before.id)
     with pytest.raises(Invalid, match=r"^This key has ended"):
         auth.rotate_key(before)
     assert row(key).__data__ == before.__data__
     assert count() == 1
 
 
-def test_successor_goes_on_with_the_window(ada: User, clock: SimpleNamespace, guard: Guard) -> None:
-    _, key = auth.create_key(ada, "my ci", "development", "pro", expires_at=NOON + 1000)
+def test_successor_goes_on_with_the_window(owner: User, clock: SimpleNamespace) -> None:
+    _, key = auth.create_key(owner, "my ci", "development", "pro", expires_at=NOON + 1000)
     read_before = row(key)
     change(key, total=9, reset=8, used=7, last_used_at=9)
     clock.now += 900
@@ -100,18 +102,10 @@ def test_successor_goes_on_with_the_window(ada: User, clock: SimpleNamespace, gu
     stored = row(new)
     assert stored == successor
     same = (stored.user_id, stored.name, stored.type, stored.tier)
-    assert same == (ada.id, "my ci", "development", "pro")
+    assert same == (owner.id, "my ci", "development", "pro")
     assert (stored.total, stored.reset, stored.used, stored.last_used_at) == (0, 8, 7, None)
     assert stored.expires_at == NOON + 900 + 1000, "the same lifetime"
     assert row(key).expires_at == NOON + 1000, "the grace makes no key last longer"
-
-
-def test_successor_may_be_the_twenty_sixth_key(new_key: NewKey) -> None:
-    key, *_ = [new_key() for _ in range(25)]
-    auth.rotate_key(row(key))
-    assert count() == 26
-    with pytest.raises(Invalid, match="the maximum"):
-        new_key()
 
 
 MUTATIONS: dict[str, Callable[[str], str]] = {
@@ -125,10 +119,8 @@ MUTATIONS: dict[str, Callable[[str], str]] = {
     "wrong checksum": lambda key: key[:-1] + other(key[-1]),
     "a shorter secret": lambda key: with_checksum(key[:-7] + key[-6:]),
     "a longer secret": lambda key: with_checksum(key[:-6] + "a" + key[-6:]),
-    "other case": str.swapcase,
     "space before": lambda key: " " + key,
     "line end behind": lambda key: key + "\n",
-    "its digest": auth.digest,
     "wildcards for the id": lambda key: with_checksum(key[:8] + "%" * 8 + key[16:]),
     "letters that look alike": lambda key: key.replace("s", "\u0455"),
 }
@@ -150,10 +142,10 @@ def test_only_a_right_checksum_asks_the_database(guard: Guard, key: str) -> None
         guard.find(key)
 
 
-def test_key_that_was_made_by_1_0_0_stays_valid(ada: User, guard: Guard) -> None:
+def test_key_that_was_made_by_1_0_0_stays_valid(owner: User, guard: Guard) -> None:
     digest = "fa01ea3c65f267241808e524548f61f62c03900537fa1661dd7e8de7a6567838"
     with models.database.connection_context():
-        ApiKey.create(id="a" * 8, user=ada, name="ci", type="production", digest=digest)
+        ApiKey.create(id="a" * 8, user=owner, name="ci", type="production", digest=digest)
     assert guard.find(f"sk_live_{'a' * 8}_{'b' * 32}119ada")
 
 
@@ -180,6 +172,3 @@ def test_unlisted_tier_is_treated_as_free(client: FlaskClient, new_key: NewKey) 
     answer = client.get(TEST, headers={"X-API-Key": new_key(tier="dropped")})
     assert answer.get_json()["rate_limit_tier"] == "free"
     assert answer.headers["RateLimit-Policy"].startswith('"free";')
-
-
-# Extending

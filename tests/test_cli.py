@@ -24,8 +24,6 @@ from settings import HERE, Settings
 from storage import database
 
 PASSWORD = secrets.token_urlsafe()
-
-
 Shell = Callable[[str], "subprocess.CompletedProcess[str]"]
 
 
@@ -53,13 +51,10 @@ def refused(result: Result) -> str:
     return result.stderr.removeprefix("Error: ").rstrip("\n")
 
 
-def create_user(runner: FlaskCliRunner, *arguments: str, input: str = f"{PASSWORD}\n") -> Result:
-    return runner.invoke(args=["user", "create", *arguments, "--password-stdin"], input=input)
-
-
 @pytest.mark.parametrize("end", ["", "\n", "\r\n"])
 def test_user_is_created_with_the_password_from_stdin(cli: FlaskCliRunner, end: str) -> None:
-    assert done(create_user(cli, "ada", "ada@example.com", input=f" {PASSWORD} {end}")) == ""
+    arguments = ["user", "create", "ada", "ada@example.com", "--password-stdin"]
+    assert done(cli.invoke(args=arguments, input=f" {PASSWORD} {end}")) == ""
     assert accounts.verify_password(accounts.find("ada"), f" {PASSWORD} ")
 
 
@@ -82,7 +77,7 @@ def test_new_password_ends_all_sessions(cli: FlaskCliRunner, client: FlaskClient
     assert client.get("/settings/profile").location.startswith("/log-in")
 
 
-@pytest.mark.usefixtures("ada")
+@pytest.mark.usefixtures("owner")
 @pytest.mark.parametrize(
     "command", ["user password bob", "user delete bob", "key list bob", "key create bob ci"]
 )
@@ -102,7 +97,7 @@ def test_deleted_user_takes_keys_along(cli: FlaskCliRunner) -> None:
         assert list(User.select()) == [bob]
 
 
-def test_lists_have_all_columns_and_no_secret(cli: FlaskCliRunner, ada: User, key: str) -> None:
+def test_lists_have_all_columns_and_no_secret(cli: FlaskCliRunner, owner: User, key: str) -> None:
     successor = auth.rotate_key(row(key))[1]
     with models.database.connection_context():
         User.update(created_at=1).execute()
@@ -111,7 +106,7 @@ def test_lists_have_all_columns_and_no_secret(cli: FlaskCliRunner, ada: User, ke
             ApiKey.id == key[8:16]
         ).execute()
     printed = done(cli.invoke(args=["user", "list"]))
-    assert printed == f"{ada.id}\tada\tada@example.com\t1970-01-01T00:00:01Z\n"
+    assert printed == f"{owner.id}\tada\tada@example.com\t1970-01-01T00:00:01Z\n"
     printed = done(cli.invoke(args=["key", "list"]))
     old, new = (line.split("\t") for line in printed.splitlines())
     # In the order of KEY_COLUMNS: created, last used, expired, rotated, revoked.
@@ -185,7 +180,7 @@ def test_locked_database_is_one_line(
 
 
 def test_key_is_printed_whole_although_it_is_taken_in_parts(
-    print_key: Callable[..., str], ada: User, monkeypatch: pytest.MonkeyPatch
+    print_key: Callable[..., str], owner: User, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write = os.write
     monkeypatch.setattr(os, "write", lambda descriptor, data: write(descriptor, data[:20]))

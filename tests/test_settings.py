@@ -4,7 +4,6 @@ import dataclasses
 import re
 import resource
 import sys
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,16 +15,7 @@ from ratelimit import Quota
 from settings import HERE, PLATFORM_HOPS, SPARE_FILES, SettingsError, load
 
 Environ = dict[str, str]
-LimitFiles = Callable[[int], None]
 POSTGRES = {"DATABASE_URL": "postgresql://localhost/demo"}
-
-
-@pytest.fixture
-def limit_files() -> Iterator[LimitFiles]:
-    """Sets how many files this process may open."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    yield lambda files: resource.setrlimit(resource.RLIMIT_NOFILE, (files, hard))
-    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def refusal(**environ: str) -> str:
@@ -75,7 +65,7 @@ NO_NUMBERS = ["-1", "+1", "1.5", "1e3", "one", " 1", "1\n", "\u0661", "1000001"]
         ("PROXY_HOPS", "11"),
         ("WEB_CONCURRENCY", "0"),
         ("SIGNUPS", "Closed"),
-        ("RATE_LIMITS", "free=1000"),
+        ("RATE_LIMITS", "free=lots"),
         ("DATABASE_URL", "demo.db"),
         ("DATABASE_URL", "sqlite://demo.db"),
         ("DATABASE_URL", "sqlite:///:memory:"),
@@ -90,12 +80,13 @@ def test_wrong_value_is_one_line_with_the_variable_first(variable: str, text: st
     assert refusal(**{variable: text}).startswith(f"{variable}: ")
 
 
-PASSWORDS = [
+PASSWORDS = [  # each of them written into a URL as it is
     *("sword@fish", "sword/fish", "sword?fish", "sword#fish", "sword fish", "sword:fish"),
     *("sword%fish", "sword%00fish", "sword\nfish", "swordfish/", "swordfish?", "@swordfish"),
     *("12/swordfish", "12?swordfish", "12#swordfish", "12@swordfish", "12/?#@swordfish"),
 ]
-WRONG_URLS = [
+URLS = [
+    *(f"postgresql://ada:{password}@localhost/demo" for password in PASSWORDS),
     "mysql://ada:swordfish@localhost/demo",
     "postgresql:ada:swordfish@localhost/demo",
     "postgresql+psycopg://ada:swordfish@localhost/demo",
@@ -107,21 +98,15 @@ WRONG_URLS = [
 ]
 
 
-@pytest.mark.parametrize("password", PASSWORDS)
-def test_password_that_is_not_escaped_is_refused_or_read_but_never_shown(password: str) -> None:
+@pytest.mark.parametrize("url", URLS)
+def test_password_is_read_as_it_is_written_or_refused_but_never_shown(url: str) -> None:
     """What libpq takes for the host, the port or the name, it repeats when it cannot connect."""
-    url = f"postgresql://ada:{password}@localhost/demo"
     try:
         read = conninfo_to_dict(str(load({"DATABASE_URL": url}).database_url))
     except SettingsError:
         assert refusal(DATABASE_URL=url) == f"DATABASE_URL: must be {settings.URL_FORMS}"
     else:
-        assert read == {"user": "ada", "password": password, "host": "localhost", "dbname": "demo"}
-
-
-@pytest.mark.parametrize("url", WRONG_URLS)
-def test_refused_database_url_is_not_repeated(url: str) -> None:
-    assert refusal(DATABASE_URL=url) == f"DATABASE_URL: must be {settings.URL_FORMS}"
+        assert url == "postgresql://{user}:{password}@{host}/{dbname}".format(**read)
 
 
 def test_missing_driver_is_an_error_with_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -167,8 +152,10 @@ def test_misspelled_variable_is_warned_about(name: str, setting: str) -> None:
 @pytest.mark.parametrize(
     ("files", "sockets"), [(1000, 1000 - SPARE_FILES), (SPARE_FILES, SPARE_FILES // 4), (128, 32)]
 )
-def test_sockets_leave_files_for_others(limit_files: LimitFiles, files: int, sockets: int) -> None:
-    limit_files(files)
+def test_sockets_leave_files_for_others(
+    monkeypatch: pytest.MonkeyPatch, files: int, sockets: int
+) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (files, files))
     assert load({}).max_sockets == sockets
     assert load({"MAX_SOCKETS": "7"}).max_sockets == 7
 
