@@ -25,8 +25,11 @@ from storage import Store
 
 BASE62 = digits + ascii_letters
 ID = re.compile(f"[{BASE62}]{{8}}")
-# prefix, id, secret and checksum; the checksum covers everything before it
-FORM = re.compile(rf"((?:{'|'.join(PREFIXES.values())})({ID.pattern})_[{BASE62}]{{32}})(.{{6}})")
+# The checksum covers everything before it.
+FORM = re.compile(
+    rf"(?P<covered>({'|'.join(PREFIXES.values())})(?P<id>{ID.pattern})_[{BASE62}]{{32}})"
+    "(?P<checksum>.{6})"
+)
 MAX_LIVE_KEYS = 25  # of one user
 GRACE_SECONDS = 86400  # how long a rotated key stays valid
 INHERITED = ("user_id", "name", "type", "tier", "reset", "used")  # by the successor of a key
@@ -157,9 +160,9 @@ class Guard:
     def find(self, presented: str) -> ApiKey | None:
         """The key, or None if it is malformed, unknown, wrong, revoked or expired."""
         form = FORM.fullmatch(presented)
-        if not form or form[3] != checksum(form[1]):
+        if not form or form["checksum"] != checksum(form["covered"]):
             return None
-        key = self._store.find(form[2])
+        key = self._store.find(form["id"])
         if key is None or key.has_ended():
             return None
         return key if compare_digest(key.digest, digest(presented)) else None

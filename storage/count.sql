@@ -32,7 +32,7 @@ counted AS MATERIALIZED (
     SELECT *, least(hits, greatest(0, quota - used)) AS granted FROM windowed
 ),
 -- READ COMMITTED is needed: FOR UPDATE has read the newest version of a row, and the UPDATE follows
--- it to that version.
+-- it to that version. At a stricter level, a row that another process has just counted is an error.
 saved AS (
     UPDATE api_key SET total = counted.total + granted, reset = counted.reset,
         used = counted.used + granted, last_used_at = floor(now)::bigint

@@ -98,7 +98,8 @@ def prove(name: str, password: str) -> User | None:
     name = user.username if user else name  # it may be typed as an email address
     throttle(FAILURES, name, cost=0)
     is_right = accounts.verify_password(user, password)
-    throttle(FAILURES, name, cost=not is_right)  # refuses the right password, too
+    # Counts only a wrong password, but refuses even the right one when the limit is reached.
+    throttle(FAILURES, name, cost=0 if is_right else 1)
     return user if is_right else None
 
 
