@@ -28,8 +28,8 @@ from services import Services
 from serving import REPOSITORY, Server
 from storage.database import create_tables
 
-# Beside the defaults, two tiers small enough to use up.
-TIERS = "free=1000/hour,pro=10000/hour,five=5/minute,blink=5/second"
+# Beside the defaults, tiers small enough to use up.
+TIERS = "free=1000/hour,pro=10000/hour,five=5/minute,blink=5/second,once=1/day"
 
 StartServer = Callable[..., Server]
 NewKey = Callable[..., str]

@@ -23,7 +23,7 @@ FIND = """name => {
     const found = all.filter(element => element.checkVisibility() && named(element))
     const element = found.find(element => element.closest("main")) ?? found[0]
     element.scrollIntoView({ block: "center" })
-    const { x, y, width, height } = element.getBoundingClientRect()
+    const { x, y, width, height } = element.getClientRects()[0] // of the first line of a link
     return [x + width / 2, y + height / 2].map(Math.floor)
 }"""
 CONTROL = "\ue009"  # in the actions of WebDriver

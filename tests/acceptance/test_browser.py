@@ -19,6 +19,7 @@ from serving import REPOSITORY, Server
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 expect = playwright.expect
+expect.set_options(timeout=30_000)
 
 AXE = Path(os.environ.get("AXE", REPOSITORY / "node_modules/axe-core/axe.min.js"))
 PASSWORD = secrets.token_urlsafe()
@@ -35,17 +36,11 @@ def browser() -> Iterator[Any]:
         yield runner.chromium.launch(executable_path=path, args=["--no-sandbox", unseen])
 
 
-def open_page(browser: Any, server: Server, **options: Any) -> Page:
-    """An empty page of a new person."""
-    context = browser.new_context(base_url=server.url, **options)
-    context.set_default_timeout(10_000)
-    return context.new_page()
-
-
 @pytest.fixture
-def page(browser: Any, server: Server) -> Iterator[Page]:
-    """A page in which no script error and no CSP violation may happen."""
-    page = open_page(browser, server, permissions=["clipboard-read", "clipboard-write"])
+def page(request: pytest.FixtureRequest, browser: Any, server: Server) -> Iterator[Page]:
+    """A new person's empty page, in which no script error and no CSP violation may happen."""
+    options = getattr(request, "param", {"permissions": ["clipboard-read", "clipboard-write"]})
+    page = browser.new_context(base_url=server.url, **options).new_page()
     complaints = []
     page.on("pageerror", lambda error: complaints.append(str(error)))
     page.on("console", lambda message: complaints.append(message.text))
@@ -55,27 +50,21 @@ def page(browser: Any, server: Server) -> Iterator[Page]:
     assert [text for text in complaints if not harmless.match(text)] == []
 
 
-@pytest.fixture
-def plain_page(browser: Any, server: Server) -> Iterator[Page]:
-    page = open_page(browser, server, java_script_enabled=False)
-    yield page
-    page.context.close()
-
-
-def sign_up(page: Page, prefix: str = "ada") -> str:
-    page.goto("/sign-up")
+def sign_up(person: Browser, server: Server, prefix: str = "ada") -> str:
+    person.open(server.url)
+    person.click("create a free key")
     name = f"{prefix}-{secrets.token_hex(4)}"
-    page.get_by_label("User name").fill(name)
-    page.get_by_label("Email").fill(f"{name}@example.com")
-    page.get_by_label("Password", exact=True).fill(PASSWORD)
-    page.get_by_role("button", name="Sign up").click()
-    page.wait_for_url("**/settings/security")
+    fields = {"User name": name, "Email": f"{name}@example.com", "Password": PASSWORD}
+    for label, text in fields.items():
+        person.type(label, text)
+    person.click("Sign up")
+    person.expect("You have no API keys.")
     return name
 
 
-def log_in(page: Page, name: str, password: str = PASSWORD) -> None:
+def log_in(page: Page, name: str) -> None:
     page.get_by_label("User name or email").fill(name)
-    page.get_by_label("Password", exact=True).fill(password)
+    page.get_by_label("Password", exact=True).fill(PASSWORD)
     page.get_by_role("button", name="Log in").click()
 
 
@@ -125,10 +114,10 @@ def type_key(page: Page, key: str) -> None:
     page.get_by_label("API key", exact=True).fill(key)
 
 
-ci = pytest.mark.ci
+others = [pytest.param(engine, marks=pytest.mark.ci) for engine in (Firefox, WebKit)]
 
 
-@pytest.fixture(params=[Chromium, pytest.param(Firefox, marks=ci), pytest.param(WebKit, marks=ci)])
+@pytest.fixture(params=[Chromium, *others])
 def person(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Browser]:
     """A new person with one of the three browsers, by default with Chromium."""
     with contextlib.ExitStack() as running:
@@ -136,18 +125,6 @@ def person(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Browser]:
             yield Chromium(request.getfixturevalue("page"))
         else:
             yield request.param(tmp_path, running)
-
-
-def come_with_a_key(person: Browser, server: Server) -> str:
-    person.open(server.url)
-    person.click("create a free key")
-    name = f"ada-{secrets.token_hex(4)}"
-    fields = {"User name": name, "Email": f"{name}@example.com", "Password": PASSWORD}
-    for label, text in fields.items():
-        person.type(label, text)
-    person.click("Sign up")
-    person.expect("You have no API keys.")
-    return make_key(person)
 
 
 def make_key(person: Browser) -> str:
@@ -169,9 +146,10 @@ def listed(person: Browser) -> int:
     return int(person.run("() => document.querySelectorAll('tbody th code').length"))
 
 
-def test_story_of_a_key(person: Browser, server: Server) -> None:
-    """It is made, copied, tried and pasted; no reload makes another; its end closes a socket."""
-    key = come_with_a_key(person, server)
+def test_story_of_a_user(person: Browser, server: Server) -> None:
+    """A key is copied, tried, rotated, and pasted; no reload and no way back makes or shows one."""
+    sign_up(person, server)
+    key = make_key(person)
     line = person.run("() => document.getElementById('use-shell').textContent")
     assert '"api_key_name":"ci"' in subprocess.check_output(["bash", "-c", line], text=True)
     person.click("Copy API key")
@@ -183,42 +161,32 @@ def test_story_of_a_key(person: Browser, server: Server) -> None:
     for go in [person.reload, person.reload, person.back]:
         go()
         assert listed(person) == 1
-    person.open(server.url)
-    stored = "() => JSON.stringify([document.cookie, localStorage, sessionStorage, history.state])"
-    assert key not in person.run(stored)
-    person.wait(lambda: paste(person, "API key") == key, "the pasted key")
-    person.click("Try it: /user/me")
-    person.expect('"api_key_count": 1')
-    person.run("() => document.querySelector('#time [data-connect]').click()")
-    person.expect('"type":"time_update"')
-    server.execute("UPDATE api_key SET revoked_at = 1 WHERE id = ?", key[8:16])
-    person.expect("The key has been revoked or has expired. (1008)")
-
-
-def test_story_of_an_account(person: Browser, server: Server) -> None:
-    """Its key is rotated and revoked, its password changed; after the log-out Back shows no key."""
-    key_id = come_with_a_key(person, server)[8:16]
-    person.click("Done")
-    person.click(f"Rotate ci, {key_id}")
+    person.click(f"Rotate ci, {key[8:16]}")
     person.click("Rotate this key")
     person.expect("(in 24 h).")
     person.reload()
     person.open(f"{server.url}/settings/security")
     assert listed(person) == 2
-    person.click(f"Revoke ci, {key_id}")
-    person.click("Revoke this key")
-    person.expect("The key “ci” is revoked.")
-    assert listed(person) == 1
     person.type("Current password", PASSWORD)
     person.type("New password", PASSWORD[::-1])
     person.click("Change password")
     person.expect("Your password is changed.")
-    key = make_key(person)
+    last_key = make_key(person)
     person.click("Log out")
     person.expect("A demo API to test your client against")
     person.back()
     person.expect("Log in to open Profile Settings.")
-    assert key not in person.run("() => document.documentElement.outerHTML")
+    assert last_key not in person.run("() => document.documentElement.outerHTML")
+    person.open(server.url)
+    stored = "() => JSON.stringify([document.cookie, localStorage, sessionStorage, history.state])"
+    assert key not in person.run(stored)
+    person.wait(lambda: paste(person, "API key") == key, "the pasted key")
+    person.click("Try it: /user/me")
+    person.expect('"api_key_count": 3')
+    person.run("() => document.querySelector('#time [data-connect]').click()")
+    person.expect('"type":"time_update"')
+    server.execute("UPDATE api_key SET revoked_at = 1 WHERE id = ?", key[8:16])
+    person.expect("The key has been revoked or has expired. (1008)")
 
 
 @pytest.mark.parametrize(("path", "seen"), [("echo", "Hello"), ("time", "time_update")])
@@ -260,9 +228,9 @@ def test_browser_finds_most_mistakes_and_the_server_leads_to_the_others(page: Pa
     expect(page.get_by_label("Email")).to_have_accessible_description(message)
 
 
-def test_pages_work_without_a_script_and_without_a_mouse(plain_page: Page) -> None:
+@pytest.mark.parametrize("page", [{"java_script_enabled": False}], indirect=True)
+def test_pages_work_without_a_script_and_without_a_mouse(page: Page, server: Server) -> None:
     """The whole journey but for the console."""
-    page = plain_page
 
     def press_on(role: str, name: str) -> None:
         wanted = page.get_by_role(role, name=name).first
@@ -273,7 +241,7 @@ def test_pages_work_without_a_script_and_without_a_mouse(plain_page: Page) -> No
                 return page.keyboard.press("Enter")
         raise AssertionError(f"{name} cannot be reached")
 
-    name = sign_up(page)
+    name = sign_up(Chromium(page), server)
     key = create_key(page, "plain", end="30 days")
     assert works(page, key)
     expect(page.get_by_role("button", name="Copy")).to_have_count(0)
@@ -306,7 +274,7 @@ def test_pages_work_without_a_script_and_without_a_mouse(plain_page: Page) -> No
 
 
 def test_double_click_on_a_slow_server_makes_one_key(page: Page, server: Server) -> None:
-    sign_up(page)
+    sign_up(Chromium(page), server)
     page.get_by_label("Name", exact=True).fill("once")
     box = page.get_by_role("button", name="Create key").bounding_box()
     os.kill(server.worker_pid, signal.SIGSTOP)
@@ -356,12 +324,14 @@ def test_refused_time_socket_says_what_is_wrong_with_the_key(page: Page, server:
     expect(card(page, "/ws/time").get_by_role("log")).to_be_hidden()  # it was of the good key
 
 
-def test_chosen_is_told_apart_in_forced_colours_and_nothing_flashes(page: Page) -> None:
+def test_chosen_is_told_apart_in_forced_colours_and_nothing_flashes(
+    page: Page, server: Server
+) -> None:
     def style(locator: Page, name: str) -> str:
         return str(locator.evaluate("(element, name) => getComputedStyle(element)[name]", name))
 
     page.emulate_media(forced_colors="active", reduced_motion="reduce")
-    sign_up(page)
+    sign_up(Chromium(page), server)
     tabs = page.get_by_label("Profile Settings", exact=True).get_by_role("link")
     assert style(tabs.first, "borderBottomWidth") != style(tabs.last, "borderBottomWidth")
     page.goto("/")
@@ -379,7 +349,7 @@ def states(page: Page, server: Server) -> Iterator[str]:
     log_in(page, "nobody")
     expect(page.get_by_role("alert")).to_be_visible()
     yield "log-in with a message"
-    sign_up(page, "quite-a-long-user-name")
+    sign_up(Chromium(page), server, "quite-a-long-user-name")
     yield "no key"
     key = create_key(page, "n" * 64, end="30 days")
     yield "new key"

@@ -22,6 +22,7 @@ pytestmark = pytest.mark.ci
 HERE = Path(__file__).parent / "clients"
 PAGE = (REPOSITORY / "docs/testing-clients.md").read_text()
 BROWSERS = ["chromium", "chromium-browser", "google-chrome"]
+CHROMIUM = next(filter(None, map(shutil.which, BROWSERS)), "")
 HTTP_CLIENTS = ["requests", "chromium", "fetch", "axios-retry", "got"]
 SOCKET_CLIENTS = ["websockets", "ws", "wscat", "chromium"]
 PATH = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
@@ -42,7 +43,7 @@ def missing(client: str) -> str:
         installed = client == "fetch" or (HERE / "node_modules" / client).is_dir()
         return "" if installed and shutil.which("node") else f"{client} is not installed"
     if client == "chromium":
-        return "" if any(map(shutil.which, BROWSERS)) else "no browser found"
+        return "" if CHROMIUM else "no browser found"
     return "" if importlib.util.find_spec(client) else f"{client} is not installed"
 
 
@@ -80,7 +81,7 @@ def reports(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Reports]:
         return runs[client].poll() is not None or "ticks" in report(client)
 
     try:
-        shared = {"URL": server.start().url, "KEY": server.new_key("clients")}
+        shared = {"URL": server.start().url, "KEY": server.new_key(), "CHROMIUM": CHROMIUM}
         for client in clients:
             limited = server.new_key(tier="one")
             runs[client] = run(client, folder / client, **shared, LIMITED_KEY=limited)

@@ -26,6 +26,8 @@ from web import FORM_SECONDS
 
 README = (REPOSITORY / "README.md").read_text()
 CONTRIBUTING = (REPOSITORY / "CONTRIBUTING.md").read_text()
+OPENAPI = (REPOSITORY / "docs/openapi.json").read_text()
+ASYNCAPI = (REPOSITORY / "docs/asyncapi.json").read_text()
 FOLDERS = (REPOSITORY, REPOSITORY / "docs", REPOSITORY / "benchmarks")
 DOCUMENTS = [path for folder in FOLDERS for path in folder.glob("*.md")]
 PLATFORMS = {"DYNO": "Heroku", "FLY_APP_NAME": "Fly", "RENDER": "Render"}
@@ -60,11 +62,6 @@ def rows(title: str, text: str = README) -> list[list[str]]:
     return [line.strip("| ").split(" | ") for line in "".join(tables).splitlines()]
 
 
-def subsections(title: str, text: str) -> dict[str, str]:
-    parts = re.split(r"^### (.*)\n", section(title, text), flags=re.MULTILINE)
-    return dict(zip(parts[1::2], parts[2::2], strict=True))
-
-
 def pattern(text: str) -> str:
     """With what differs from run to run taken out."""
     return YEAR.sub("YEAR", MOMENT.sub("MOMENT", text.strip()))
@@ -75,7 +72,8 @@ PLACE = r"\s(above|below|in\splace\sof)\sthe\sline\swith\s`([^`]+)`"
 STEP = re.compile(
     rf"[Ii]n\s(?:the\snew\sfile\s)?`([^`]+)`(?:,{PLACE})?:\n\n```\w+\n(.*?)^```", re.M | re.S
 )
-RECIPES = subsections("Recipes", CONTRIBUTING)
+_, *parts = re.split(r"^### (.*)\n", section("Recipes", CONTRIBUTING), flags=re.MULTILINE)
+RECIPES = dict(zip(parts[::2], parts[1::2], strict=True))
 
 
 class Checkout:
@@ -249,15 +247,15 @@ class TestFacts:
     def test_endpoints_are_those_of_the_app(self, app: Flask) -> None:
         rules = {rule.rule for rule in app.url_map.iter_rules() if rule.rule.startswith("/api/")}
         assert set(re.findall(r"`(/api/[^`?]+)", "".join(map(str, rows("The API"))))) == rules
+        described = {re.sub(r"{(\w+)}", r"<\1>", path) for path in json.loads(OPENAPI)["paths"]}
+        assert described == {rule for rule in rules if "/ws/" not in rule}
 
     def test_units_are_those_of_the_limits(self) -> None:
         (units,) = re.findall(r"^The limits .* are per (.*)\.$", README, re.MULTILINE)
         assert units.replace("or ", "").split(", ") == [*UNITS]
 
     def test_codes_of_errors_are_those_of_the_descriptions(self) -> None:
-        described = (REPOSITORY / "docs" / "openapi.json").read_text()
-        described += (REPOSITORY / "docs" / "asyncapi.json").read_text()
-        codes = set(re.findall(r'"code": (?:\{[^}]*"const": )?"([a-z_]+)"', described))
+        codes = set(re.findall(r'"code": (?:\{[^}]*"const": )?"([a-z_]+)"', OPENAPI + ASYNCAPI))
         codes |= {"not_found", "method_not_allowed"}  # in words, as they are not of one path
         table = " ".join(row[1] for row in rows("The API") if row[0].isdigit())
         assert set(re.findall("`([a-z_]+)`", table)) == codes
@@ -266,8 +264,7 @@ class TestFacts:
         codes = {1000, 1002, 1007} | {int(code) for code in Close}
         page = (REPOSITORY / "docs" / "testing-clients.md").read_text()
         assert {int(row[0]) for row in rows("WebSockets", page) if row[0].isdigit()} == codes
-        described = json.loads((REPOSITORY / "docs" / "asyncapi.json").read_text())
-        assert set(map(int, described["x-close-codes"])) == codes
+        assert set(map(int, json.loads(ASYNCAPI)["x-close-codes"])) == codes
 
     def test_seconds_are_those_of_the_code(self) -> None:
         """Tests of what takes so long patch these numbers."""

@@ -4,13 +4,11 @@ A page sees no status of a refused socket: only an `error` event, then `close` w
 """
 
 import os
-import shutil
 import threading
 from http.server import HTTPServer, SimpleHTTPRequestHandler
 
 from playwright.sync_api import ConsoleMessage, sync_playwright
 
-BROWSERS = ["chromium", "chromium-browser", "google-chrome"]
 SCRIPT = """
 async (env) => {
   globalThis.process = { env }
@@ -42,8 +40,7 @@ def show(message: ConsoleMessage) -> None:
 elsewhere = HTTPServer(("127.0.0.1", 0), SimpleHTTPRequestHandler)
 threading.Thread(target=elsewhere.serve_forever, daemon=True).start()
 with sync_playwright() as runner:
-    path = next(filter(None, map(shutil.which, BROWSERS)), None)
-    browser = runner.chromium.launch(executable_path=path, args=["--no-sandbox"])
+    browser = runner.chromium.launch(executable_path=os.environ["CHROMIUM"], args=["--no-sandbox"])
     page = browser.new_page()
     page.on("console", show)
     page.goto(f"http://127.0.0.1:{elsewhere.server_port}/")

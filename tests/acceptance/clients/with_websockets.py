@@ -1,10 +1,9 @@
 """websockets: a refusal has the status and the problem."""
 
-import contextlib
 import json
 
 from script import KEY, MESSAGES, TIME, report
-from websockets.exceptions import ConnectionClosed, InvalidStatus
+from websockets.exceptions import InvalidStatus
 from websockets.sync.client import connect
 
 try:
@@ -16,7 +15,6 @@ except InvalidStatus as refused:
 
 with connect(TIME, additional_headers={"X-API-Key": KEY}) as ws:
     report("ticks", [json.loads(ws.recv())["type"] for _ in range(MESSAGES)])
-    with contextlib.suppress(ConnectionClosed):
-        while True:
-            ws.recv()
+    for _ in ws:
+        pass  # until it is closed
     report("closed", ws.close_code)

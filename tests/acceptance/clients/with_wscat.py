@@ -1,12 +1,11 @@
 """wscat in a terminal: it prints the status of a refusal, each message and the close code."""
 
 import json
-import os
-import pty
 import re
-import subprocess
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
+from subprocess import PIPE, Popen
 
 from script import KEY, MESSAGES, TIME, report
 
@@ -14,16 +13,11 @@ WSCAT = Path(__file__).parent / "node_modules/wscat/bin/wscat"
 
 
 def wscat(*arguments: str) -> Iterator[str]:
-    """The lines that wscat prints, until it ends."""
-    master, terminal = pty.openpty()
-    command = ["node", str(WSCAT), "--no-color", *arguments]
-    process = subprocess.Popen(command, stdin=terminal, stdout=terminal, stderr=terminal)
-    os.close(terminal)
-    with open(master, encoding="utf-8", errors="replace") as lines:
-        try:
-            yield from lines
-        except OSError:  # Linux reports the end of a terminal as an error
-            process.wait()
+    """The lines that wscat prints on a terminal of its own, until it ends."""
+    command = shlex.join(["node", str(WSCAT), "--no-color", *arguments])
+    terminal = ["script", "-qec", command, "/dev/null"]
+    with Popen(terminal, stdin=PIPE, stdout=PIPE, text=True) as process:
+        yield from process.stdout or ()
 
 
 refusal = re.search(r"Unexpected server response: (\d+)", "".join(wscat("-c", TIME)))
