@@ -157,7 +157,7 @@ def test_story_of_a_user(person: Browser, server: Server) -> None:
     assert person.run("() => [getSelection().toString(), said.textContent]") == ["", "Copied"]
     person.click("Try it")
     person.expect("200 OK")
-    person.expect("2 of 1,000 requests used")
+    person.expect("2 of 1,000 requests used this hour")
     for go in [person.reload, person.reload, person.back]:
         go()
         assert listed(person) == 1
