@@ -2,7 +2,6 @@
 
 import threading
 import time
-from collections.abc import Iterator
 from contextlib import suppress
 from typing import NamedTuple
 
@@ -79,5 +78,17 @@ def ask(client: RawSocket, key: str) -> Reply:
     return Reply(key, status, remaining, started, time.monotonic() - started)
 
 
-def accepted(replies: list[Reply], key: str | None = None) -> Iterator[Reply]:
-    return (reply for reply in replies if reply.status == 200 and key in (None, reply.key))
+def accepted(replies: list[Reply]) -> list[Reply]:
+    return [reply for reply in replies if reply.status == 200]
+
+
+def waits(port: int, key: str, count: int) -> list[float]:
+    """The seconds that so many requests of one client take, one after another, in order of size."""
+    seconds: list[float] = []
+    with RawSocket(port) as client:
+        while len(seconds) < count and sum(seconds) < 20:  # which says enough
+            reply = ask(client, key)
+            assert reply.status == 200
+            seconds.append(reply.seconds)
+            time.sleep(0.005)
+    return sorted(seconds)

@@ -1,26 +1,45 @@
-"""Both stores: keys found, counts saved, old rows deleted. The second needs `pytest --postgres`."""
+"""Both stores: keys found, counts saved, old rows deleted; then what only one of them does.
 
-import sqlite3
+PostgreSQL needs `pytest --postgres`; test_wire_database.py has what a client sees.
+"""
+
+import secrets
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
-from contextlib import closing, contextmanager
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
+from unittest import mock
 
 import gevent
 import peewee
+import psycopg
 import pytest
+from flask import Flask
+from flask.testing import FlaskClient
+from gevent import GreenletExit
+from gevent.event import Event
+from gevent.selectors import GeventSelector
+from psycopg import waiting
 from werkzeug.exceptions import TooManyRequests
 
 import accounts
 import auth
 import models
+from auth import Guard
 from models import DAY, HOUR, ApiKey, HourlyUsage, User
+from postgresql import Cluster
+from protocol.problems import Problem
 from ratelimit import Allowance, Limiter, Quota, Usage
-from serving import patience, writing
+from rows import row
+from server import background
+from services import Services
+from serving import REPOSITORY, clean_environment, patience, writing
 from settings import Settings, SettingsError, load
-from storage import Store, outage
+from storage import Store, connections, outage
 from storage.database import create_tables, open_database, open_store
 from storage.outage import Outage
 
@@ -30,12 +49,16 @@ END = (int(time.time()) // LONG.seconds + 1) * LONG.seconds
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
-def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Settings]:
+def place(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Settings]:
     """Each database in turn, with empty tables."""
+    url = f"sqlite:///{tmp_path}/test.db"
     if request.param == "postgres":
         url = request.getfixturevalue("cluster").new_database()
-    else:
-        url = f"sqlite:///{tmp_path}/test.db"
+        # Other greenlets run while psycopg waits, as under gunicorn, where gevent patches all.
+        monkeypatch.setattr(waiting, "DefaultSelector", GeventSelector)
+        monkeypatch.setattr(waiting, "wait", waiting.wait_selector)
     settings = load({"DATABASE_URL": url})
     create_tables(settings)
     open_database(settings, patience=10)
@@ -44,6 +67,7 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Settings]:
 
 
 in_sqlite = pytest.mark.parametrize("place", ["sqlite"], indirect=True)
+in_postgres = pytest.mark.parametrize("place", ["postgres"], indirect=True)
 
 
 @pytest.fixture
@@ -54,7 +78,7 @@ def store(place: Settings) -> Iterator[Store]:
 
 
 @pytest.fixture
-def new_id(place: Settings) -> Callable[..., str]:
+def new_id(place: Settings) -> NewId:
     """Makes keys of a user with these columns; returns the id."""
     with models.database.connection_context():
         grace = User.create(username="grace", email="grace@example.com", password_hash="")
@@ -105,7 +129,7 @@ def test_start_waits_for_nobody_who_is_writing(place: Settings, new_id: NewId) -
     open_database(place)
 
 
-@pytest.mark.parametrize("place", ["sqlite"], indirect=True)
+@in_sqlite
 def test_column_without_default_is_refused(
     place: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -211,7 +235,7 @@ def test_of_rotations_at_once_one_makes_a_successor(place: Settings, new_id: New
         assert ApiKey.select().count() == 2
 
 
-@pytest.mark.parametrize("place", ["postgres"], indirect=True)  # which lets others work meanwhile
+@in_postgres  # which lets others work meanwhile
 def test_two_rotations_at_once_do_not_both_make_the_last_key_of_the_hour(new_id: NewId) -> None:
     with models.database.connection_context(), ThreadPoolExecutor(1) as thread:
         first, second = (ApiKey.get_by_id(new_id()) for _ in range(2))
@@ -222,50 +246,178 @@ def test_two_rotations_at_once_do_not_both_make_the_last_key_of_the_hour(new_id:
         assert not other.result()
 
 
-@pytest.fixture
-def other(place: Settings) -> Iterator[sqlite3.Connection]:
-    """Another program's connection to the same file."""
-    with closing(sqlite3.connect(place.database_url, isolation_level=None)) as connection:
-        yield connection
-
-
-@contextmanager
-def locked(connection: sqlite3.Connection) -> Iterator[None]:
-    """For a while, another program writes."""
-    connection.execute("BEGIN IMMEDIATE")
-    yield
-    connection.execute("ROLLBACK")
-
-
-def saved(connection: sqlite3.Connection) -> list[tuple[int, int | None]]:
-    """The total of each key, and that of its hours."""
-    query = "SELECT total, (SELECT sum(requests) FROM hourly_usage WHERE key_id = id) FROM api_key"
-    return connection.execute(query).fetchall()
+def by_hand(sql: str) -> list[tuple[Any, ...]]:
+    """The rows that SQLite answers to this."""
+    with models.database.connection_context():
+        rows: list[tuple[Any, ...]] = models.database.execute_sql(sql).fetchall()
+        return rows
 
 
 @in_sqlite
-def test_half_a_save_saves_nothing(store: Store, new_id: NewId, other: sqlite3.Connection) -> None:
+def test_half_a_save_saves_nothing(store: Store, new_id: NewId) -> None:
+    saved = "SELECT total, (SELECT sum(requests) FROM hourly_usage WHERE key_id = id) FROM api_key"
     store.hit(new_id(), LONG)
-    other.execute("ALTER TABLE hourly_usage RENAME COLUMN requests TO away")
+    by_hand("ALTER TABLE hourly_usage RENAME COLUMN requests TO away")
     with pytest.raises(peewee.OperationalError):
         store.save()
-    other.execute("ALTER TABLE hourly_usage RENAME COLUMN away TO requests")
-    assert saved(other) == [(0, None)]
+    by_hand("ALTER TABLE hourly_usage RENAME COLUMN away TO requests")
+    assert by_hand(saved) == [(0, None)]
     save(store)
-    assert saved(other) == [(1, 1)]
+    assert by_hand(saved) == [(1, 1)]
 
 
 @in_sqlite
-def test_usage_changed_by_hand_stays(
-    store: Store, new_id: NewId, other: sqlite3.Connection
-) -> None:
+def test_usage_changed_by_hand_stays(store: Store, new_id: NewId) -> None:
     key_id = new_id()
     store.hit(key_id, LONG)
     save(store)
     store.hit(key_id, LONG)
-    other.execute("UPDATE api_key SET used = 3, total = 500")
+    by_hand("UPDATE api_key SET used = 3, total = 500")
     save(store)
     assert key_of(store, key_id).usage == Usage(501, END, 4)
+
+
+@in_postgres
+def test_requests_that_come_during_a_query_make_up_the_next_one(
+    store: Store, new_id: NewId, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ids = [new_id() for _ in range(3)]
+    execute = psycopg.Connection.execute
+    under_way: list[Any] = []
+    queries, is_asking, may_go_on = 0, Event(), Event()
+
+    def watched(connection: Any, *args: Any) -> Any:
+        nonlocal queries
+        assert connection not in under_way, "one at a time"
+        under_way.append(connection)
+        queries += 1
+        is_asking.set()
+        may_go_on.wait()
+        done = execute(connection, *args)
+        under_way.remove(connection)
+        return done
+
+    monkeypatch.setattr(psycopg.Connection, "execute", watched)
+    first = gevent.spawn(store.hit, ids[0], LONG)
+    is_asking.wait()
+    others = [gevent.spawn(store.hit, key_id, LONG) for key_id in ids * 5]
+    gevent.idle()
+    may_go_on.set()
+    asked = [greenlet.get(timeout=5) for greenlet in (first, *others)]
+
+    assert queries == 2, "the first one, and those that came meanwhile"
+    assert [allowance.accepted for allowance in asked] == [True] * 13 + [False, True, True]
+    remaining = [allowance.remaining for allowance in asked]
+    assert remaining == [4, *(3, 4, 4), *(2, 3, 3), *(1, 2, 2), *(0, 1, 1), *(0, 0, 0)]
+    totals = [allowance.total for allowance in asked]
+    assert totals == [1, *(2, 1, 1), *(3, 2, 2), *(4, 3, 3), *(5, 4, 4), *(5, 5, 5)]
+
+
+@in_postgres
+def test_hits_of_a_key_in_one_query_have_one_quota(store: Store, new_id: NewId) -> None:
+    """As when its tier was just changed; never the limit of one and the window of the other."""
+    key_id, other = new_id(), Quota("fast", 1000, 1)
+    hits = [gevent.spawn(store.hit, key_id, quota) for quota in (LONG, other)]
+    asked = [hit.get(timeout=5) for hit in hits]
+    assert [(allowance.quota, allowance.remaining) for allowance in asked] == [
+        (other, 999),
+        (other, 998),
+    ]
+
+
+@in_postgres
+def test_batch_goes_on_after_any_error(
+    store: Store, new_id: NewId, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Even after one that ends the greenlet that asks."""
+    key_id = new_id()
+    with monkeypatch.context() as patch:
+        patch.setattr(psycopg.Connection, "execute", mock.Mock(side_effect=GreenletExit))
+        with pytest.raises(peewee.OperationalError, match="no answer"):
+            store.hit(key_id, LONG)
+    assert store.hit(key_id, LONG)
+
+
+@in_postgres
+def test_request_that_is_killed_takes_no_other_along(store: Store, new_id: NewId) -> None:
+    """The greenlet of a client that has left may be the one that asked first."""
+    key_id = new_id()
+    first, second = [gevent.spawn(store.hit, key_id, LONG) for _ in range(2)]
+    gevent.sleep(0)
+    first.kill()
+    assert second.get(timeout=5).accepted
+
+
+@in_postgres
+def test_deleted_key_is_a_bad_key(store: Store, new_id: NewId, place: Settings) -> None:
+    deleted, kept = new_id(), new_id()
+    guard, key = Guard({"free": LONG}, store), store.find(deleted)
+    assert key
+    Cluster.query(str(place.database_url), f"DELETE FROM api_key WHERE id = '{deleted}'")
+    hits = [gevent.spawn(store.hit, one, LONG) for one in (deleted, kept)]
+    assert [bool(hit.get(timeout=5)) for hit in hits] == [False, True]
+    with Flask(__name__).test_request_context(), pytest.raises(Problem) as refusal:
+        guard.spend(key)
+    assert refusal.value.get_response().get_json()["code"] == "invalid_api_key"
+
+
+@in_postgres
+def test_no_free_connection_is_an_outage(place: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "CONNECTIONS", 1)
+    open_database(place)
+    with (
+        ThreadPoolExecutor(1) as thread,
+        models.database.connection_context(),
+        pytest.raises(peewee.OperationalError, match="no connection within"),
+    ):
+        thread.submit(models.database.connect).result(timeout=patience(2))
+
+
+def test_many_may_start_at_once_on_an_empty_database(cluster: Cluster) -> None:
+    environ = clean_environment(DATABASE_URL=cluster.new_database())
+    script = "import settings, storage.database as d; print(end='.', flush=True); input()"
+    command = [sys.executable, "-c", f"{script}; d.create_tables(settings.load())"]
+    pipe = subprocess.PIPE
+    many = [
+        subprocess.Popen(command, cwd=REPOSITORY, env=environ, stdin=pipe, stdout=pipe, stderr=pipe)
+        for _ in range(4)
+    ]
+    for process in many:
+        assert process.stdout
+        assert process.stdout.read(1) == b".", "all have loaded their modules"
+    with ThreadPoolExecutor(4) as threads:
+        outputs = list(threads.map(lambda process: process.communicate(b"\n", 20), many))
+    assert outputs == [(b"", b"")] * 4
+
+
+@in_postgres
+def test_role_that_may_create_nothing_can_start(cluster: Cluster, place: Settings) -> None:
+    url, role = str(place.database_url), f"guest_{secrets.token_hex(4)}"
+    Cluster.query(url, f"CREATE ROLE {role} LOGIN PASSWORD '{cluster.password}'")
+    grants = "SELECT, INSERT, UPDATE, DELETE"
+    Cluster.query(url, f"GRANT {grants} ON ALL TABLES IN SCHEMA public TO {role}")
+    create_tables(load({"DATABASE_URL": url.replace("demo:", f"{role}:")}))
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong", "reason"),
+    [
+        ("demo:", "nobody:", "password authentication failed"),
+        ("127.0.0.1", "nowhere.invalid", "nowhere.invalid"),
+        ("127.0.0.1", "127.0.0.2", "refused"),
+        ("/test_", "/absent_", "does not exist"),
+        ("/test_", "?sslmode=require&dbname=test_", "SSL"),
+    ],
+)
+def test_useless_server_is_one_line(cluster: Cluster, right: str, wrong: str, reason: str) -> None:
+    url = cluster.new_database().replace(right, wrong, 1)
+    with pytest.raises(SettingsError) as refusal:
+        create_tables(load({"DATABASE_URL": url}))
+    line = str(refusal.value)
+    assert line.startswith("DATABASE_URL: PostgreSQL: ")
+    assert reason in line
+    assert "\n" not in line
+    assert cluster.password not in line
 
 
 def test_outage_is_logged_when_it_begins_when_its_cause_changes_and_when_it_is_over(
@@ -286,3 +438,24 @@ def test_outage_is_logged_when_it_begins_when_its_cause_changes_and_when_it_is_o
     assert caplog.messages[2:] == ["database available again"]
     seen.note(OSError("locked"))
     assert caplog.messages[3:] == ["database unavailable: locked"]
+
+
+def test_only_the_second_failure_of_a_sync_is_logged(
+    services: Services,
+    config: Settings,
+    client: FlaskClient,
+    key: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A single one may be a lock that a command holds."""
+    monkeypatch.setattr(background, "outage", Outage())  # none has been logged yet
+    syncing = background.Background(services)
+    for failures, lines in [(1, 0), (1, 0), (2, 1)]:
+        client.get("/api/v1/usage/stats", headers={"X-API-Key": key})
+        with writing(str(config.database_url), "BEGIN IMMEDIATE"):
+            for _ in range(failures):
+                syncing.sync()
+        syncing.sync()
+        assert caplog.messages == ["database unavailable: database is locked"] * lines
+    assert row(key).total == 3

@@ -10,12 +10,11 @@ import pytest
 
 from benchmarks.attacks import ATTACKS
 from conftest import StartServer
-from rawsocket import RawSocket
+from load import waits
 from serving import REPOSITORY, Server
 
-TEST = "/api/v1/protected/test"
 TIMES = 30  # as long as without the flood; who waits for its end waits a thousand times as long
-LEAST_SECONDS = 0.01  # a shorter p99 says nothing on a machine with other things to do
+LEAST_SECONDS = 0.01  # a shorter wait says nothing on a machine with other things to do
 OFTEN = {"echo_flood", "log_ins", "pipelined", "unknown_keys"}
 NAMES = [attack.__name__ for attack in ATTACKS]
 
@@ -35,20 +34,6 @@ def flooded(server: Server, attack: str) -> Iterator[None]:
             attacker.wait()
 
 
-def p99(server: Server, key: str) -> float:
-    """Of the seconds that the owner of a key waits."""
-    waited = []
-    with RawSocket(server.port) as owner:
-        for _ in range(200):
-            started = time.monotonic()
-            assert owner.request(TEST, X_API_Key=key).status == 200
-            waited.append(time.monotonic() - started)
-            if sum(waited) > 20:  # which says enough
-                break
-            time.sleep(0.005)
-    return sorted(waited)[-3]
-
-
 @pytest.mark.parametrize(
     "attack",
     [name if name in OFTEN else pytest.param(name, marks=pytest.mark.ci) for name in NAMES],
@@ -57,8 +42,8 @@ def test_flood_does_not_keep_owners_of_keys_waiting(start_server: StartServer, a
     """On a server of its own: the attackers use up what this address may try."""
     server = start_server()
     key = server.new_key(tier="pro")
-    usual = max(LEAST_SECONDS, p99(server, key))
+    usual = max(LEAST_SECONDS, waits(server.port, key, 200)[-3])
     with flooded(server, attack):
-        during = p99(server, key)
+        during = waits(server.port, key, 200)[-3]
     print(f"{attack}: {during / usual:.1f} times {1000 * usual:.1f} ms")
     assert during < TIMES * usual

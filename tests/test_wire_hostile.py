@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from conftest import StartServer
+from load import waits
 from rawsocket import CONTINUATION, TEXT, RawSocket, close_frame, frame, request_bytes
 from serving import Server, eventually, patience
 
@@ -19,17 +20,6 @@ ENDLESS = {
     "chunks": ({"Host": "a", "Transfer-Encoding": "chunked"}, b"1\r\nx\r\n" * 1000),
     "10 GB": ({"Host": "a", "Content-Length": "10000000000"}, bytes(100_000)),
 }
-
-
-def latencies(server: Server, count: int = 20) -> list[float]:
-    """Of another client's requests, in seconds, in order of size."""
-    found = []
-    with RawSocket(server.port) as other:
-        for _ in range(count):
-            started = time.monotonic()
-            assert other.request(STATUS).status == 200
-            found.append(time.monotonic() - started)
-    return sorted(found)
 
 
 class TestBodies:
@@ -99,7 +89,7 @@ class TestHolding:
             clients = [stack.enter_context(RawSocket(impatient.port, 4096)) for _ in range(20)]
             for client in clients:
                 client.fill(requests, limit=len(requests))
-            assert latencies(impatient)[10] < patience(0.1)
+            assert waits(impatient.port, impatient.new_key(), 20)[10] < patience(0.1)
             with RawSocket(impatient.port, receive_buffer=4096) as slow:
                 slow.send(requests[: len(requests) // 1000 * 30])
                 for _ in range(30):
@@ -137,7 +127,7 @@ class TestHolding:
             echo = stack.enter_context(RawSocket(server.port)).open(ECHO)
             for _ in range(80):
                 stack.enter_context(RawSocket(server.port))
-            assert latencies(server)[-1] < patience(2.5)
+            assert waits(server.port, server.new_key(), 20)[-1] < patience(2.5)
             echo.send(frame(TEXT, b"still here"))
             assert echo.frame().json()["message"] == "still here"
 
