@@ -22,7 +22,7 @@ import pytest
 import auth
 from accounts import NOBODY
 from models import PREFIXES
-from rawsocket import Answer, RawSocket
+from rawsocket import Answer, RawSocket, form_bytes
 from settings import NAMES, PLATFORM_HOPS
 
 REPOSITORY = Path(__file__).parent.parent
@@ -69,7 +69,7 @@ def eventually(condition: Callable[[], object], seconds: float = 5, what: str = 
 
 @contextlib.contextmanager
 def writing(database: str, sql: str) -> Iterator[None]:
-    """Meanwhile, another program is in a transaction that has done this."""
+    """Meanwhile, another process is in a transaction that has done this."""
     is_postgres = database.startswith("postgres")
     connect: Any = psycopg.connect if is_postgres else sqlite3.connect
     with contextlib.closing(connect(database.removeprefix("sqlite:///"))) as other:
@@ -261,6 +261,10 @@ class Server:
         places = "?, ?, ?, ?, ?, ?, ?, 0, 0, 0"
         self.execute(f"INSERT INTO api_key ({columns}) VALUES ({places})", *row)
         return key
+
+    def sign_up(self, name: str) -> Answer:
+        fields = {"username": name, "email": f"{name}@example.com", "password": "long enough"}
+        return self.send(form_bytes("/sign-up", **fields))
 
     def new_user(self, name: str) -> None:
         password, address = secrets.token_urlsafe(), f"{name}@example.com"

@@ -139,12 +139,9 @@ def test_list_of_all_keys_needs_no_more_memory_than_that_of_one_user(
 
     def kib(*arguments: str) -> tuple[int, int]:
         """How many rows a command prints, and how much memory it needs."""
-        command, env = (
-            [sys.executable, "-c", REPORT, *arguments],
-            clean_environment(DATABASE_URL=url),
-        )
-        pipes: dict[str, Any] = {"capture_output": True, "text": True}
-        ran = subprocess.run(command, cwd=REPOSITORY, env=env, **pipes)
+        command, env = [sys.executable, "-c", REPORT], clean_environment(DATABASE_URL=url)
+        how: dict[str, Any] = {"cwd": REPOSITORY, "capture_output": True, "text": True}
+        ran = subprocess.run([*command, *arguments], env=env, **how)
         return ran.stdout.count("\n"), int(ran.stderr.split("VmHWM:")[1].split()[0])
 
     rows, memory = kib("key", "list")
