@@ -158,13 +158,6 @@ class TestErrors:
             assert answer.json()["detail"] == "This path supports GET, HEAD, and OPTIONS."
             assert set(answer.headers["Allow"].split(", ")) == {"GET", "HEAD", "OPTIONS"}
 
-    @pytest.mark.parametrize("path", SOCKETS)
-    def test_plain_get_on_a_socket_path(self, server: Server, path: str) -> None:
-        answer = server.ask(path)
-        assert refusal(answer) == (426, "upgrade_required")
-        assert answer.headers["Upgrade"] == "websocket"
-        assert answer.headers["Connection"].lower() == "upgrade"
-
     def test_websocket_on_another_path(self, server: Server) -> None:
         with RawSocket(server.port) as client:
             answer = client.handshake(STATUS)

@@ -164,6 +164,7 @@ class TestHandshake:
             ({"Connection": "keep-alive"}, 400, "bad_handshake"),
             ({"Content-Length": "1"}, 400, "bad_handshake"),
             ({"Upgrade": "h2c"}, 426, "upgrade_required"),
+            ({"Upgrade": None, "Connection": None}, 426, "upgrade_required"),
             ("HTTP/1.0", 400, "bad_handshake"),
         ],
     )
@@ -179,6 +180,7 @@ class TestHandshake:
         assert answer.headers["Content-Type"] == "application/problem+json"
         if status == 426:
             assert answer.headers["Upgrade"] == "websocket"
+            assert answer.headers["Connection"].lower() == "upgrade"
             assert answer.headers["Sec-WebSocket-Version"] == "13"
 
     @pytest.mark.parametrize(

@@ -1,7 +1,6 @@
 """What the worker leans on inside gunicorn and gevent, where no wire test would notice a change."""
 
 import contextlib
-import inspect
 import os
 import signal
 import socket
@@ -21,6 +20,7 @@ from protocol.websocket import Close, Closed
 from server.log import Log
 from server.worker import Worker, speed_up
 
+STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT)
 GET = b"GET / HTTP/1.1\r\nHost: a\r\n\r\n"
 
 
@@ -50,27 +50,15 @@ def connected(worker: Worker) -> Iterator[Any]:
         serving.kill()
 
 
-@pytest.mark.parametrize("name", ["init_process", "run", "handle", "handle_request"])
-def test_method_that_is_replaced_takes_what_gunicorn_gives(name: str) -> None:
-    ours, theirs = (getattr(owner, name) for owner in (Worker, GeventWorker))
-    assert list(inspect.signature(ours).parameters) == list(inspect.signature(theirs).parameters)
-
-
 def test_stop_is_heard_before_the_load(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
     """Until then a signal would go to the handlers of the master, which the worker has not left."""
     handlers: list[Any] = []
-    stops = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT)
-    before = [signal.getsignal(number) for number in stops]
-
-    def load(worker: Worker) -> None:
-        handlers.extend(signal.getsignal(number) for number in stops)
-
+    before = {number: signal.getsignal(number) for number in STOPS}
+    load = lambda worker: handlers.extend(map(signal.getsignal, STOPS))  # noqa: E731
     monkeypatch.setattr(GeventWorker, "init_process", load)
-    try:
-        worker.init_process()
-    finally:
-        for number, handler in zip(stops, before, strict=True):
-            signal.signal(number, handler)
+    worker.init_process()
+    for number, handler in before.items():
+        signal.signal(number, handler)
     assert handlers == [worker.handle_exit] * 3
 
 
