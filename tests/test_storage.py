@@ -4,8 +4,6 @@ PostgreSQL needs `pytest --postgres`; test_wire_database.py has what a client se
 """
 
 import secrets
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
@@ -34,13 +32,13 @@ from models import DAY, HOUR, ApiKey, HourlyUsage, User
 from postgresql import Cluster
 from protocol.problems import Problem
 from ratelimit import Allowance, Limiter, Quota, Usage
-from rows import row
+from rows import change, row
 from server import background
 from services import Services
-from serving import REPOSITORY, clean_environment, patience, writing
+from serving import patience, writing
 from settings import Settings, SettingsError, load
 from storage import Store, connections, outage
-from storage.database import create_tables, open_database, open_store
+from storage.database import create_missing, create_tables, open_database, open_store
 from storage.outage import Outage
 
 LONG = Quota("long", 5, 10**9)  # no window turns during a test
@@ -84,11 +82,9 @@ def new_id(place: Settings) -> NewId:
         grace = User.create(username="grace", email="grace@example.com", password_hash="")
 
     def create(**columns: object) -> str:
-        key_id: str = auth.create_key(grace, "ci", "production")[0].id
-        with models.database.connection_context():
-            if columns:
-                ApiKey.update(**columns).where(ApiKey.id == key_id).execute()
-        return key_id
+        made, key = auth.create_key(grace, "ci", "production")
+        assert not columns or change(key, **columns)
+        return str(made.id)
 
     return create
 
@@ -114,15 +110,19 @@ def remaining(allowance: Allowance | None) -> int | None:
     return allowance.remaining if allowance.accepted else None
 
 
-def hours() -> list[tuple[int, str, int]]:
+def by_hand(sql: str) -> list[tuple[Any, ...]]:
+    """The rows with which the database answers."""
     with models.database.connection_context():
-        rows = HourlyUsage.select(HourlyUsage.hour, HourlyUsage.key_id, HourlyUsage.requests)
-        return sorted(rows.tuples())
+        rows: list[tuple[Any, ...]] = models.database.execute_sql(sql).fetchall()
+        return rows
 
 
-def test_start_waits_for_nobody_who_is_writing(place: Settings, new_id: NewId) -> None:
+def test_start_and_save_of_nothing_wait_for_nobody_who_is_writing(
+    store: Store, new_id: NewId, place: Settings
+) -> None:
     new_id()
     with writing(str(place.database_url), "UPDATE api_key SET name = 'new'"):
+        store.save()
         started = time.monotonic()
         create_tables(place)
         assert time.monotonic() - started < patience(2)
@@ -164,13 +164,6 @@ def test_limiter_and_database_have_the_same_rule_for_a_window(
     assert stored.plus(limiter.counted.get(key.id, Usage())) == after
 
 
-def test_what_is_left_is_told_without_counting(store: Store, new_id: NewId) -> None:
-    key = key_of(store, new_id(**Usage(7, END, 3)._asdict()))
-    for _ in range(2):
-        left = store.left(key, LONG)
-        assert left._replace(seconds_left=0) == (LONG, True, 2, END, 0, 7)
-
-
 def test_store_model_and_condition_agree_which_keys_have_ended(store: Store, new_id: NewId) -> None:
     live = {new_id(), new_id(expires_at=models.now() + 60), new_id(rotated_at=1)}
     ended = {new_id(expires_at=models.now()), new_id(revoked_at=1), "deleted!"}
@@ -196,7 +189,8 @@ def test_old_keys_and_old_hours_are_deleted(store: Store, new_id: NewId) -> None
             HourlyUsage.create(hour=this - age * HOUR, key_id="a" * 8, requests=1)
     save(store)
     assert [key_id for key_id in kept + gone if store.find(key_id)] == kept
-    assert [(this - hour) // HOUR for hour, _, _ in hours()] == [24, 0]
+    hours = by_hand("SELECT hour FROM hourly_usage ORDER BY hour")
+    assert [(this - hour) // HOUR for (hour,) in hours] == [24, 0]
 
 
 def test_each_save_deletes_more_old_hours_than_a_million_keys_make_between_two(
@@ -206,15 +200,11 @@ def test_each_save_deletes_more_old_hours_than_a_million_keys_make_between_two(
     rows = [{"hour": 0, "key_id": str(number), "requests": 1} for number in range(2000)]
     with models.database.connection_context():
         HourlyUsage.insert_many(rows).execute()
+    stored = "SELECT 1 FROM hourly_usage"
     for _ in range(2):
-        before = len(hours())
+        before = len(by_hand(stored))
         save(store)
-        assert 139 < before - len(hours()) <= 1000
-
-
-def test_save_of_nothing_needs_no_lock(store: Store, place: Settings) -> None:
-    with writing(str(place.database_url), "UPDATE api_key SET name = 'new'"):
-        store.save()
+        assert 139 < before - len(by_hand(stored)) <= 1000
 
 
 def rotated(key: ApiKey) -> bool:
@@ -244,13 +234,6 @@ def test_two_rotations_at_once_do_not_both_make_the_last_key_of_the_hour(new_id:
             other = thread.submit(rotated, second)
             wait([other], timeout=0.5)  # it has to wait for the end of this transaction
         assert not other.result()
-
-
-def by_hand(sql: str) -> list[tuple[Any, ...]]:
-    """The rows that SQLite answers to this."""
-    with models.database.connection_context():
-        rows: list[tuple[Any, ...]] = models.database.execute_sql(sql).fetchall()
-        return rows
 
 
 @in_sqlite
@@ -374,20 +357,15 @@ def test_no_free_connection_is_an_outage(place: Settings, monkeypatch: pytest.Mo
 
 
 def test_many_may_start_at_once_on_an_empty_database(cluster: Cluster) -> None:
-    environ = clean_environment(DATABASE_URL=cluster.new_database())
-    script = "import settings, storage.database as d; print(end='.', flush=True); input()"
-    command = [sys.executable, "-c", f"{script}; d.create_tables(settings.load())"]
-    pipe = subprocess.PIPE
-    many = [
-        subprocess.Popen(command, cwd=REPOSITORY, env=environ, stdin=pipe, stdout=pipe, stderr=pipe)
-        for _ in range(4)
-    ]
-    for process in many:
-        assert process.stdout
-        assert process.stdout.read(1) == b".", "all have loaded their modules"
+    open_database(load({"DATABASE_URL": cluster.new_database()}), patience=10)
+
+    def start(_: int) -> None:
+        with models.database.connection_context():
+            create_missing()
+
     with ThreadPoolExecutor(4) as threads:
-        outputs = list(threads.map(lambda process: process.communicate(b"\n", 20), many))
-    assert outputs == [(b"", b"")] * 4
+        assert list(threads.map(start, range(4))) == [None] * 4
+    models.database.close_all()
 
 
 @in_postgres
