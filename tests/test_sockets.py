@@ -175,9 +175,7 @@ def test_push_that_does_not_fit_ends_all(accepted: Server, peer: RawSocket, befo
 
 
 @pytest.fixture
-def ended_by(
-    app: Flask, accepted: Server, peer: RawSocket, ends: tuple[Any, Any]
-) -> Callable[[BaseException], RawSocket]:
+def ended_by(app: Flask, accepted: Server, peer: RawSocket, ends: tuple[Any, Any]) -> EndedBy:
     """Serve a handler that raises the given exception; returns what the peer is left with."""
 
     def run(ending: BaseException) -> RawSocket:
@@ -216,10 +214,6 @@ def test_client_that_is_lost_is_sent_nothing_and_is_no_bug(
 # The ticker alone, with a clock that moves only when the ticker sleeps
 
 
-class Ending(Exception):
-    """The time of the test is over."""
-
-
 class Clock:
     """Stands in for `time` and `gevent`: a sleeper wakes in time, or later if `late` says so."""
 
@@ -231,7 +225,7 @@ class Clock:
     def sleep(self, seconds: float) -> None:
         self.left -= seconds
         if self.left < 0:
-            raise Ending
+            raise StopIteration
         self.now = self.late(self.now + seconds)
 
     def join(self) -> list[float]:
@@ -245,7 +239,7 @@ class Clock:
     def run(self, seconds: float) -> None:
         """Run the ticker until it has slept for so long."""
         self.left = seconds
-        with pytest.raises(Ending):
+        with pytest.raises(StopIteration):
             self.ticker.run()
 
 

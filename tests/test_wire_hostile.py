@@ -22,20 +22,19 @@ ENDLESS = {
 }
 
 
-class TestBodies:
-    @pytest.mark.parametrize("body", ENDLESS)
-    @pytest.mark.parametrize("path", [STATUS, ECHO, "/log-in", "/", "/openapi.json", "/nothing"])
-    def test_body_without_end_is_not_read(self, server: Server, path: str, body: str) -> None:
-        headers, part = ENDLESS[body]
-        method = "POST" if path in (STATUS, "/log-in") else "GET"
-        with RawSocket(server.port) as client:
-            client.send(request_bytes(path, headers, method) + part)
-            answer = client.answer()
-            with pytest.raises(ConnectionError):  # in time, whatever is still sent
-                client.fill(part, seconds=5, limit=1 << 40)
-        is_page_and_chunked = body == "chunks" and not path.startswith("/api/")
-        assert answer.status == (411 if is_page_and_chunked else 413)
-        assert answer.headers["Connection"].lower() == "close"
+@pytest.mark.parametrize("body", ENDLESS)
+@pytest.mark.parametrize("path", [STATUS, ECHO, "/log-in", "/", "/openapi.json", "/nothing"])
+def test_body_without_end_is_not_read(server: Server, path: str, body: str) -> None:
+    headers, part = ENDLESS[body]
+    method = "POST" if path in (STATUS, "/log-in") else "GET"
+    with RawSocket(server.port) as client:
+        client.send(request_bytes(path, headers, method) + part)
+        answer = client.answer()
+        with pytest.raises(ConnectionError):  # in time, whatever is still sent
+            client.fill(part, seconds=5, limit=1 << 40)
+    is_page_and_chunked = body == "chunks" and not path.startswith("/api/")
+    assert answer.status == (411 if is_page_and_chunked else 413)
+    assert answer.headers["Connection"].lower() == "close"
 
 
 class TestTurns:

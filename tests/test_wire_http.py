@@ -4,7 +4,6 @@ import re
 import socket
 import subprocess
 import time
-from calendar import timegm
 
 import pytest
 
@@ -22,12 +21,6 @@ EXPOSED = {
     *("X-RateLimit-Limit", "X-RateLimit-Remaining", "X-RateLimit-Reset"),
 }
 CHALLENGE = 'ApiKey realm="api", header="X-API-Key"'
-SECONDS = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ")
-
-
-def epoch(text: str) -> int:
-    assert SECONDS.fullmatch(text)
-    return timegm(time.strptime(text, "%Y-%m-%dT%H:%M:%SZ"))
 
 
 def problem(answer: Answer) -> dict[str, object]:
@@ -46,20 +39,19 @@ def refusal(answer: Answer) -> tuple[int, object]:
     return answer.status, problem(answer)["code"]
 
 
-class TestCors:
-    @pytest.mark.parametrize("path", PUBLIC + PROTECTED)
-    def test_cors_and_json_everywhere(self, server: Server, server_key: str, path: str) -> None:
-        with RawSocket(server.port) as connection:
-            head = connection.request(path, "HEAD", X_API_Key=server_key)
-            get = connection.request(path, X_API_Key=server_key, Origin="https://a.example")
-        assert head.status == get.status == 200
-        assert set(head.headers) == set(get.headers)
-        assert get.headers["Content-Type"] == "application/json"
-        assert get.headers["Cache-Control"] == "no-store"
-        assert get.headers["Access-Control-Allow-Origin"] == "*"
-        assert set(get.headers["Access-Control-Expose-Headers"].split(", ")) >= EXPOSED
-        assert "Set-Cookie" not in get.headers
-        assert get.body.endswith(b"}\n")
+@pytest.mark.parametrize("path", PUBLIC + PROTECTED)
+def test_cors_and_json_everywhere(server: Server, server_key: str, path: str) -> None:
+    with RawSocket(server.port) as connection:
+        head = connection.request(path, "HEAD", X_API_Key=server_key)
+        get = connection.request(path, X_API_Key=server_key, Origin="https://a.example")
+    assert head.status == get.status == 200
+    assert set(head.headers) == set(get.headers)
+    assert get.headers["Content-Type"] == "application/json"
+    assert get.headers["Cache-Control"] == "no-store"
+    assert get.headers["Access-Control-Allow-Origin"] == "*"
+    assert set(get.headers["Access-Control-Expose-Headers"].split(", ")) >= EXPOSED
+    assert "Set-Cookie" not in get.headers
+    assert get.body.endswith(b"}\n")
 
 
 class TestKeys:
@@ -116,7 +108,8 @@ class TestLimits:
             assert answer.headers["RateLimit-Policy"] == '"five";q=5;w=60'
         assert stats.json()["total_requests"] == 5
         assert stats.json()["requests_remaining"] == 0
-        assert epoch(stats.json()["reset_time"]) == reset
+        reset_time = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(reset))
+        assert stats.json()["reset_time"] == reset_time
         assert int(refused.headers["Retry-After"]) >= max(1, seconds_left)
         assert problem(refused) == {
             "type": "https://iana.org/assignments/http-problem-types#quota-exceeded",
@@ -125,7 +118,7 @@ class TestLimits:
             "detail": refused.json()["detail"],
             "code": "rate_limited",
             "violated-policies": ["five"],
-            "reset_time": stats.json()["reset_time"],
+            "reset_time": reset_time,
         }
 
     def test_curl_that_retries_gets_every_response(self, server: Server) -> None:

@@ -22,10 +22,6 @@ ECHO, TIME = "/api/v1/ws/echo", "/api/v1/ws/time"
 TEST, STATUS = "/api/v1/protected/test", "/api/v1/status"
 
 
-def ask(server: Server, key: str) -> int:
-    return server.ask(TEST, X_API_Key=key).status
-
-
 def handle_signals(server: Server) -> None:
     """Wait until gunicorn has handled all signals before this one, also those that it ignores."""
     os.kill(server.pid, signal.SIGWINCH)
@@ -96,7 +92,7 @@ class TestStop:
         key, worker = server.new_key(), server.worker_pids
         with RawSocket(server.port) as client:
             client.open(f"{TIME}?api_key={key}")
-            assert [ask(server, key) for _ in range(3)] == [200] * 3
+            assert [server.ask(TEST, X_API_Key=key).status for _ in range(3)] == [200] * 3
             flag.touch()
             assert client.close_code() == 1001
         eventually(lambda: server.worker_pids and server.worker_pids != worker)
@@ -126,7 +122,7 @@ class TestHangUp:
         server = Server(tmp_path, "script", "-qfc", command, "/dev/null")
         with contextlib.closing(server.start()):
             key = re.findall(r"sk_live_\w+", server.log())[0]
-            assert {ask(server, key) for _ in range(7)} == {200}
+            assert {server.ask(TEST, X_API_Key=key).status for _ in range(7)} == {200}
             server.stop(signal.SIGKILL)  # the terminal, and not the demo
         eventually(lambda: not listens("127.0.0.1", server.port))
 
@@ -142,7 +138,7 @@ class TestHangUp:
         workers = server.worker_pids
         os.killpg(server.pid, signal.SIGHUP)
         handle_signals(server)
-        assert ask(server, "") == 401
+        assert server.ask(TEST).status == 401
         assert server.worker_pids == workers
         assert server.stop()[0] == 0
 
