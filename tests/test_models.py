@@ -1,4 +1,4 @@
-"""The state of a key, and the file in which all rows are stored."""
+"""The file in which all rows are stored."""
 
 import os
 import resource

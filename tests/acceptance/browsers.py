@@ -135,11 +135,9 @@ class Firefox(Browser):
         self._ask("browsingContext.traverseHistory", context=self._window, delta=-1)
 
     def evaluate(self, function: str, text: str) -> str:
-        where = {"target": {"context": self._window}, "awaitPromise": False}
-        arguments = [{"type": "string", "value": text}]
-        answer = self._ask(
-            "script.callFunction", functionDeclaration=function, arguments=arguments, **where
-        )
+        call: dict[str, Any] = {"functionDeclaration": function, "awaitPromise": False}
+        call |= {"arguments": [{"type": "string", "value": text}]}
+        answer = self._ask("script.callFunction", target={"context": self._window}, **call)
         return str(answer["result"]["value"])
 
     def act(self, type: str, *actions: dict[str, object]) -> None:
@@ -185,8 +183,7 @@ class WebKit(Browser):
 def start(command: list[str], running: contextlib.ExitStack, **settings: str) -> None:
     """Start a program that is stopped with everything it started."""
     quiet: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    process = subprocess.Popen(
-        command, env={**os.environ, **settings}, start_new_session=True, **quiet
-    )
+    env = {**os.environ, **settings}
+    process = subprocess.Popen(command, env=env, start_new_session=True, **quiet)
     running.callback(process.wait, 10)
     running.callback(os.killpg, process.pid, signal.SIGTERM)

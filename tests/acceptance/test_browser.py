@@ -110,10 +110,6 @@ def try_it(page: Page, path: str) -> str:
     return shown
 
 
-def type_key(page: Page, key: str) -> None:
-    page.get_by_label("API key", exact=True).fill(key)
-
-
 others = [pytest.param(engine, marks=pytest.mark.ci) for engine in (Firefox, WebKit)]
 
 
@@ -153,8 +149,8 @@ def test_story_of_a_user(person: Browser, server: Server) -> None:
     line = person.run("() => document.getElementById('use-shell').textContent")
     assert '"api_key_name":"ci"' in subprocess.check_output(["bash", "-c", line], text=True)
     person.click("Copy API key")
-    person.expect("Copied")
-    assert person.run("() => [getSelection().toString(), said.textContent]") == ["", "Copied"]
+    said = "() => [getSelection().toString(), said.textContent]"
+    person.wait(lambda: person.run(said) == ["", "Copied"], "Copied")
     person.click("Try it")
     person.expect("200 OK")
     person.expect("2 of 1,000 requests used this hour")
@@ -273,7 +269,8 @@ def test_pages_work_without_a_script_and_without_a_mouse(page: Page, server: Ser
     expect(page.get_by_text(name)).to_be_visible()
 
 
-def test_double_click_on_a_slow_server_makes_one_key(page: Page, server: Server) -> None:
+def test_form_on_its_way_is_sent_again_only_from_a_kept_page(page: Page, server: Server) -> None:
+    """A double click on a slow server makes one key; a page that is shown again, another."""
     sign_up(Chromium(page), server)
     page.get_by_label("Name", exact=True).fill("once")
     box = page.get_by_role("button", name="Create key").bounding_box()
@@ -283,11 +280,7 @@ def test_double_click_on_a_slow_server_makes_one_key(page: Page, server: Server)
     assert works(page, shown_key(page))
     page.goto("/settings/security")
     expect(rows(page)).to_have_count(1)
-
-
-def test_form_on_its_way_is_sent_again_only_from_a_page_that_the_browser_kept(page: Page) -> None:
-    page.goto("/sign-up")
-    button = page.get_by_role("button", name="Sign up")
+    button = page.get_by_role("button", name="Create key")
     button.evaluate("""({ form }) => form.dispatchEvent(
         new SubmitEvent("submit", { bubbles: true }))""")  # as of form.requestSubmit()
     expect(button).to_be_disabled()
@@ -309,7 +302,7 @@ def test_log_of_a_socket_is_bounded(page: Page) -> None:
 
 def test_refused_time_socket_says_what_is_wrong_with_the_key(page: Page, server: Server) -> None:
     page.goto("/")
-    type_key(page, server.new_key())
+    page.get_by_label("API key", exact=True).fill(server.new_key())
     expect(press(page, "/ws/time", "Connect")).to_have_text("Connected")
     press(page, "/ws/time", "Disconnect")
     for key, words in [
@@ -317,16 +310,14 @@ def test_refused_time_socket_says_what_is_wrong_with_the_key(page: Page, server:
         ("wrong", NOT_VALID),
         ("half a key…", "This is not an API key."),
     ]:
-        type_key(page, key)
+        page.get_by_label("API key", exact=True).fill(key)
         status = press(page, "/ws/time", "Connect")
         expect(status).to_have_text(words)
         expect(status.get_by_text(words)).to_have_class(re.compile("bad"))
     expect(card(page, "/ws/time").get_by_role("log")).to_be_hidden()  # it was of the good key
 
 
-def test_chosen_is_told_apart_in_forced_colours_and_nothing_flashes(
-    page: Page, server: Server
-) -> None:
+def test_chosen_shows_in_forced_colours_and_nothing_flashes(page: Page, server: Server) -> None:
     def style(locator: Page, name: str) -> str:
         return str(locator.evaluate("(element, name) => getComputedStyle(element)[name]", name))
 
@@ -380,11 +371,11 @@ def states(page: Page, server: Server) -> Iterator[str]:
     page.goto("/settings/profile")
     yield "profile"
     page.goto("/")
-    type_key(page, "wrong")
+    page.get_by_label("API key", exact=True).fill("wrong")
     try_it(page, "/user/me")
     expect(press(page, "/ws/time", "Connect")).to_have_text(NOT_VALID)
     yield "console, refused"
-    type_key(page, key)
+    page.get_by_label("API key", exact=True).fill(key)
     for path in ["/demo/year", "/protected/test"]:
         try_it(page, path)
     for path in ["/ws/echo", "/ws/time"]:

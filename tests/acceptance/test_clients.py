@@ -172,9 +172,8 @@ def test_the_job_for_github_actions_runs_client_tests(tmp_path: Path) -> None:
     """Its two commands; this environment stands in for a new one."""
     job, port, folder = yaml_block("jobs")["jobs"]["test"], str(free_port()), tmp_path / "service"
     start, test = (step["run"] for step in job["steps"] if "run" in step)
-    start = start.replace("DEMO_SERVICE", f"file://{working_tree(tmp_path)}").replace(
-        "/tmp/demo-service", str(folder)
-    )
+    start = start.replace("DEMO_SERVICE", f"file://{working_tree(tmp_path)}")
+    start = start.replace("/tmp/demo-service", str(folder))
     start = re.sub("python3 -m venv .venv && .*", f"ln -s {sys.prefix} .venv", start)
     url = job["env"]["URL"].replace("8000", port)
     env = clean_environment(PORT=port, URL=url, GITHUB_ENV=f"{tmp_path}/env", PATH=PATH)

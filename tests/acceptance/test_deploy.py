@@ -19,12 +19,11 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlencode
 
 import pytest
 
 from postgresql import Cluster
-from rawsocket import TEXT, RawSocket, frame, request_bytes
+from rawsocket import TEXT, RawSocket, form_bytes, frame
 from serving import (
     REPOSITORY,
     Server,
@@ -102,7 +101,7 @@ def running_proxy(name: str, folder: Path, upstream: int) -> Iterator[int]:
     with (folder / "output.log").open("wb") as log:
         process = subprocess.Popen(command, cwd=folder, env=env, stdout=log, stderr=log)
     try:
-        eventually(lambda: speaks_tls(port), 15, f"{name} does not start")
+        eventually(lambda: speaks_tls(port), 30, f"{name} does not start")
         yield port
     finally:
         process.kill()
@@ -142,13 +141,11 @@ def proxy(
 class TestProxies:
     def test_sign_up_through_a_proxy_logs_in(self, proxy: int) -> None:
         """Origin must match Host, and the cookie is Secure only if X-Forwarded-Proto arrives."""
-        user = {"username": f"user-{secrets.token_hex(4)}", "password": secrets.token_urlsafe()}
-        form = urlencode(user | {"email": f"{user['username']}@example.com"}).encode()
-        headers = {"Host": f"localhost:{proxy}", "Origin": f"https://localhost:{proxy}"}
-        headers["Content-Type"] = "application/x-www-form-urlencoded"
-        headers["Content-Length"] = str(len(form))
+        name, host = f"user-{secrets.token_hex(4)}", f"localhost:{proxy}"
+        user = {"username": name, "email": f"{name}@example.com", "password": "x" * 10}
+        ours = f"Host: {host}\r\nOrigin: https://{host}".encode()
         with RawSocket.over(tls(proxy)) as client:
-            client.send(request_bytes("/sign-up", headers, "POST") + form)
+            client.send(form_bytes("/sign-up", **user).replace(b"Host: a", ours))
             answer = client.answer()
         assert (answer.status, "Secure" in answer.headers["Set-Cookie"]) == (303, True)
 
@@ -231,10 +228,8 @@ class TestImage:
         def ignored(folder: str, names: list[str]) -> list[str]:
             return [n for n in names if is_ignored(str((Path(folder) / n).relative_to(REPOSITORY)))]
 
-        private = (
-            ".env .git .tox .venv venv tests docs/design.md demo.db-wal demo.db.bak data/other.db"
-        )
-        private += " web/other.db web/__pycache__ backup.dump prod.sqlite3 requirements-dev.txt"
+        private = ".env .git .tox .venv venv tests docs/design.md requirements-dev.txt prod.sqlite3"
+        private += " web/__pycache__ demo.db-wal demo.db.bak data/other.db web/other.db backup.dump"
         assert all(map(is_ignored, private.split()))
         shutil.copytree(REPOSITORY, app, ignore=ignored)
         data.mkdir()
@@ -244,9 +239,8 @@ class TestImage:
             pytest.skip("no read-only root can be made here")
         env = dict(pair.split("=", 1) for pair in shlex.split(dockerfile("ENV")))
         env["DATABASE_URL"] = env["DATABASE_URL"].replace("/data", str(data))
-        server = Server(
-            tmp_path, *in_app, sys.executable, "-m", *json.loads(dockerfile("CMD")), **env
-        )
+        command = [*in_app, sys.executable, "-m", *json.loads(dockerfile("CMD"))]
+        server = Server(tmp_path, *command, **env)
         for name in [name for name in server.env if name.startswith("COVERAGE_")]:
             del server.env[name]  # it could not write there
         with contextlib.closing(server):
@@ -285,7 +279,7 @@ class TestUnit:
         server.port = port
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
             systemd.bind(f"{tmp_path}/notify")
-            systemd.settimeout(15)
+            systemd.settimeout(30)
             with contextlib.closing(server):
                 server.start()
                 assert b"READY=1" in systemd.recv(1000)
@@ -371,9 +365,8 @@ def test_a_backup_is_restored(request: pytest.FixtureRequest, tmp_path: Path, nu
 
     def paste(title: str) -> None:
         page = (REPOSITORY / "docs/operating.md").read_text().split(f"## {title}\n")[1]
-        block = re.findall("```sh\n(.*?)```", page, re.DOTALL)[number].replace(
-            "demo.db", "service.db"
-        )
+        block = re.findall("```sh\n(.*?)```", page, re.DOTALL)[number]
+        block = block.replace("demo.db", "service.db")
         subprocess.run(["bash", "-ec", block], cwd=tmp_path / "data", env=server.env, check=True)
 
     with contextlib.closing(server):

@@ -89,10 +89,9 @@ def test_messages_of_sockets_are_as_described(server: Server, server_key: str) -
     for name, message in messages.items():
         for example in message["examples"]:
             check(example["payload"], name)
-    with RawSocket(server.port) as client:
-        client.open(echo).send(frame(TEXT, b"hello"))
-        check(client.frame().json(), "echo")
-    with RawSocket(server.port) as client:
-        client.open(f"{clock}?api_key={server_key}")
-        check(client.frame().json(), "auth_success")
-        check(client.frame().json(), "time_update")
+    with RawSocket(server.port) as one, RawSocket(server.port) as other:
+        one.open(echo).send(frame(TEXT, b"hello"))
+        check(one.frame().json(), "echo")
+        other.open(f"{clock}?api_key={server_key}")
+        check(other.frame().json(), "auth_success")
+        check(other.frame().json(), "time_update")

@@ -83,6 +83,7 @@ class Checkout:
         self.folder, self.ports = folder / "copy", {"8000": free_port(), "8001": free_port()}
         private = shutil.ignore_patterns(".*", "*.db*", "node_modules", "__pycache__")
         shutil.copytree(REPOSITORY, self.folder, ignore=private)
+        (self.folder / "web/static/fonts").mkdir()  # static files may stand in folders
         # The environment of these tests stands in for a new one. pip only checks that it would do.
         (folder / "python3").write_text(
             f'#!/bin/sh\n[ "$1 $2" = "-m venv" ] && exec ln -sfn {shlex.quote(sys.prefix)} "$3"\n'
@@ -144,8 +145,6 @@ class Checkout:
 
 @pytest.fixture
 def checkout(tmp_path: Path) -> Checkout:
-    if not shutil.which("curl"):
-        pytest.skip("curl is not installed")
     return Checkout(tmp_path)
 
 
@@ -178,7 +177,7 @@ class TestCommands:
         start, ask = inline("See a 429")
         create_key = blocks("sh")[1].splitlines()[0]
         with installed.running(start):
-            if (second := time.time() % 60) > 55:
+            if (second := time.time() % 60) > 40:
                 time.sleep(60 - second)  # or the minute might end between the six
             answers = installed.paste(f"{create_key}\n{ask}").splitlines()
         assert [json.loads(answer).get("status", 200) for answer in answers] == [200] * 5 + [429]
@@ -213,11 +212,6 @@ class TestRecipes:
         assert " passed" in installed.paste(commands)
         (check,) = [block for block in blocks("sh", CONTRIBUTING) if "mypy" in block]
         installed.paste(check)
-
-
-def test_static_files_may_stand_in_folders(installed: Checkout) -> None:
-    (installed.folder / "web/static/fonts").mkdir()
-    installed.paste(".venv/bin/python -c 'import web'")
 
 
 class TestFacts:
@@ -283,10 +277,8 @@ class TestFacts:
         assert named == {name for group in groups for name in group.commands}  # type: ignore[attr-defined]
 
     def test_every_requirement_is_pinned(self) -> None:
-        files = REPOSITORY.glob("requirements*.txt")
-        required = {
-            name for file in files for name in re.findall(r"(?m)^\w[\w-]*", file.read_text())
-        }
+        text = "\n".join(file.read_text() for file in REPOSITORY.glob("requirements*.txt"))
+        required = set(re.findall(r"(?m)^\w[\w-]*", text))
         pinned = re.findall("(?m)^(.+?)==", (REPOSITORY / "constraints.txt").read_text())
         assert {"flask", "psycopg", "ruff"} <= required <= set(pinned)
 
