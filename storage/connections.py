@@ -1,9 +1,9 @@
 """Connections to PostgreSQL on which nothing waits for long.
 
-Every wait is bounded by one of these, because none of them could bound all:
+Every wait for the server is bounded by one of these, because none of them could bound all:
 
 - A gevent.Timeout in `Postgres.connect`, and in `Batch` of postgres.py, bounds connecting: with it
-  the look-up of the host's name and, for pages, the wait for a free connection of the pool.
+  the look-up of the host's name.
 - `Impatient.wait` bounds each answer to a page or a command. A command is not patched by gevent, so
   no Timeout would fire there.
 - `connect_timeout` bounds connecting in a command, to CONNECT_SECONDS for each address.
@@ -15,9 +15,10 @@ from contextlib import suppress
 from typing import Any
 
 import gevent
+from gevent.lock import BoundedSemaphore
 from peewee import OperationalError, Psycopg3Adapter
-from playhouse.pool import MaxConnectionsExceeded, PooledPostgresqlDatabase
-from psycopg import Connection, Error
+from playhouse.pool import PooledPostgresqlDatabase
+from psycopg import Connection, Error, pq
 from psycopg.conninfo import conninfo_attempts, conninfo_to_dict, make_conninfo
 
 CONNECTIONS = 4  # of the pool in each process, for pages and the background
@@ -82,21 +83,38 @@ class Postgres(PooledPostgresqlDatabase):
 
     def __init__(self, url: str, patience: float) -> None:
         self.patience = patience
+        self._places = BoundedSemaphore(CONNECTIONS)
+        self._answered_at = self._silent_at = 0.0  # when a query was answered, or given up
         options = {"autoconnect": False, "prefer_psycopg3": True, "stale_timeout": STALE_SECONDS}
         super().__init__(url, CONNECTIONS, **options)
 
     def connect(self, reuse_if_open: bool = False) -> bool:
+        """Wait for a connection in the order of arrival, as long as the server answers others.
+
+        When it is silent, those who wait fail with the first whose query got no answer, and so do
+        those who come a moment later. So nobody waits much longer than `patience` in vain.
+        """
+        self._places.acquire()
         try:
-            with gevent.Timeout(self.patience):
-                while True:
-                    try:
-                        return bool(super().connect(reuse_if_open))
-                    except MaxConnectionsExceeded:
-                        # The pool can wait by itself, but if a Timeout ends that, it raises
-                        # RuntimeError, because it releases a lock that it does not hold.
-                        gevent.sleep(0.01)
-        except gevent.Timeout:
-            raise OperationalError(f"no connection within {self.patience} s") from None
+            half = self.patience / 2
+            if self._silent_at > max(self._answered_at + half, time.monotonic() - half):
+                raise OperationalError(f"others got no answer within {self.patience} s")
+            with gevent.Timeout(self.patience, False):
+                return bool(super().connect(reuse_if_open))
+            self._silent_at = time.monotonic()
+            raise OperationalError(f"no connection within {self.patience} s")
+        finally:
+            if self.is_closed():
+                self._places.release()
+
+    def close(self) -> None:
+        if not self.is_closed():
+            if self.connection().info.transaction_status == pq.TransactionStatus.ACTIVE:
+                self._silent_at = time.monotonic()
+            else:
+                self._answered_at = time.monotonic()
+            super().close()
+            self._places.release()
 
     def commit(self) -> Any:
         try:

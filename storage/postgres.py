@@ -13,7 +13,7 @@ from typing import Any
 import gevent
 import psycopg
 from gevent.event import AsyncResult
-from peewee import OperationalError, PeeweeException
+from peewee import OperationalError
 from psycopg.errors import LockNotAvailable
 
 from models import ApiKey, database
@@ -126,17 +126,13 @@ class PostgresStore(Store):
         return allowance
 
     def ended(self, key_ids: set[str]) -> set[str]:
-        try:
-            with database.connection_context():
-                return ended_keys(key_ids, database)
-        except PeeweeException:
-            self.reconnect()
-            raise
+        self._look_up("")  # it calls `reconnect` if the server is lost, before a request notices
+        with database.connection_context():
+            return ended_keys(key_ids, database)
 
     def save(self) -> None:
         """Hits have already been saved."""
-        # A lost connection, or a server that cannot be written, is noticed before a request.
-        self._look_up("")
+        # A server that cannot be written is noticed before a request, too.
         self._hits.ask(NOBODY)
         with database.connection_context():
             delete_old_rows(database)  # mostly none, so it may run at each save

@@ -37,7 +37,7 @@ from server import background
 from services import Services
 from serving import patience, writing
 from settings import Settings, SettingsError, load
-from storage import Store, connections, outage
+from storage import Store, outage
 from storage.database import create_missing, create_tables, open_database, open_store
 from storage.outage import Outage
 
@@ -342,18 +342,6 @@ def test_deleted_key_is_a_bad_key(store: Store, new_id: NewId, place: Settings) 
     with Flask(__name__).test_request_context(), pytest.raises(Problem) as refusal:
         guard.spend(key)
     assert refusal.value.get_response().get_json()["code"] == "invalid_api_key"
-
-
-@in_postgres
-def test_no_free_connection_is_an_outage(place: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connections, "CONNECTIONS", 1)
-    open_database(place)
-    with (
-        ThreadPoolExecutor(1) as thread,
-        models.database.connection_context(),
-        pytest.raises(peewee.OperationalError, match="no connection within"),
-    ):
-        thread.submit(models.database.connect).result(timeout=patience(2))
 
 
 def test_many_may_start_at_once_on_an_empty_database(cluster: Cluster) -> None:

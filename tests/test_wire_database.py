@@ -190,6 +190,31 @@ class TestPostgres:
         assert own.password not in server.log()
         assert "Traceback" not in server.log()
 
+    def test_pages_wait_for_a_connection_while_others_get_answers(
+        self, own: Cluster, start_server: StartServer
+    ) -> None:
+        """A user who asks for more at once than can be answered in time makes no page a 503."""
+        server = start_server(DATABASE_URL=own.new_database(), WEB_CONCURRENCY="1")
+        cookie, key = server.sign_up("flood").headers["Set-Cookie"], server.new_key()
+        server.execute('ALTER TABLE "user" RENAme TO stored')
+        slow = "pg_sleep(0.15) IS NOT NULL"
+        server.execute(f'CREATE VIEW "user" AS SELECT * FROM stored WHERE {slow}')
+
+        def timed(path: str) -> tuple[int, float]:
+            started = time.monotonic()
+            status = server.ask(path, Cookie=cookie, X_API_Key=key).status
+            return status, time.monotonic() - started
+
+        pages, me = ["/settings/profile"] * 32, "/api/v1/user/me"
+        with ThreadPoolExecutor(len(pages) + 1) as threads:
+            assert {status for status, _ in threads.map(timed, [*pages, me])} == {200}
+            assert not server.log_lines("database unavailable")
+            own.freeze()
+            for status, seconds in threads.map(timed, [*pages, me]):
+                assert (status, seconds < patience(1)) == (503, True), seconds
+        own.thaw()
+        eventually(lambda: timed(pages[0])[0] == timed(me)[0] == 200)
+
     def test_workers_start_without_a_server(self, own: Cluster, start_server: StartServer) -> None:
         server = start_server(DATABASE_URL=own.new_database())
         key, before = server.new_key(), server.worker_pids
