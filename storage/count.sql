@@ -3,7 +3,8 @@
 -- pooler would refuse these settings for the connection. MATERIALIZED keeps the order of the parts:
 -- settings, locks, clock, counts. Without it, PostgreSQL may merge them.
 WITH asked AS MATERIALIZED (
-    SELECT *, set_config('synchronous_commit', 'off', true), set_config('lock_timeout', %s, true)
+    SELECT *, set_config('synchronous_commit', 'off', true),
+        set_config('lock_timeout', '25ms', true)
     FROM unnest(%s::text[], %s::bigint[], %s::bigint[]) WITH ORDINALITY
         AS hit (id, quota, seconds, number)
 ),
@@ -14,7 +15,7 @@ wanted AS (
     FROM asked ORDER BY id, number DESC
 ),
 -- In the order of the ids: two processes that lock the same rows cannot deadlock. If this fails,
--- postgres.py tries again and skips locked rows.
+-- postgres.py leaves out the locked rows.
 locked AS MATERIALIZED (
     SELECT id, quota, seconds, chosen, hits, total, reset, used FROM api_key JOIN wanted USING (id)
     ORDER BY id FOR UPDATE OF api_key

@@ -23,14 +23,16 @@ from storage.connections import ANSWER_SECONDS, connect
 from storage.queries import FIND, delete_old_rows, ended_keys, made_of
 
 COUNT = Path(__file__).with_name("count.sql").read_bytes()
-COUNT_WITHOUT_LOCKED = COUNT.replace(b"FOR UPDATE OF api_key", b"FOR UPDATE OF api_key SKIP LOCKED")
-# For how long hits wait for a row that another transaction has locked. Another process that counts
-# has it for 1 ms or two; a page, a command or a person at psql may have it for much longer.
-SHORT_LOCK_MS, LONG_LOCK_MS = 25, 150
-LOCKED = object()  # the answer to a hit whose row stays locked for that long
+COUNT_UNLOCKED = COUNT.replace(b"FOR UPDATE OF api_key", b"FOR UPDATE OF api_key SKIP LOCKED")
+# Between two tries to count in a row that is locked. Another process that counts has it for 1 ms or
+# two; a page, a command or a person at psql may have it for much longer.
+PAUSE_SECONDS = 0.005
+LATE_TRIES = 25
+LOCKED = object()  # the answer to a hit whose row stays locked
 NOBODY = ("", Quota("", 1, 1))  # a hit of no key
 
 Connection = psycopg.Connection[Any]
+Hit = tuple[str, Quota]  # the id of the key, and the quota of its tier
 Query = Callable[[Connection, list[Any]], list[Any]]  # takes items, returns an answer to each
 
 
@@ -97,16 +99,16 @@ class Batch:
 class PostgresStore(Store):
     """A Store that any number of processes share.
 
-    A hit whose row another transaction has locked waits for it, but not among the others: after
-    SHORT_LOCK_MS it is asked again in a batch of its own, as are all further hits of that key,
-    until one of them has got the row.
+    A hit whose row another transaction has locked waits for it, but not among the others: it is
+    asked again in a batch of its own, as are all further hits of that key, until one of them has
+    got the row.
     """
 
     def __init__(self, url: str) -> None:
         super().__init__()
         self._finds = Batch(url, find_keys, self.reconnect)
         self._hits = Batch(url, count_hits, self.reconnect)
-        late = partial(count_hits, lock_ms=LONG_LOCK_MS)
+        late = partial(count_unlocked, tries=LATE_TRIES)
         self._late_hits = Batch(url, late, self.reconnect)
         self._locked: set[str] = set()  # ids of the keys whose hits go there
 
@@ -158,21 +160,39 @@ def find_keys(connection: Connection, ids: list[str]) -> list[ApiKey | None]:
     return [found.get(key_id) for key_id in ids]
 
 
-def count_hits(
-    connection: Connection, hits: list[tuple[str, Quota]], lock_ms: int = SHORT_LOCK_MS
-) -> list[Any]:
+def count_hits(connection: Connection, hits: list[Hit]) -> list[Any]:
     """The Allowance of each hit, None if its key was deleted, or LOCKED; raises psycopg.Error."""
-    ids, quotas = zip(*hits, strict=True)
-    _, limits, seconds = zip(*quotas, strict=True)
-    asked = [str(lock_ms), list(ids), list(limits), list(seconds)]
     try:
-        rows, missing = connection.execute(COUNT, asked).fetchall(), None
-    except LockNotAvailable:  # for some of the rows; this leaves them out
-        rows, missing = connection.execute(COUNT_WITHOUT_LOCKED, asked).fetchall(), LOCKED
-    answers: list[Any] = [missing] * len(hits)
-    for number, chosen, *allowance in rows:
-        answers[number - 1] = Allowance(quotas[chosen - 1], *allowance)
-    return answers
+        found = count(connection, COUNT, dict(enumerate(hits)))
+    except LockNotAvailable:  # for some of the rows
+        return count_unlocked(connection, hits)
+    return [found.get(number) for number in range(len(hits))]
+
+
+def count_unlocked(connection: Connection, hits: list[Hit], tries: int = 4) -> list[Any]:
+    """As `count_hits`, but without waiting for a row: the rows before it would stay locked.
+
+    Leaves out the rows that are locked, and tries these again after a pause.
+    """
+    left, found = dict(enumerate(hits)), dict[int, Allowance]()
+    while left and tries:
+        found |= count(connection, COUNT_UNLOCKED, left)
+        left = {number: hit for number, hit in left.items() if number not in found}
+        tries -= 1
+        gevent.sleep(PAUSE_SECONDS)
+    return [found.get(number, LOCKED) for number in range(len(hits))]
+
+
+def count(connection: Connection, query: bytes, hits: dict[int, Hit]) -> dict[int, Allowance]:
+    """The Allowance of each hit that this query counts, by number; raises psycopg.Error."""
+    ids, quotas = zip(*hits.values(), strict=True)
+    _, limits, seconds = zip(*quotas, strict=True)
+    rows = connection.execute(query, [list(ids), list(limits), list(seconds)])
+    numbers = list(hits)
+    return {
+        numbers[place - 1]: Allowance(quotas[chosen - 1], *allowance)
+        for place, chosen, *allowance in rows
+    }
 
 
 def database_error(error: BaseException) -> BaseException:
