@@ -12,8 +12,8 @@ CHART_HOURS = 24  # hours of usage to keep and show
 PREFIXES = {"production": "sk_live_", "development": "sk_test_"}  # key prefixes, by type
 DEFAULT_TYPE = next(iter(PREFIXES))
 
-# For pages and commands, and with PostgreSQL for the background; each store has its
-# own. `connection_context` may be nested: only the outermost one closes.
+# The connections of pages and commands, and with PostgreSQL of the background. To find and count
+# keys, each store has its own. `connection_context` may be nested: only the outermost one closes.
 database = peewee.DatabaseProxy()
 
 
@@ -63,7 +63,7 @@ class ApiKey(Table):
 
     @classmethod
     def live(cls) -> peewee.Expression:
-        """The condition that a key has not ended: its state is `live` or `rotated`."""
+        """The condition that a key has not ended: the same rule as `state`, as a query."""
         return cls.revoked_at.is_null() & (cls.expires_at.is_null() | (cls.expires_at > now()))
 
     def has_ended(self) -> bool:
@@ -84,8 +84,8 @@ class ApiKey(Table):
         return Usage(self.total, self.reset, self.used)
 
 
-# For deleting old keys. Without the condition, SQLite would also look up live keys by it, and find
-# nearly all keys.
+# For deleting old keys. It is partial, because SQLite would use an index of all keys to find live
+# ones, which are nearly all.
 revoked = ApiKey.revoked_at.is_null(False)
 ApiKey.add_index(ApiKey.index(ApiKey.revoked_at, where=revoked, name="api_key_revoked"))
 
@@ -103,8 +103,8 @@ class HourlyUsage(Table):
 
 TABLES = [User, ApiKey, HourlyUsage]
 
-# Defaults are in the schema, too: if a column is new, the version before, which may run at the same
-# time, inserts rows without it.
+# Defaults are in the schema, too: the previous version may still be running, and inserts rows
+# without a new column.
 for table in TABLES:
     for field in table._meta.sorted_fields:
         if isinstance(field.default, bool | int | float | str):

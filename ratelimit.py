@@ -49,7 +49,7 @@ class Usage(NamedTuple):
 
     def plus(self, later: "Usage") -> "Usage":
         """This and later requests, if any. If they are in a new window, `used` starts again."""
-        if not later.total:  # and so no window either
+        if not later.total:  # its `reset` of 0 must not begin a new window
             return self
         used = self.used if self.reset == later.reset else 0
         return Usage(self.total + later.total, later.reset, used + later.used)
@@ -107,7 +107,7 @@ class Limiter:
         return Allowance(quota, accepted, left, reset, math.ceil(reset - now), usage.total)
 
     def _window_time(self, now: float) -> int:
-        """The time by which windows are told apart; after a small step back, the latest one."""
+        """The time that decides the window; after a small step back, the latest one."""
         if not 0 <= self._latest - now <= SMALL_STEP:
             self._latest = now
         return int(self._latest)

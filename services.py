@@ -1,4 +1,4 @@
-"""What an app consists of beside its routes, in one typed object."""
+"""What an app consists of besides its routes, in one typed object."""
 
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING

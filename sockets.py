@@ -61,7 +61,10 @@ class Ticker:
         self._listeners: dict[int, set[WebSocket]] = {tenth: set() for tenth in range(1, 10)}
 
     def join(self, ws: WebSocket) -> set[WebSocket]:
-        """Start ticks within 0.2 s; they end when `ws` is removed from the returned set."""
+        """Start ticks within 0.2 s, at the next tenth or the one after it, which has fewer sockets.
+
+        They end when `ws` is removed from the returned set.
+        """
         now = int(time.time() * 10)
         tenths = {(now + 1) % 10, (now + 2) % 10} & self._listeners.keys()  # 0 has no listeners
         listeners = min((self._listeners[tenth] for tenth in tenths), key=len)
@@ -73,7 +76,7 @@ class Ticker:
         tenths = 0  # since 1970
         while True:
             left = tenths / 10 - time.time()
-            if abs(left) > 1:  # at first, and if the clock was set or the process was stopped
+            if abs(left) > 1:  # at first, and after the clock was set or the process was stopped
                 tenths = int(time.time() * 10) + 1
             elif left > 0:
                 gevent.sleep(left)  # may end a little early
@@ -93,7 +96,7 @@ class OpenSockets:
     """`admitted` has an entry for each socket, from its handshake on; `open` has the open ones."""
 
     def __init__(self, limit: int, limit_per_caller: int) -> None:
-        self.limit, self.limit_per_caller = limit, limit_per_caller
+        self.limit, self.limit_per_caller = limit, limit_per_caller  # the limit is 0 during a stop
         self.admitted: list[str] = []  # the key's id, or the client's address
         self.open: dict[WebSocket, str | None] = {}  # the key's id; None for an echo socket
 

@@ -38,7 +38,8 @@ class Problem(HTTPException):
     def __init__(
         self, status: int, code: str = "", detail: str = "", headers: Any = None, **members: object
     ) -> None:
-        # Not Python's titles, because they differ from version to version; this one is outdated.
+        # Not Python's titles, because they differ from version to version. For 413, werkzeug has
+        # the title from before RFC 9110.
         title = "Content Too Large" if status == 413 else HTTP_STATUS_CODES[status]
         known = KNOWN.get(status, (title.lower().replace(" ", "_"), title))
         body = {"type": "about:blank", "title": title, "status": status}

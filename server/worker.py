@@ -47,7 +47,7 @@ class Worker(GeventWorker):
     handle_quit = GeventWorker.handle_exit
 
     def init_process(self) -> None:
-        # Until gunicorn sets its own, in super(), those of the master would swallow the signal.
+        # Until super() installs the worker's handlers, the master's would swallow a signal.
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT):
             signal.signal(number, self.handle_exit)
         super().init_process()

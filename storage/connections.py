@@ -1,11 +1,12 @@
 """Connections to PostgreSQL on which nothing waits for long.
 
-Every wait for the server is bounded by one of these, because none of them could bound all:
+Every wait is bounded by one of these, because none of them bounds all:
 
-- A gevent.Timeout in `Postgres.connect`, and in `Batch` of postgres.py, bounds connecting: with it
-  the look-up of the host's name.
-- `Impatient.wait` bounds each answer to a page or a command. A command is not patched by gevent, so
-  no Timeout would fire there.
+- `Postgres.connect` waits for a free connection for FREE_SECONDS at most.
+- A gevent.Timeout there, and in `Batch` of postgres.py, bounds connecting, including the look-up of
+  the host's name.
+- `Impatient.wait` bounds each answer to a page or a command. Commands are not patched by gevent, so
+  its Timeouts never fire there.
 - `connect_timeout` bounds connecting in a command, to CONNECT_SECONDS for each address.
 """
 
@@ -18,10 +19,11 @@ import gevent
 from gevent.lock import BoundedSemaphore
 from peewee import OperationalError, Psycopg3Adapter
 from playhouse.pool import PooledPostgresqlDatabase
-from psycopg import Connection, Error, pq
+from psycopg import Connection, Error
 from psycopg.conninfo import conninfo_attempts, conninfo_to_dict, make_conninfo
 
 CONNECTIONS = 4  # of the pool in each process, for pages and the background
+FREE_SECONDS = 5  # how long to wait for one while others use them all
 ANSWER_SECONDS = 0.6  # to connect, and again for an answer; a busy machine needs 0.4
 CONNECT_SECONDS = 2  # to connect to an address in a command; libpq's minimum
 STALE_SECONDS = 10  # how long a connection of the pool is used
@@ -83,38 +85,26 @@ class Postgres(PooledPostgresqlDatabase):
 
     def __init__(self, url: str, patience: float) -> None:
         self.patience = patience
-        self._places = BoundedSemaphore(CONNECTIONS)
-        self._answered_at = self._silent_at = 0.0  # when a query was answered, or given up
+        self._free = BoundedSemaphore(CONNECTIONS)  # given in the order of arrival
         options = {"autoconnect": False, "prefer_psycopg3": True, "stale_timeout": STALE_SECONDS}
         super().__init__(url, CONNECTIONS, **options)
 
     def connect(self, reuse_if_open: bool = False) -> bool:
-        """Wait for a connection in the order of arrival, as long as the server answers others.
-
-        When it is silent, those who wait fail with the first whose query got no answer, and so do
-        those who come a moment later. So nobody waits much longer than `patience` in vain.
-        """
-        self._places.acquire()
+        if not self._free.acquire(timeout=FREE_SECONDS):
+            raise OperationalError(f"no free connection within {FREE_SECONDS} s")
         try:
-            half = self.patience / 2
-            if self._silent_at > max(self._answered_at + half, time.monotonic() - half):
-                raise OperationalError(f"others got no answer within {self.patience} s")
-            with gevent.Timeout(self.patience, False):
+            with gevent.Timeout(self.patience):
                 return bool(super().connect(reuse_if_open))
-            self._silent_at = time.monotonic()
-            raise OperationalError(f"no connection within {self.patience} s")
+        except gevent.Timeout:
+            raise OperationalError(f"no connection within {self.patience} s") from None
         finally:
             if self.is_closed():
-                self._places.release()
+                self._free.release()
 
     def close(self) -> None:
         if not self.is_closed():
-            if self.connection().info.transaction_status == pq.TransactionStatus.ACTIVE:
-                self._silent_at = time.monotonic()
-            else:
-                self._answered_at = time.monotonic()
             super().close()
-            self._places.release()
+            self._free.release()
 
     def commit(self) -> Any:
         try:

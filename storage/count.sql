@@ -1,7 +1,7 @@
 -- Counts hits of many keys at once. Each hit has a number, a key's id, and the quota of its tier.
--- set_config: the commit does not wait for the disk, and the query waits only briefly for a lock. A
--- pooler would refuse these settings for the connection. MATERIALIZED keeps the order of the parts:
--- settings, locks, clock, counts. Without it, PostgreSQL may merge them.
+-- set_config: the commit does not wait for the disk, and the query waits only briefly for a lock.
+-- These are set here and not for the connection, because a pooler would refuse that. MATERIALIZED
+-- keeps the order of the parts: settings, locks, clock, counts. Without it, PostgreSQL may merge them.
 WITH asked AS MATERIALIZED (
     SELECT *, set_config('synchronous_commit', 'off', true),
         set_config('lock_timeout', '25ms', true)

@@ -20,9 +20,9 @@ BUSY_SECONDS = 2  # how long a page waits for a lock of SQLite; a slow disk need
 COMMAND_SECONDS = 10  # in a command, with either database: nobody else waits for it
 # In PostgreSQL, processes that start at the same time create the tables one after another. They
 # wait for less than COMMAND_SECONDS.
-ALONE = "SELECT set_config('lock_timeout', '9s', true), pg_advisory_xact_lock(20261121)"
+ONE_AT_A_TIME = "SELECT set_config('lock_timeout', '9s', true), pg_advisory_xact_lock(20261121)"
 # While a new column or index waits for a table that is in use, all requests wait behind it.
-BRIEFLY = "SELECT set_config('lock_timeout', '100ms', true)"
+SHORT_LOCKS = "SELECT set_config('lock_timeout', '100ms', true)"
 
 
 def open_database(settings: Settings, patience: float | None = None) -> None:
@@ -52,7 +52,7 @@ def open_store(settings: Settings) -> Store:
 def create_tables(settings: Settings) -> None:
     """Create what is missing in the database; raises SettingsError if it cannot be used.
 
-    It leaves the database configured for a command, which may wait for COMMAND_SECONDS.
+    Afterwards the database is configured for a command; create_app configures it for a service.
     """
     open_database(settings, COMMAND_SECONDS)
     try:
@@ -69,18 +69,20 @@ def create_tables(settings: Settings) -> None:
     except (OSError, peewee.PeeweeException) as error:
         where, reason = settings.sqlite or "PostgreSQL", one_line(error)
         if settings.sqlite and "disk" in reason:  # "disk I/O error" may mean that it is full
-            reason += (
-                f"; {disk_usage(settings.sqlite.parent).free // 1024} KiB are free on the disk"
-            )
+            free = disk_usage(settings.sqlite.parent).free // 1024
+            reason += f"; {free} KiB are free on the disk"
         raise SettingsError(f"DATABASE_URL: {where}: {reason}") from None
 
 
 def create_file(file: Path) -> None:
-    """Create an empty database for its owner only; raises OSError if its log says it was moved."""
-    log = Path(f"{file.resolve()}-wal")
-    if log.exists():
-        advice = f"put the file back, or delete {log.name} to start with an empty database"
-        raise OSError(f"the file is missing, but {log.name} is there: {advice}")
+    """Create an empty database for its owner only.
+
+    Raises OSError if a log (-wal) is there: then the file was moved away.
+    """
+    wal = Path(f"{file.resolve()}-wal")
+    if wal.exists():
+        advice = f"put the file back, or delete {wal.name} to start with an empty database"
+        raise OSError(f"the file is missing, but {wal.name} is there: {advice}")
     file.touch(mode=0o600)
 
 
@@ -91,8 +93,8 @@ def create_missing() -> None:
         try:
             with database.atomic():
                 if isinstance(database.obj, peewee.PostgresqlDatabase):
-                    database.execute_sql(ALONE)
-                    database.execute_sql(BRIEFLY)
+                    database.execute_sql(ONE_AT_A_TIME)
+                    database.execute_sql(SHORT_LOCKS)
                 for create in missing():
                     create()
         except peewee.OperationalError:  # a table is locked

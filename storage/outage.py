@@ -11,7 +11,7 @@ CAUSE_SECONDS = 60  # between two lines about the same outage
 
 
 class Outage:
-    """Not every error is logged: there may be one for each request."""
+    """Logs the first error of an outage, another cause once a minute, and the end."""
 
     def __init__(self) -> None:
         self._failed_at: float | None = None

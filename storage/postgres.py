@@ -29,7 +29,7 @@ COUNT_UNLOCKED = COUNT.replace(b"FOR UPDATE OF api_key", b"FOR UPDATE OF api_key
 PAUSE_SECONDS = 0.005
 LATE_TRIES = 25
 LOCKED = object()  # the answer to a hit whose row stays locked
-NOBODY = ("", Quota("", 1, 1))  # a hit of no key
+PROBE = ("", Quota("", 1, 1))  # a hit of no key
 
 Connection = psycopg.Connection[Any]
 Hit = tuple[str, Quota]  # the id of the key, and the quota of its tier
@@ -57,7 +57,7 @@ class Batch:
         answer = AsyncResult()
         self._waiting.append((item, answer))
         if not self._asking:  # a greenlet that has ended, for whatever reason, is false
-            # Not in this greenlet: this request need not wait for later ones.
+            # In a greenlet of its own, or this request would also serve those that come later.
             self._asking = gevent.spawn(self._ask_all)
         with gevent.Timeout(2 * ANSWER_SECONDS, OperationalError("no answer in time")):
             return answer.get()
@@ -134,8 +134,7 @@ class PostgresStore(Store):
 
     def save(self) -> None:
         """Hits have already been saved."""
-        # A server that cannot be written is noticed before a request, too.
-        self._hits.ask(NOBODY)
+        self._hits.ask(PROBE)  # so that a server that cannot be written is noticed before a request
         with database.connection_context():
             delete_old_rows(database)  # mostly none, so it may run at each save
 

@@ -43,7 +43,7 @@ CACHE_KIB = 32_000  # with a million keys, requests take 10 % less time
 def uri(file: Path) -> str:
     """What opens a file, and never creates one.
 
-    The log of a file that was moved away belongs to no other file.
+    A new file in place of one that was moved away would take over its log (-wal), and be damaged.
     """
     return f"{file.as_uri()}?mode=rw"
 
@@ -60,7 +60,7 @@ class Sqlite(PooledSqliteDatabase):
         # A query without a connection_context is a mistake, so it fails.
         options = {"autoconnect": False, "lock_type": "IMMEDIATE", "pragmas": PRAGMAS}
         super().__init__(uri(file), uri=True, **options)
-        self.timeout = 0  # as an option, it would be the time to wait for the pool
+        self.timeout = 0  # SQLite's, for locks; as an option, it would be the pool's
 
     def connect(self, reuse_if_open: bool = False) -> bool:
         return bool(self._patiently(super().connect, reuse_if_open))
@@ -157,8 +157,8 @@ def checkpoint(file: Path) -> None:
     with suppress(sqlite3.Error), closing(sqlite3.connect(uri(file), **how)) as connection:
         connection.execute("PRAGMA synchronous = 1")
         _, frames, _ = connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
-        # After a complete checkpoint, the next commit begins a new log and waits for the disk. So
-        # that no commit of the main thread does, it is made here. What it writes does not matter,
-        # because nobody reads it. If it is all that the log holds, nobody has written since.
+        # The first commit after a complete checkpoint begins a new log, and waits for the disk. It
+        # is made here, in the thread, so the main thread never makes it. What it writes does not
+        # matter. If the log holds one frame, it is that commit: nobody has written since.
         if frames != 1:
             connection.execute("PRAGMA user_version = 1")
