@@ -28,9 +28,9 @@ log = logging.getLogger(__name__)
 
 SAVES_PER_CHECKPOINT = 20  # every 10 seconds
 LAST_SECONDS = 1.2  # how long the last save is retried during a stop
-SAVE = """UPDATE api_key SET total = total + :total, reset = :reset, last_used_at = :now,
-    used = :used + CASE WHEN reset = :reset THEN used ELSE 0 END
-    WHERE id = :id"""
+SAVE = """UPDATE api_key SET total = total + ?,
+    used = ? + CASE WHEN reset = ? THEN used ELSE 0 END, reset = ?, last_used_at = ?
+    WHERE id = ?"""
 SAVE_HOUR = """INSERT INTO hourly_usage (hour, key_id, requests) VALUES (?, ?, ?)
     ON CONFLICT (hour, key_id) DO UPDATE SET requests = requests + excluded.requests"""
 # No connection makes a checkpoint by itself, because the whole process would wait for the disk. At
@@ -136,7 +136,7 @@ class SqliteStore(Store):
         """Save all counts or none. A request counts for the hour in which it is saved."""
         moment = now()
         counted = sorted(self._limiter.counted.items())  # in the table's order, so it writes less
-        usage = [{"id": key, "now": moment, **use._asdict()} for key, use in counted]
+        usage = [(use.total, use.used, use.reset, use.reset, moment, key) for key, use in counted]
         hours = [(moment - moment % HOUR, key, use.total) for key, use in counted]
         connection = self._database.connection()
         try:
