@@ -77,9 +77,9 @@ def parse_quotas(text: str) -> dict[str, Quota]:
 class Limiter:
     """Counts requests per key in windows on UTC boundaries.
 
-    `counted` holds the requests of each key since the last `forget`. The caller adds them to what
-    is stored, calls `forget`, and passes the new `stored` value to the next `hit`. It has no lock,
-    so use it from one thread only.
+    `counted` holds the requests of each key. The caller adds them to what is stored, empties it,
+    and passes the new `stored` value to the next `hit`. It has no lock, so use it from one thread
+    only.
 
     If the clock is set back by SMALL_STEP or less, the latest time is used until the clock gets
     there again, so no window is opened twice. A larger step back is accepted immediately: the
@@ -111,7 +111,3 @@ class Limiter:
         if not 0 <= self._latest - now <= SMALL_STEP:
             self._latest = now
         return int(self._latest)
-
-    def forget(self) -> None:
-        """Drop the counts, once they have been stored."""
-        self.counted = {}

@@ -146,9 +146,8 @@ class SqliteStore(Store):
                 connection.executemany(SAVE_HOUR, hours)
         except sqlite3.Error as error:
             raise OperationalError(str(error)) from None
-        # The counts are in the rows now, so both are forgotten together.
-        self._limiter.forget()
-        self.forget()
+        # The counts are in the rows now, so both are forgotten together, in one statement.
+        self._rows, self._limiter.counted = {}, {}
 
 
 def checkpoint(file: Path) -> None:
