@@ -16,7 +16,8 @@ from websockets.sync.client import connect
 
 from serving import eventually, free_port
 
-# A link, a button, or the label of a field, by its name; at first in the main part of the page.
+# A link, a button, or the label of a field, by its name; at first in the main part of the page. A
+# browser clicks on what it has painted, so the place counts once it was the same for three frames.
 FIND = """name => {
     const named = element => (element.ariaLabel ?? element.textContent.trim()) === name
     const all = [...document.querySelectorAll("a, button, label, summary")]
@@ -24,7 +25,11 @@ FIND = """name => {
     const element = found.find(element => element.closest("main")) ?? found[0]
     element.scrollIntoView({ block: "center" })
     const { x, y, width, height } = element.getClientRects()[0] // of the first line of a link
-    return [x + width / 2, y + height / 2].map(Math.floor)
+    const place = [x + width / 2, y + height / 2].map(Math.floor)
+    window.frames_painted = String(window.place) === String(place) ? window.frames_painted : 0
+    window.place = place
+    requestAnimationFrame(() => window.frames_painted++)
+    return window.frames_painted >= 3 ? place : null
 }"""
 CONTROL = "\ue009"  # in the actions of WebDriver
 
@@ -50,12 +55,7 @@ class Browser:
 
     def click(self, name: str) -> None:
         """Click on what has this name, once it is there and has stopped moving."""
-
-        def steady_place() -> Any:
-            place = self.run(FIND, name)
-            return place if place == self.run(FIND, name) else None
-
-        self.click_at(*self.wait(steady_place, name))
+        self.click_at(*self.wait(lambda: self.run(FIND, name), name))
 
     def type(self, label: str, text: str) -> None:
         self.click(label)
