@@ -17,7 +17,7 @@ from websockets.sync.client import connect
 from serving import eventually, free_port
 
 # A link, a button, or the label of a field, by its name; at first in the main part of the page. A
-# browser clicks on what it has painted, so the place counts once it was the same for three frames.
+# browser clicks on what it has painted, so the place counts once it was the same at four looks.
 FIND = """name => {
     const named = element => (element.ariaLabel ?? element.textContent.trim()) === name
     const all = [...document.querySelectorAll("a, button, label, summary")]
@@ -26,10 +26,9 @@ FIND = """name => {
     element.scrollIntoView({ block: "center" })
     const { x, y, width, height } = element.getClientRects()[0] // of the first line of a link
     const place = [x + width / 2, y + height / 2].map(Math.floor)
-    window.frames_painted = String(window.place) === String(place) ? window.frames_painted : 0
+    window.looks = String(window.place) === String(place) ? window.looks + 1 : 1
     window.place = place
-    requestAnimationFrame(() => window.frames_painted++)
-    return window.frames_painted >= 3 ? place : null
+    return window.looks >= 4 ? place : null
 }"""
 CONTROL = "\ue009"  # in the actions of WebDriver
 
