@@ -162,10 +162,9 @@ def find_keys(connection: Connection, ids: list[str]) -> list[ApiKey | None]:
 def count_hits(connection: Connection, hits: list[Hit]) -> list[Any]:
     """The Allowance of each hit, None if its key was deleted, or LOCKED; raises psycopg.Error."""
     try:
-        found = count(connection, COUNT, dict(enumerate(hits)))
+        return count(connection, COUNT, hits)
     except LockNotAvailable:  # for some of the rows
         return count_unlocked(connection, hits)
-    return [found.get(number) for number in range(len(hits))]
 
 
 def count_unlocked(connection: Connection, hits: list[Hit], tries: int = 4) -> list[Any]:
@@ -173,25 +172,27 @@ def count_unlocked(connection: Connection, hits: list[Hit], tries: int = 4) -> l
 
     Leaves out the rows that are locked, and tries these again after a pause.
     """
-    left, found = dict(enumerate(hits)), dict[int, Allowance]()
-    while left and tries:
-        found |= count(connection, COUNT_UNLOCKED, left)
-        left = {number: hit for number, hit in left.items() if number not in found}
+    answers: list[Any] = [LOCKED] * len(hits)
+    while True:
+        left = [number for number, answer in enumerate(answers) if answer is LOCKED]
+        counted = count(connection, COUNT_UNLOCKED, [hits[number] for number in left])
+        for number, allowance in zip(left, counted, strict=True):
+            answers[number] = allowance or LOCKED
         tries -= 1
+        if not tries or LOCKED not in answers:
+            return answers
         gevent.sleep(PAUSE_SECONDS)
-    return [found.get(number, LOCKED) for number in range(len(hits))]
 
 
-def count(connection: Connection, query: bytes, hits: dict[int, Hit]) -> dict[int, Allowance]:
-    """The Allowance of each hit that this query counts, by number; raises psycopg.Error."""
-    ids, quotas = zip(*hits.values(), strict=True)
+def count(connection: Connection, query: bytes, hits: list[Hit]) -> list[Allowance | None]:
+    """The Allowance of each hit, None if the query has not found its row; raises psycopg.Error."""
+    ids, quotas = zip(*hits, strict=True)
     _, limits, seconds = zip(*quotas, strict=True)
+    answers: list[Allowance | None] = [None] * len(hits)
     rows = connection.execute(query, [list(ids), list(limits), list(seconds)])
-    numbers = list(hits)
-    return {
-        numbers[place - 1]: Allowance(quotas[chosen - 1], *allowance)
-        for place, chosen, *allowance in rows
-    }
+    for number, chosen, *allowance in rows:
+        answers[number - 1] = Allowance(quotas[chosen - 1], *allowance)
+    return answers
 
 
 def database_error(error: BaseException) -> BaseException:
