@@ -13,6 +13,7 @@ from werkzeug.exceptions import RequestTimeout, abort
 import models
 from protocol.requests import is_api
 from protocol.timestamps import date_time, display
+from ratelimit import UNITS
 from web import people, profile
 
 FORM_SECONDS = 10  # for a form to arrive, in total
@@ -50,6 +51,7 @@ def register(app: Flask) -> None:
     app.jinja_env.trim_blocks = app.jinja_env.lstrip_blocks = True
     app.jinja_env.filters |= {"date_time": date_time, "display": display, "number": "{:,}".format}
     app.jinja_env.globals |= {"settings": app.extensions["services"].settings, "models": models}
+    app.jinja_env.globals["units"] = {seconds: unit for unit, seconds in UNITS.items()}
     app.register_blueprint(pages)
 
 

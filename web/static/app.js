@@ -112,13 +112,11 @@ function show(card, { response, text = "", status = "No response", advice = "" }
   card.querySelector(".response").hidden = false;
 }
 
-const UNITS = { 1: "second", 60: "minute", 3600: "hour", 86400: "day" };
-
 /** Draw the limit headers, if there are any. */
 function showAllowance(line, headers) {
   const [limit, left] = ["limit", "remaining"].map((n) => Number(headers?.get(`x-ratelimit-${n}`) ?? 0));
   const [meter, words] = line.children;
-  const unit = UNITS[/w=([0-9]+)/.exec(headers?.get("ratelimit-policy"))?.[1]] ?? "window";
+  const unit = JSON.parse(line.dataset.units)[/w=([0-9]+)/.exec(headers?.get("ratelimit-policy"))?.[1]];
   Object.assign(meter, { max: limit, high: limit * 0.8, optimum: 0, value: limit - left });
   const [used, all] = [limit - left, limit].map((number) => number.toLocaleString("en"));
   words.textContent = `${used} of ${all} requests used this ${unit}`;
