@@ -25,6 +25,7 @@ from storage import Store
 
 BASE62 = digits + ascii_letters
 ID = re.compile(f"[{BASE62}]{{8}}")
+ID_IN_KEY = slice(8, 16)  # after the prefix
 MAX_LIVE_KEYS = 25  # of one user
 GRACE_SECONDS = 86400  # how long a rotated key stays valid
 INHERITED = ("user_id", "name", "type", "tier", "reset", "used")  # by the successor of a key
@@ -154,7 +155,7 @@ class Guard:
 
     def find(self, presented: str) -> ApiKey | None:
         """The key, or None if it is malformed, unknown, wrong, revoked or expired."""
-        key_id = presented[8:16]  # after the prefix
+        key_id = presented[ID_IN_KEY]
         if not ID.fullmatch(key_id) or presented[-6:] != checksum(presented[:-6]):
             return None
         key = self._store.find(key_id)

@@ -211,7 +211,7 @@ def user_named(username: str) -> User:
 def live_key(key_id: str) -> ApiKey:
     """The key with this id; the beginning of a key, or all of it, will do."""
     if key_id.startswith(tuple(models.PREFIXES.values())):
-        key_id = key_id[8:16]
+        key_id = key_id[auth.ID_IN_KEY]
     found = ApiKey.get_or_none(ApiKey.id == key_id, ApiKey.live())
     return found or fail("There is no live key with this ID.")
 
