@@ -37,7 +37,7 @@ def test_random_walk_fits_the_model(start_server: StartServer, pytestconfig: pyt
     limits = [f"{tier}={limit}/{UNITS[window]}" for tier, (limit, window) in TIERS.items()]
     server = start_server(RATE_LIMITS=",".join(limits))
     options = "--postgres " if server.postgres else ""
-    print(f"To repeat it: pytest -n 0 {options}tests/test_walk.py --walk-seed {seed}")
+    print(f"To repeat it: pytest -n 0 {options}tests/acceptance/test_walk.py --walk-seed {seed}")
     with ExitStack() as stack:
         walk = Walk(server, random.Random(seed), stack)
         walk.go(60 if pytestconfig.getoption("ci") else 15)
