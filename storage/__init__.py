@@ -1,9 +1,26 @@
 """Where keys and counts are stored: SQLite or PostgreSQL, behind the methods of a Store."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
 
-from models import ApiKey
+from peewee import PostgresqlDatabase
+
+import models
+from models import ApiKey, User
 from ratelimit import Allowance, Limiter, Quota
+
+
+@contextmanager
+def transaction() -> Iterator[None]:
+    """A transaction for whatever stores or ends a key, a user or a password; may be nested.
+
+    PostgreSQL confirms it once it is on the disk, whatever was set for the session or the role.
+    """
+    with models.database.connection_context(), models.database.atomic():
+        if isinstance(models.database.obj, PostgresqlDatabase):
+            models.database.execute_sql("SET LOCAL synchronous_commit = on")
+        yield
 
 
 class Store(ABC):
@@ -50,6 +67,10 @@ class Store(ABC):
     @abstractmethod
     def hit(self, key_id: str, quota: Quota) -> Allowance | None:
         """Count a request if the window's allowance is not used up; None if the key is deleted."""
+
+    @abstractmethod
+    def owner(self, key: ApiKey) -> tuple[User, int] | None:
+        """The key's user, and how many live keys they have; None if the key has just ended."""
 
     @abstractmethod
     def ended(self, key_ids: set[str]) -> set[str]:

@@ -16,11 +16,11 @@ from gevent.event import AsyncResult
 from peewee import OperationalError
 from psycopg.errors import LockNotAvailable
 
-from models import ApiKey, database
+from models import ApiKey, User, database
 from ratelimit import Allowance, Quota
 from storage import Store
 from storage.connections import ANSWER_SECONDS, connect
-from storage.queries import FIND, delete_old_rows, ended_keys, made_of
+from storage.queries import FIND, delete_old_rows, ended_keys, made_of, owner
 
 COUNT = Path(__file__).with_name("count.sql").read_bytes()
 COUNT_UNLOCKED = COUNT.replace(b"FOR UPDATE OF api_key", b"FOR UPDATE OF api_key SKIP LOCKED")
@@ -126,6 +126,10 @@ class PostgresStore(Store):
             raise OperationalError("the row of the key is locked")
         self._locked.discard(key_id)
         return allowance
+
+    def owner(self, key: ApiKey) -> tuple[User, int] | None:
+        with database.connection_context():
+            return owner(key, database)
 
     def ended(self, key_ids: set[str]) -> set[str]:
         self._look_up("")  # it calls `reconnect` if the server is lost, before a request notices

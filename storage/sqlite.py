@@ -18,11 +18,11 @@ from gevent.threadpool import ThreadPool
 from peewee import OperationalError, PeeweeException, SqliteDatabase
 from playhouse.pool import MaxConnectionsExceeded, PooledSqliteDatabase
 
-from models import HOUR, ApiKey, now
+from models import HOUR, ApiKey, User, now
 from ratelimit import Allowance, Quota
 from storage import Store
 from storage.outage import one_line
-from storage.queries import FIND, delete_old_rows, ended_keys, made_of
+from storage.queries import FIND, delete_old_rows, ended_keys, made_of, owner
 
 log = logging.getLogger(__name__)
 
@@ -102,6 +102,9 @@ class SqliteStore(Store):
     def hit(self, key_id: str, quota: Quota) -> Allowance | None:
         key = self.find(key_id)
         return key and self._limiter.hit(key_id, quota, key.usage)
+
+    def owner(self, key: ApiKey) -> tuple[User, int] | None:
+        return owner(key, self._database)
 
     def ended(self, key_ids: set[str]) -> set[str]:
         return ended_keys(key_ids, self._database)

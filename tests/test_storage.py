@@ -37,7 +37,7 @@ from server import background
 from services import Services
 from serving import patience, writing
 from settings import Settings, SettingsError, load
-from storage import Store, outage
+from storage import Store, outage, transaction
 from storage.database import create_missing, create_tables, open_database, open_store
 from storage.outage import Outage
 
@@ -172,6 +172,30 @@ def test_store_model_and_condition_agree_which_keys_have_ended(store: Store, new
         keys = list(ApiKey.select())
         assert {key.id for key in keys if not key.has_ended()} == live
         assert {key.id for key in ApiKey.select().where(ApiKey.live())} == live
+
+
+def test_owner_comes_with_the_number_of_live_keys(store: Store, new_id: NewId) -> None:
+    new_id(revoked_at=1), new_id(expires_at=models.now()), new_id(rotated_at=1)
+    key = key_of(store, new_id())
+    owner, count = store.owner(key) or (None, 0)
+    assert owner
+    assert (owner.id, owner.username, owner.email) == (key.user_id, "grace", "grace@example.com")
+    assert abs(owner.created_at - models.now()) < 60
+    assert count == 2
+    with models.database.connection_context():
+        ApiKey.delete().execute()
+    assert store.owner(key) is None
+
+
+@in_postgres
+@pytest.mark.usefixtures("place")
+def test_what_a_page_stores_is_on_the_disk_whatever_the_session_says() -> None:
+    asked = "SHOW synchronous_commit"
+    with models.database.connection_context():
+        models.database.execute_sql("SET synchronous_commit = off")
+        with transaction(), transaction():
+            assert by_hand(asked) == [("on",)]
+        assert by_hand(asked) == [("off",)]
 
 
 def test_old_keys_and_old_hours_are_deleted(store: Store, new_id: NewId) -> None:
