@@ -29,25 +29,29 @@ from serving import REPOSITORY, Server
 from storage.database import create_tables
 
 # Beside the defaults, tiers small enough to use up.
-TIERS = "free=1000/hour,pro=10000/hour,five=5/minute,blink=5/second,once=1/day"
+TIERS = "free=1000/hour,pro=10000/hour,five=5/day,once=1/day"
 
 StartServer = Callable[..., Server]
 NewKey = Callable[..., str]
 
 
+# What runs only with an option, which is also the name of a mark.
+GROUPS = {
+    "ci": "what takes long or needs what few machines have: all of tests/acceptance, and more",
+    "postgres": "what needs a PostgreSQL server; other tests of tests/wire run on it, too",
+}
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption(
-        "--postgres",
-        action="store_true",
-        help="run what needs a PostgreSQL server, and test_wire_*.py on it with two workers",
-    )
-    parser.addoption("--ci", action="store_true", help="run what takes long, too: @pytest.mark.ci")
+    for name, what in GROUPS.items():
+        parser.addoption(f"--{name}", action="store_true", help=f"run {what}")
     parser.addoption("--walk-seed", type=int, help="repeat a walk of test_walk.py")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Let the servers heed SIGHUP also when the tests are started with nohup, and start fast."""
-    config.addinivalue_line("markers", "ci: it takes long, or needs what few machines have")
+    for name, what in GROUPS.items():
+        config.addinivalue_line("markers", f"{name}: {what}")
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
     # Hundreds of processes start; each would compile all modules again where this is set.
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
@@ -55,14 +59,24 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what takes long, and skip what is only true of one process, with its reason."""
-    if not config.getoption("ci"):
-        long = [item for item in items if item.get_closest_marker("ci")]
-        config.hook.pytest_deselected(items=long)
-        items[:] = [item for item in items if item not in long]
-    for item in items if config.getoption("postgres") else []:
+    """Leave out what was not asked for, and skip what is only true of one process."""
+    asked = {name for name in GROUPS if config.getoption(name)}
+    left_out = [item for item in items if groups(item) - asked]
+    config.hook.pytest_deselected(items=left_out)
+    items[:] = [item for item in items if not groups(item) - asked]
+    for item in items if "postgres" in asked else []:
         if mark := item.get_closest_marker("one_process"):
             item.add_marker(pytest.mark.skip(reason=mark.args[0]))
+
+
+def groups(item: pytest.Item) -> set[str]:
+    """The options without which this test does not run."""
+    found = {name for name in GROUPS if item.get_closest_marker(name)}
+    if "acceptance" in item.path.relative_to(REPOSITORY).parts:
+        found.add("ci")
+    if "cluster" in getattr(item, "fixturenames", ()):
+        found.add("postgres")
+    return found
 
 
 @pytest.fixture
@@ -137,13 +151,7 @@ def key(new_key: NewKey) -> str:
 
 
 @pytest.fixture(scope="session")
-def with_postgres(request: pytest.FixtureRequest) -> None:
-    if not request.config.getoption("postgres"):
-        pytest.skip("a PostgreSQL server takes long: pytest --postgres")
-
-
-@pytest.fixture(scope="session")
-def cluster(with_postgres: None) -> Iterator[Cluster]:
+def cluster() -> Iterator[Cluster]:
     """A PostgreSQL server, for all tests that let it run."""
     running = Cluster()
     try:

@@ -5,9 +5,9 @@ import time
 from contextlib import suppress
 from typing import NamedTuple
 
+from paths import TEST
 from rawsocket import RawSocket
 
-TEST = "/api/v1/protected/test"
 LOAD_SECONDS = 120  # after which the load ends by itself
 
 

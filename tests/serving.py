@@ -22,6 +22,7 @@ import pytest
 import auth
 from accounts import NOBODY
 from models import PREFIXES
+from paths import STATS, STATUS
 from rawsocket import Answer, RawSocket, form_bytes
 from settings import NAMES, PLATFORM_HOPS
 
@@ -101,6 +102,23 @@ def random_key(type: str = "production") -> str:
     random = "".join(secrets.choice(auth.BASE62) for _ in range(40))
     key = f"{PREFIXES[type]}{random[:8]}_{random[8:]}"
     return key + auth.checksum(key)
+
+
+def start_refusal(command: str, directory: Path, **settings: str) -> str:
+    """The one line with which `python ...` fails; it prints nothing else."""
+    defaults = {"DATABASE_URL": f"sqlite:///{directory}/demo.db", "PORT": str(free_port())}
+    done = subprocess.run(
+        [sys.executable, *command.split()],
+        cwd=REPOSITORY,
+        env=clean_environment(**defaults | settings),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode not in (0, None), done
+    assert (done.stdout, done.stderr.count("\n")) == ("", 1), done
+    return done.stderr.rstrip("\n")
 
 
 class StartError(Exception):
@@ -197,6 +215,11 @@ class Server:
         assert self._process
         return self._process.wait(timeout=20)
 
+    def handle_signals(self) -> None:
+        """Wait until gunicorn has handled all signals so far, also those that it ignores."""
+        os.kill(self.pid, signal.SIGWINCH)
+        eventually(lambda: self.log_lines("winch"), what="gunicorn does not log its SIGWINCH")
+
     @property
     def ended(self) -> bool:
         return self._process is None or self._process.poll() is not None
@@ -225,7 +248,7 @@ class Server:
 
     def total(self, key: str) -> int:
         """The requests that were counted for the key before this question."""
-        total: int = self.ask("/api/v1/usage/stats", X_API_Key=key).json()["total_requests"]
+        total: int = self.ask(STATS, X_API_Key=key).json()["total_requests"]
         return total - 1
 
     def connection(self) -> http.client.HTTPConnection:
@@ -285,5 +308,5 @@ class Server:
         if self._process.poll() is not None:
             raise StartError(self._process.returncode, self.log())
         with contextlib.suppress(OSError):
-            return self.ask("/api/v1/status").status == 200
+            return self.ask(STATUS).status == 200
         return False

@@ -5,29 +5,18 @@ import json
 import re
 import time
 from datetime import datetime, timedelta, timezone
-from pathlib import Path
 from typing import Any
-from unittest import mock
 
-import peewee
 import pytest
-from flask import Flask, abort, request
 from flask.testing import FlaskClient
 from websockets.sync.client import connect
 
-import app as service
+import auth
 import models
-import settings
 from models import User
-from protocol import problems
-from protocol.addresses import caller
-from serving import Server
-from settings import Settings
-from storage.outage import Outage
-
-YEAR, STATUS = "/api/v1/demo/year", "/api/v1/status"
-TEST, ME, STATS = "/api/v1/protected/test", "/api/v1/user/me", "/api/v1/usage/stats"
-ECHO, TIME = "/api/v1/ws/echo", "/api/v1/ws/time"
+from paths import ECHO, ME, PROTECTED, PUBLIC, STATS, STATUS, TEST, TIME, YEAR
+from rawsocket import Answer, RawSocket
+from serving import Server, eventually, random_key
 
 
 @dataclasses.dataclass(eq=False)
@@ -105,6 +94,153 @@ def test_usage_stats_count_the_asking_request(server: Server) -> None:
     }
 
 
+# Keys and limits
+
+
+CHALLENGE = 'ApiKey realm="api", header="X-API-Key"'
+
+
+def problem(answer: Answer) -> dict[str, object]:
+    """The body of a problem, once everything that all problems share is as it should be."""
+    body: dict[str, object] = answer.json()
+    assert answer.body.endswith(b"\n")
+    assert answer.headers["Content-Type"] == "application/problem+json"
+    assert answer.headers["Cache-Control"] == "no-store"
+    assert answer.headers["Access-Control-Allow-Origin"] == "*"
+    assert body["status"] == answer.status
+    assert all(isinstance(body[member], str) for member in ("type", "title", "detail", "code"))
+    return body
+
+
+def refusal(answer: Answer) -> tuple[int, object]:
+    return answer.status, problem(answer)["code"]
+
+
+@pytest.mark.parametrize("path", PROTECTED)
+def test_no_key_is_refused(server: Server, server_key: str, path: str) -> None:
+    for asked in (path, f"{path}?api_key={server_key}"):
+        answer = server.ask(asked)
+        assert refusal(answer) == (401, "missing_api_key")
+        assert answer.json()["detail"] == "Send your key in the X-API-Key header."
+        assert answer.headers["WWW-Authenticate"] == CHALLENGE
+        assert "RateLimit" not in answer.headers
+
+
+def test_every_bad_key_gets_the_same_answer(server: Server, server_key: str) -> None:
+    """The revoked one, which this process knows as good, within two seconds."""
+    revoked = server.new_key("old")
+    assert server.ask(ME, X_API_Key=revoked).status == 200
+    server.flask("key", "revoke", revoked[8:16])
+    unknown = random_key()
+    half = server_key[:17] + unknown[17:-6]
+    bad = ["x", revoked, unknown, half + auth.checksum(half), half + server_key[-6:]]
+    bad += [f'"{server_key}"', f"Bearer {server_key}", server_key[:-1]]
+    bad += ["\xe9", "a" * 5000, f"{server_key},{server_key}"]
+
+    def are_refused_alike() -> bool:
+        answers = [server.ask(ME, X_API_Key=key) for key in bad]
+        alike = {(answer.status, answer.body) for answer in answers}
+        return len(alike) == 1 and problem(answers[0])["code"] == "invalid_api_key"
+
+    eventually(are_refused_alike, 2)
+    answer = server.ask(ME, X_API_Key=revoked)
+    assert (answer.status, answer.headers["WWW-Authenticate"]) == (401, CHALLENGE)
+    assert f"has {len(server_key)} characters, without quotes" in answer.json()["detail"]
+    assert "RateLimit" not in answer.headers
+
+
+def test_user_who_was_just_deleted_has_no_key(client: FlaskClient, key: str, owner: User) -> None:
+    assert client.get(ME, headers={"X-API-Key": key}).status_code == 200
+    with models.database.connection_context():
+        models.database.execute_sql("PRAGMA foreign_keys = 0")
+        owner.delete_instance()
+    answer = client.get(ME, headers={"X-API-Key": key})
+    assert (answer.status_code, answer.get_json(force=True)["code"]) == (401, "invalid_api_key")
+
+
+def test_limit_refuses_the_sixth_of_five_calls(server: Server) -> None:
+    key = server.new_key(tier="five")
+    tests = [server.ask(TEST, X_API_Key=key) for _ in range(4)]
+    stats = server.ask(STATS, X_API_Key=key)
+    refused = server.ask(TEST, X_API_Key=key)
+
+    assert [answer.status for answer in (*tests, stats, refused)] == [200] * 5 + [429]
+    for remaining, answer in zip((4, 3, 2, 1, 0, 0), (*tests, stats, refused), strict=True):
+        reset = int(answer.headers["X-RateLimit-Reset"])
+        found = re.fullmatch(r'"five";r=(\d+);t=(\d+)', answer.headers["RateLimit"])
+        assert found
+        left, seconds_left = map(int, found.groups())
+        assert left == int(answer.headers["X-RateLimit-Remaining"]) == remaining
+        assert 0 <= reset - time.time() <= seconds_left <= 86_400
+        assert answer.headers["X-RateLimit-Limit"] == "5"
+        assert answer.headers["RateLimit-Policy"] == '"five";q=5;w=86400'
+    assert stats.json()["total_requests"] == 5
+    assert stats.json()["requests_remaining"] == 0
+    reset_time = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(reset))
+    assert stats.json()["reset_time"] == reset_time
+    assert int(refused.headers["Retry-After"]) >= max(1, seconds_left)
+    assert problem(refused) == {
+        "type": "https://iana.org/assignments/http-problem-types#quota-exceeded",
+        "title": "Too Many Requests",
+        "status": 429,
+        "detail": refused.json()["detail"],
+        "code": "rate_limited",
+        "violated-policies": ["five"],
+        "reset_time": reset_time,
+    }
+
+
+def test_public_endpoints_count_nothing(server: Server) -> None:
+    key = server.new_key()
+    answers = [server.ask(path, X_API_Key=key) for path in PUBLIC * 2]
+    assert not any("RateLimit" in answer.headers for answer in answers)
+    assert server.total(key) == 0
+
+
+# Errors
+
+
+@pytest.mark.parametrize("path", ["/api/", "/api/v1", "/api/v1/nothing", "/api/v2/status"])
+def test_no_such_path(server: Server, path: str) -> None:
+    answer = server.ask(path)
+    detail = "There is nothing at this path. The paths are listed in /openapi.json."
+    words = {"type": "about:blank", "title": "Not Found", "code": "not_found"}
+    assert problem(answer) == {**words, "status": 404, "detail": detail}
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "PATCH", "DELETE", "TRACE", "BREW"])
+def test_wrong_method(server: Server, method: str) -> None:
+    for path in PUBLIC + PROTECTED:
+        answer = server.ask(path, method)
+        assert refusal(answer) == (405, "method_not_allowed")
+        assert answer.json()["detail"] == "This path supports GET, HEAD, and OPTIONS."
+        assert set(answer.headers["Allow"].split(", ")) == {"GET", "HEAD", "OPTIONS"}
+
+
+def test_websocket_on_another_path(server: Server) -> None:
+    with RawSocket(server.port) as client:
+        answer = client.handshake(STATUS)
+    assert refusal(answer) == (400, "bad_request")
+    assert answer.json()["detail"] == "This path is not a WebSocket."
+
+
+@pytest.mark.parametrize("path", ["/api/v1//status", "/api/v1/status//"])
+def test_other_doubled_slash_is_no_redirect(client: FlaskClient, path: str) -> None:
+    """It would lead to whatever Host was sent."""
+    assert client.get(path, base_url="http://mallory.example").status_code == 404
+
+
+@pytest.mark.parametrize("path", [TEST, STATUS, ECHO, TIME, "/"])
+def test_options_lists_the_methods(client: FlaskClient, path: str) -> None:
+    answer = client.options(path)
+    assert (answer.status_code, answer.data) == (200, b"")
+    assert "Content-Type" not in answer.headers
+    assert set(answer.headers["Allow"].split(", ")) == {"GET", "HEAD", "OPTIONS"}
+
+
+# Sockets
+
+
 def test_echo_socket_sends_each_message_back(server: Server) -> None:
     times = {"timestamp": MILLISECOND, "server_time": DISPLAY}
     with connect(server.ws_url + ECHO) as ws:
@@ -135,114 +271,3 @@ def test_time_socket_greets_and_sends_each_second_once(server: Server, server_ke
     assert datetime.now(timezone.utc).replace(tzinfo=None) - last < timedelta(minutes=1)
     shown = [update["timestamp"][:19].replace("T", " ") + " UTC" for update in updates]
     assert shown == [update["formatted"] for update in updates]
-
-
-def test_app_is_made_without_a_database(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`gunicorn app:app` and `flask` want it."""
-    monkeypatch.setenv("DATABASE_URL", f"sqlite:///{tmp_path}/test.db")
-    made = service.app
-    assert isinstance(made, Flask)
-    assert made.test_client().get(STATUS).status_code == 200
-    assert not list(tmp_path.iterdir())
-
-
-def test_user_who_was_just_deleted_has_no_key(client: FlaskClient, key: str, owner: User) -> None:
-    assert client.get(ME, headers={"X-API-Key": key}).status_code == 200
-    with models.database.connection_context():
-        models.database.execute_sql("PRAGMA foreign_keys = 0")
-        owner.delete_instance()
-    answer = client.get(ME, headers={"X-API-Key": key})
-    assert (answer.status_code, answer.get_json(force=True)["code"]) == (401, "invalid_api_key")
-
-
-@pytest.mark.parametrize("path", ["/api/v1//status", "/api/v1/status//"])
-def test_other_doubled_slash_is_no_redirect(client: FlaskClient, path: str) -> None:
-    """It would lead to whatever Host was sent."""
-    assert client.get(path, base_url="http://mallory.example").status_code == 404
-
-
-def test_pages_are_for_their_own_origin_only(client: FlaskClient) -> None:
-    preflight = {"Access-Control-Request-Method": "GET"}
-    for answer in (client.get("/"), client.options("/log-in", headers=preflight)):
-        assert not [name for name, _ in answer.headers if name.startswith("Access-Control")]
-
-
-@pytest.mark.parametrize("path", [TEST, STATUS, "/api/v1/ws/echo", "/api/v1/ws/time", "/"])
-def test_options_lists_the_methods(client: FlaskClient, path: str) -> None:
-    answer = client.options(path)
-    assert (answer.status_code, answer.data) == (200, b"")
-    assert "Content-Type" not in answer.headers
-    assert set(answer.headers["Allow"].split(", ")) == {"GET", "HEAD", "OPTIONS"}
-
-
-@pytest.mark.parametrize("path", ["/api/failing", "/failing"])
-def test_only_what_is_a_bug_is_logged_as_one(
-    app: Flask, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, path: str
-) -> None:
-    errors = [peewee.DataError("a NUL"), peewee.IntegrityError("the user was deleted meanwhile")]
-    errors += [ConnectionResetError(), peewee.OperationalError("gone\nDETAIL: a value")]
-    view = mock.Mock(side_effect=errors)
-    monkeypatch.setattr(problems, "outage", Outage())  # none has been logged yet
-    app.add_url_rule(path, path, lambda: view())
-    answers = [app.test_client().get(path) for _ in errors]
-    assert [answer.status_code for answer in answers] == [400, 400, 400, 503]
-    assert ["Retry-After" in answer.headers for answer in answers] == [False] * 3 + [True]
-    assert caplog.messages == ["database unavailable: gone"]
-
-
-@pytest.mark.parametrize(
-    ("status", "title"), [(403, "Forbidden"), (409, "Conflict"), (418, "I'm a teapot")]
-)
-def test_any_abort_is_a_problem(app: Flask, client: FlaskClient, status: int, title: str) -> None:
-    app.add_url_rule("/api/aborting", "aborting", lambda: abort(status, "Not on Mondays."))
-    answer = client.get("/api/aborting")
-    assert (answer.status_code, answer.mimetype) == (status, "application/problem+json")
-    words = {"type": "about:blank", "title": title, "status": status, "detail": "Not on Mondays."}
-    code = title.lower().replace(" ", "_")
-    assert answer.get_json(force=True) == words | {"code": code}
-
-
-# Proxies in front, and who is one caller
-
-FORWARDED = {
-    "X-Forwarded-Proto": "https",
-    "X-Forwarded-Host": "mallory.example",
-    "X-Forwarded-Prefix": "/mallory",
-    "Forwarded": "for=203.0.113.9;host=mallory.example",
-}
-CLIENT = "203.0.113.7"
-CHAINS = {  # X-Forwarded-For as each platform sends it; the first is the client
-    "": ["127.0.0.1"],  # nobody is in front, so the address is that of the connection
-    "DYNO": [CLIENT],
-    "FLY_APP_NAME": [CLIENT, "66.241.124.5"],
-    "RENDER": [CLIENT, "172.68.1.9", "10.214.3.4"],
-    "RAILWAY_ENVIRONMENT": [CLIENT, "152.233.1.9"],
-    "RAILWAY_ENVIRONMENT_NAME": [CLIENT, "152.233.1.9"],
-}
-
-
-@pytest.mark.parametrize("spoofed", [[], ["198.51.100.1", "10.0.0.1", "unknown", ""]])
-@pytest.mark.parametrize("platform", CHAINS)
-def test_platform_gives_the_address(config: Settings, platform: str, spoofed: list[str]) -> None:
-    hops = settings.load({platform: "anything"}).proxy_hops
-    app = service.create_app(dataclasses.replace(config, proxy_hops=hops))
-    app.add_url_rule("/seen", "seen", lambda: f"{request.remote_addr} {request.root_url}")
-    headers = FORWARDED | {"X-Forwarded-For": ", ".join(spoofed + CHAINS[platform])}
-    scheme = "https" if platform else "http"
-    seen = app.test_client().get("/seen", headers=headers).text
-    assert seen == f"{CHAINS[platform][0]} {scheme}://localhost/"
-
-
-@pytest.mark.parametrize(
-    ("address", "who"),
-    [
-        ("203.0.113.7", "203.0.113.7"),
-        ("2001:db8:1:2:3:4:5:6", "2001:db8:1:2::"),
-        ("::ffff:203.0.113.7", "203.0.113.7"),  # IPv4, as a socket for both shows it
-        ("fe80::1%eth0", "fe80::"),
-        ("unknown", "unknown"),
-        (None, ""),  # a Unix socket
-    ],
-)
-def test_ipv6_address_is_one_caller_with_its_64(address: str | None, who: str) -> None:
-    assert caller(address) == who

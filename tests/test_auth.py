@@ -3,7 +3,6 @@
 import re
 import string
 from collections.abc import Callable
-from types import SimpleNamespace
 
 import peewee
 import pytest
@@ -13,13 +12,12 @@ import auth
 import models
 from accounts import Invalid
 from auth import Guard
+from clock import NOON, Clock
 from conftest import NewKey
 from models import ApiKey, User
+from paths import TEST
 from rows import change, count, row
 from services import Services
-
-NOON = 1_795_262_400  # 2026-11-21T12:00:00Z
-TEST = "/api/v1/protected/test"
 
 
 @pytest.fixture
@@ -28,10 +26,10 @@ def guard(services: Services) -> Guard:
 
 
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """The time at which keys are made and end: `clock.now`."""
-    clock = SimpleNamespace(now=NOON)
-    monkeypatch.setattr(models, "time", SimpleNamespace(time=lambda: clock.now))
+    clock = Clock()
+    monkeypatch.setattr(models, "time", clock)
     monkeypatch.setattr(ApiKey.created_at, "default", models.now)
     return clock
 
@@ -46,9 +44,7 @@ def other(character: str) -> str:
 
 
 @pytest.mark.parametrize(("type", "prefix"), [("production", "live"), ("development", "test")])
-def test_new_key_has_form_and_row(
-    owner: User, clock: SimpleNamespace, type: str, prefix: str
-) -> None:
+def test_new_key_has_form_and_row(owner: User, clock: Clock, type: str, prefix: str) -> None:
     made, key = auth.create_key(owner, "my ci", type, "pro", expires_at=NOON + 5)
     assert re.fullmatch(rf"sk_{prefix}_[0-9A-Za-z]{{8}}_[0-9A-Za-z]{{38}}", key)
     assert key == with_checksum(key)
@@ -93,7 +89,7 @@ def test_ended_key_cannot_be_changed_or_rotated(key: str, ended: dict[str, objec
     assert count() == 1
 
 
-def test_successor_goes_on_with_the_window(owner: User, clock: SimpleNamespace) -> None:
+def test_successor_goes_on_with_the_window(owner: User, clock: Clock) -> None:
     _, key = auth.create_key(owner, "my ci", "development", "pro", expires_at=NOON + 1000)
     read_before = row(key)
     change(key, total=9, reset=8, used=7, last_used_at=9)

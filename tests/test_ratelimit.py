@@ -1,23 +1,21 @@
 """The limiter alone, with a clock of the test; and how RATE_LIMITS is read."""
 
-from types import SimpleNamespace
-
 import pytest
 
+from clock import NOON, Clock
 from ratelimit import Limiter, Quota, parse_quotas
 
-NOON = 1_795_262_400  # a Saturday in November 2026, 12:00:00 UTC
 FIVE = Quota("five", 5, 60)
 
 
 @pytest.fixture
-def clock() -> SimpleNamespace:
-    return SimpleNamespace(now=NOON)
+def clock() -> Clock:
+    return Clock()
 
 
 @pytest.fixture
-def limiter(clock: SimpleNamespace) -> Limiter:
-    return Limiter(lambda: clock.now)
+def limiter(clock: Clock) -> Limiter:
+    return Limiter(clock.time)
 
 
 def use_up(limiter: Limiter, quota: Quota = FIVE) -> None:
@@ -25,16 +23,14 @@ def use_up(limiter: Limiter, quota: Quota = FIVE) -> None:
 
 
 @pytest.mark.parametrize("back", [1, 60])
-def test_clock_set_back_opens_no_window(
-    limiter: Limiter, clock: SimpleNamespace, back: int
-) -> None:
+def test_clock_set_back_opens_no_window(limiter: Limiter, clock: Clock, back: int) -> None:
     use_up(limiter)
     clock.now -= back
     assert limiter.hit("ada", FIVE) == (FIVE, False, 0, NOON + 60, 60 + back, 5)
 
 
 @pytest.mark.parametrize("ahead", [61, 86_400])
-def test_clock_set_far_back_is_right(limiter: Limiter, clock: SimpleNamespace, ahead: int) -> None:
+def test_clock_set_far_back_is_right(limiter: Limiter, clock: Clock, ahead: int) -> None:
     clock.now += ahead
     use_up(limiter)
     clock.now -= ahead

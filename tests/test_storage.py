@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -28,7 +27,9 @@ import accounts
 import auth
 import models
 from auth import Guard
+from clock import Clock
 from models import DAY, HOUR, ApiKey, HourlyUsage, User
+from paths import STATS
 from postgresql import Cluster
 from protocol.problems import Problem
 from ratelimit import Allowance, Limiter, Quota, Usage
@@ -46,7 +47,10 @@ NewId = Callable[..., str]
 END = (int(time.time()) // LONG.seconds + 1) * LONG.seconds
 
 
-@pytest.fixture(params=["sqlite", "postgres"])
+POSTGRES = pytest.param("postgres", marks=pytest.mark.postgres)
+
+
+@pytest.fixture(params=["sqlite", POSTGRES])
 def place(
     request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Settings]:
@@ -65,7 +69,7 @@ def place(
 
 
 in_sqlite = pytest.mark.parametrize("place", ["sqlite"], indirect=True)
-in_postgres = pytest.mark.parametrize("place", ["postgres"], indirect=True)
+in_postgres = pytest.mark.parametrize("place", [POSTGRES], indirect=True)
 
 
 @pytest.fixture
@@ -414,8 +418,8 @@ def test_useless_server_is_one_line(cluster: Cluster, right: str, wrong: str, re
 def test_outage_is_logged_when_it_begins_when_its_cause_changes_and_when_it_is_over(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    clock, seen = SimpleNamespace(now=1000.0), Outage()
-    monkeypatch.setattr(outage, "time", SimpleNamespace(monotonic=lambda: clock.now))
+    clock, seen = Clock(), Outage()
+    monkeypatch.setattr(outage, "time", clock)
     seen.over()
     for cause in ["locked\nDETAIL: a value"] * 3 + ["password", "locked"] * 17:
         seen.note(OSError(cause))  # some requests fail, some do not
@@ -443,7 +447,7 @@ def test_only_the_second_failure_of_a_sync_is_logged(
     monkeypatch.setattr(background, "outage", Outage())  # none has been logged yet
     syncing = background.Background(services)
     for failures, lines in [(1, 0), (1, 0), (2, 1)]:
-        client.get("/api/v1/usage/stats", headers={"X-API-Key": key})
+        client.get(STATS, headers={"X-API-Key": key})
         with writing(str(config.database_url), "BEGIN IMMEDIATE"):
             for _ in range(failures):
                 syncing.sync()

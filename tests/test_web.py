@@ -23,14 +23,14 @@ import auth
 import models
 import settings
 from models import ApiKey, HourlyUsage, User
+from paths import KEYS, PROFILE, SECURITY, STATUS, TEST
 from rows import change, count
 from web import people
 
 PASSWORD = secrets.token_urlsafe()
 SECRET = re.compile(r"sk_(?:live|test)_\w{8}_\w{38}")
-SECURITY, KEYS = "/settings/security", "/settings/security/keys"
 SETTINGS_FORMS = [
-    "/settings/profile",
+    PROFILE,
     "/settings/security/password",
     KEYS,
     f"{KEYS}/{{key}}/rename",
@@ -85,7 +85,7 @@ def secret_in(response: TestResponse) -> str:
 
 
 def ask_api(browser: FlaskClient, secret: str) -> TestResponse:
-    return browser.get("/api/v1/protected/test", headers={"X-API-Key": secret})
+    return browser.get(TEST, headers={"X-API-Key": secret})
 
 
 def is_logged_in(browser: FlaskClient) -> bool:
@@ -146,7 +146,7 @@ def test_new_secret_key_ends_all_sessions(app: Flask, ada: FlaskClient) -> None:
     assert not is_logged_in(ada)
 
 
-@pytest.mark.parametrize("page", ["/settings", "/settings/profile", SECURITY])
+@pytest.mark.parametrize("page", ["/settings", PROFILE, SECURITY])
 def test_settings_lead_to_log_in_and_back(ada: FlaskClient, client: FlaskClient, page: str) -> None:
     answer = client.get(page)
     assert (answer.status_code, answer.location) == (303, f"/log-in?next={page}")
@@ -255,20 +255,20 @@ def test_address_from_before_the_rules_may_stay(ada: FlaskClient, client: FlaskC
     with models.database.connection_context():
         User.update(email="\u00e9@example.com").execute()
     form = {"username": "lovelace", "email": "\u00e9@example.com"}
-    assert ada.post("/settings/profile", data=form).status_code == 303
+    assert ada.post(PROFILE, data=form).status_code == 303
     assert log_in_as(client, form["email"]).status_code == 303
-    assert ada.post("/settings/profile", data=form | {"email": "\u00c9@x.org"}).status_code == 422
+    assert ada.post(PROFILE, data=form | {"email": "\u00c9@x.org"}).status_code == 422
 
 
 def test_profile_is_saved_or_else_not_shown_as_ones_own(log_in: LogIn, ada: FlaskClient) -> None:
     log_in("bob")
-    refused = ada.post("/settings/profile", data={"username": "Bob", "email": "a@example.com"})
+    refused = ada.post(PROFILE, data={"username": "Bob", "email": "a@example.com"})
     assert refused.status_code == 422
     assert 'id="username-note">This is already taken.' in refused.text
     assert 'value="Bob"' in refused.text
     assert "Logged in as </span>ada<" in refused.text
     form = {"username": "countess", "email": "ada@lovelace.example"}
-    saved = ada.post("/settings/profile", data=form, follow_redirects=True)
+    saved = ada.post(PROFILE, data=form, follow_redirects=True)
     assert "Your profile is saved." in saved.text
     assert "Logged in as </span>countess<" in saved.text
 
@@ -304,7 +304,7 @@ def test_new_key_is_shown_once(ada: FlaskClient, tmp_path: Path) -> None:
     assert answer.text.count(f'"X-API-Key": "{secret}"') == 2  # in Python and in JavaScript
     body = ask_api(ada, secret).get_json()
     assert (body["api_key_name"], body["api_key_type"]) == ("my laptop", "development")
-    pages = ["/", "/settings/profile", SECURITY, KEYS]
+    pages = ["/", PROFILE, SECURITY, KEYS]
     assert not [page for page in pages if secret[17:] in ada.get(page).text]
     assert not [file for file in tmp_path.glob("*") if secret[17:].encode() in file.read_bytes()]
 
@@ -442,7 +442,7 @@ def test_form_of_another_account_is_refused(log_in: LogIn, ada: FlaskClient, pat
 def test_every_form_of_the_settings_names_its_account(ada: FlaskClient) -> None:
     create_key(ada)
     account = '<input type="hidden" name="account" value="1"'
-    for page in ["/settings/profile", SECURITY, f"{path_of(0)}/rename", f"{path_of(0)}/rotate"]:
+    for page in [PROFILE, SECURITY, f"{path_of(0)}/rename", f"{path_of(0)}/rotate"]:
         main = ada.get(page).text.partition("<main")[2]
         assert main.count(account) == main.count("<form") > 0
 
@@ -553,7 +553,7 @@ def test_cookie_is_out_of_reach_of_scripts_and_sites(client: FlaskClient) -> Non
 def test_unknown_page_is_an_error_in_the_layout(ada: FlaskClient) -> None:
     answer = ada.get("/nowhere")
     assert (answer.status_code, "There is nothing at" in answer.text) == (404, True)
-    assert all(f'<a href="{link}">' in answer.text for link in ("/openapi.json", "/api/v1/status"))
+    assert all(f'<a href="{link}">' in answer.text for link in ("/openapi.json", STATUS))
     assert "Logged in as </span>ada" in answer.text
 
 

@@ -15,6 +15,7 @@ import pytest
 
 from auth import NOT_VALID
 from browsers import CONTROL, Browser, Chromium, Firefox, WebKit, find_program
+from paths import PROFILE, SECURITY, TEST
 from serving import REPOSITORY, Server
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
@@ -69,7 +70,7 @@ def log_in(page: Page, name: str) -> None:
 
 
 def create_key(page: Page, name: str = "ci", kind: str = "Production", end: str = "Never") -> str:
-    page.goto("/settings/security")
+    page.goto(SECURITY)
     form = page.get_by_role("region", name="Create New API Key")
     form.get_by_label("Name").fill(name)
     form.get_by_label("Type").select_option(kind)
@@ -89,7 +90,7 @@ def rows(page: Page) -> Page:
 
 
 def works(page: Page, key: str) -> bool:
-    answer = page.request.get("/api/v1/protected/test", headers={"X-API-Key": key})
+    answer = page.request.get(TEST, headers={"X-API-Key": key})
     return bool(answer.ok)
 
 
@@ -110,10 +111,7 @@ def try_it(page: Page, path: str) -> str:
     return shown
 
 
-others = [pytest.param(engine, marks=pytest.mark.ci) for engine in (Firefox, WebKit)]
-
-
-@pytest.fixture(params=[Chromium, *others])
+@pytest.fixture(params=[Chromium, Firefox, WebKit])
 def person(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Browser]:
     """A new person with one of the three browsers, by default with Chromium."""
     with contextlib.ExitStack() as running:
@@ -278,7 +276,7 @@ def test_form_on_its_way_is_sent_again_only_from_a_kept_page(page: Page, server:
     page.mouse.dblclick(box["x"] + 20, box["y"] + 20, delay=80)
     os.kill(server.worker_pid, signal.SIGCONT)
     assert works(page, shown_key(page))
-    page.goto("/settings/security")
+    page.goto(SECURITY)
     expect(rows(page)).to_have_count(1)
     button = page.get_by_role("button", name="Create key")
     button.evaluate("""({ form }) => form.dispatchEvent(
@@ -357,7 +355,7 @@ def states(page: Page, server: Server) -> Iterator[str]:
         ("Rename", "Give the key"),
         ("Revoke", "is revoked"),
     ]:
-        page.goto("/settings/security")
+        page.goto(SECURITY)
         page.get_by_role("link", name=action).first.click()
         expect(page.get_by_role("button", name=action)).to_be_visible()
         yield action
@@ -368,7 +366,7 @@ def states(page: Page, server: Server) -> Iterator[str]:
         yield f"{action}, done"
     page.get_by_text("Show as table").click()
     yield "keys"
-    page.goto("/settings/profile")
+    page.goto(PROFILE)
     yield "profile"
     page.goto("/")
     page.get_by_label("API key", exact=True).fill("wrong")
@@ -398,7 +396,6 @@ FAULTS = """() => {
 SPACED = "letter-spacing: 0.12em; word-spacing: 0.16em; line-height: 1.5"  # WCAG 1.4.12
 
 
-@pytest.mark.ci
 @pytest.mark.parametrize(
     ("scheme", "width", "style"),
     [

@@ -15,9 +15,8 @@ from typing import Any
 
 import pytest
 
+from paths import TEST
 from serving import REPOSITORY, Server, clean_environment, eventually, free_port, working_tree
-
-pytestmark = pytest.mark.ci
 
 HERE = Path(__file__).parent / "clients"
 PAGE = (REPOSITORY / "docs/testing-clients.md").read_text()
@@ -124,6 +123,16 @@ def test_a_client_sees_refusal_ticks_and_stop_of_a_socket(reports: Reports, clie
     assert report["closed"] == 1001
 
 
+def test_curl_that_retries_gets_every_response(tmp_path: Path) -> None:
+    """As the page says; one second allows five of the seven."""
+    server = Server(tmp_path, RATE_LIMITS="free=5/second")
+    with closing(server):
+        key, url = server.start().new_key(), f"{server.url}{TEST}?[1-7]"
+        curl = ["curl", "-sf", "--retry", "3", "-H", f"X-API-Key: {key}", url]
+        assert subprocess.run(curl, capture_output=True).returncode == 0
+        assert server.total(key) == 7
+
+
 def test_the_table_of_clients_has_all_that_are_run() -> None:
     rows = re.findall(r"^\| ([a-z0-9-]+) \|", PAGE.split("## Clients")[1], re.MULTILINE)
     assert sorted(rows) == sorted({"client", *HTTP_CLIENTS, *SOCKET_CLIENTS})
@@ -161,9 +170,10 @@ def yaml_block(word: str) -> Any:
 
 CLIENT_TEST = """
 import os, urllib.request
+from paths import TEST
 def test_key():
     headers = {"X-API-Key": os.environ["KEY"]}
-    url = os.environ["URL"] + "/api/v1/protected/test"
+    url = os.environ["URL"] + TEST
     assert urllib.request.urlopen(urllib.request.Request(url, headers=headers)).status == 200
 """
 

@@ -79,7 +79,6 @@ def image(writes: list[Write], moment: Moment, chance: random.Random) -> dict[st
     return files
 
 
-@pytest.mark.ci
 def test_a_power_failure_loses_ten_seconds(start_server: StartServer, tmp_path: Path) -> None:
     """Nor does anybody wait for the disk: a thread does, at each checkpoint."""
     if not shutil.which("strace"):

@@ -22,6 +22,7 @@ from typing import Any
 
 import pytest
 
+from paths import ECHO, TEST, TIME
 from postgresql import Cluster
 from rawsocket import TEXT, RawSocket, form_bytes, frame
 from serving import (
@@ -35,13 +36,11 @@ from serving import (
     working_tree,
 )
 
-pytestmark = pytest.mark.ci
-
 DEPLOY = REPOSITORY / "deploy"
 DEPLOYING = (REPOSITORY / "docs/deploying.md").read_text()
-ECHO, TIME, TEST = "/api/v1/ws/echo", "/api/v1/ws/time", "/api/v1/protected/test"
 UPSTREAM = "127.0.0.1:8000"  # where both proxies expect the service
 PROXIES = ["nginx", "caddy"]
+ON_POSTGRES = pytest.param("postgres", marks=pytest.mark.postgres)
 
 
 def need(*programs: str) -> None:
@@ -306,7 +305,7 @@ def serves_without_complaint(server: Server, how: signal.Signals = signal.SIGTER
 
 
 class TestPlatforms:
-    @pytest.mark.parametrize("database", ["disk", "postgres"])
+    @pytest.mark.parametrize("database", ["disk", ON_POSTGRES])
     def test_render(self, request: pytest.FixtureRequest, tmp_path: Path, database: str) -> None:
         """With the GUNICORN_CMD_ARGS that Render sets for each Python service."""
         yaml: Any = pytest.importorskip("yaml", reason="PyYAML is not installed")
@@ -356,7 +355,9 @@ class TestPlatforms:
         serves_without_complaint(server)
 
 
-@pytest.mark.parametrize("number", [0, 1], ids=["SQLite", "PostgreSQL"])
+@pytest.mark.parametrize(
+    "number", [0, pytest.param(1, marks=pytest.mark.postgres)], ids=["SQLite", "PostgreSQL"]
+)
 def test_a_backup_is_restored(request: pytest.FixtureRequest, tmp_path: Path, number: int) -> None:
     """With the blocks of docs/operating.md for this database."""
     need("sqlite3", "pg_dump")

@@ -11,15 +11,13 @@ from typing import Any
 
 import pytest
 
+from paths import TEST
 from rawsocket import TEXT, RawSocket, frame
 from serving import REPOSITORY, Server
-
-pytestmark = pytest.mark.ci
 
 CLIENTS = Path(__file__).parent / "clients"
 OPENAPI, ASYNCAPI = REPOSITORY / "docs" / "openapi.json", REPOSITORY / "docs" / "asyncapi.json"
 PAGE = REPOSITORY / "docs/testing-clients.md"
-PROTECTED = "/api/v1/protected/test"
 
 
 def run(*command: str, cwd: Path, **variables: str) -> str:
@@ -39,7 +37,7 @@ def run(*command: str, cwd: Path, **variables: str) -> str:
 @pytest.mark.parametrize("caller", ["with a key", "without a key", "over the limit"])
 def test_schemathesis_finds_nothing(server: Server, tmp_path: Path, caller: str) -> None:
     key = server.new_key(tier="once" if caller == "over the limit" else "pro")
-    assert server.ask(PROTECTED, X_API_Key=key).status == 200
+    assert server.ask(TEST, X_API_Key=key).status == 200
     headers = [] if caller == "without a key" else [f"--header=X-API-Key: {key}"]
     options = ["--checks=all", "--max-examples=20", "--no-color", f"--url={server.url}"]
     # Not the stateful phase: no response links to another, and sometimes it never ends.

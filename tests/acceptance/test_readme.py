@@ -1,4 +1,4 @@
-"""The commands of README and CONTRIBUTING, pasted into a copy of the project, and their facts."""
+"""The commands of README and CONTRIBUTING, pasted into a copy of the project."""
 
 import contextlib
 import json
@@ -15,38 +15,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from flask import Flask
 
-import settings
-from protocol.websocket import PING_SECONDS, STALLED_SECONDS, Close
-from ratelimit import UNITS
-from server.worker import SEND_SECONDS
+from documents import CONTRIBUTING, DOCUMENTS, README, blocks, section
 from serving import REPOSITORY, clean_environment, eventually, free_port
-from web import FORM_SECONDS
 
-README = (REPOSITORY / "README.md").read_text()
-CONTRIBUTING = (REPOSITORY / "CONTRIBUTING.md").read_text()
-OPENAPI = (REPOSITORY / "docs/openapi.json").read_text()
-ASYNCAPI = (REPOSITORY / "docs/asyncapi.json").read_text()
-FOLDERS = (REPOSITORY, REPOSITORY / "docs", REPOSITORY / "benchmarks")
-DOCUMENTS = [path for folder in FOLDERS for path in folder.glob("*.md")]
-PLATFORMS = {"DYNO": "Heroku", "FLY_APP_NAME": "Fly", "RENDER": "Render"}
-PLATFORMS |= {"RAILWAY_ENVIRONMENT": "Railway", "RAILWAY_ENVIRONMENT_NAME": "Railway"}
 START = ".venv/bin/python app.py"
 # What differs from run to run; everything else has to be as it stands in README.
 MOMENT = re.compile(r"20\d\d-\d\d-\d\d[T ]\d\d:\d\d:\d\d(\.\d{3})?( UTC|Z)")
 YEAR = re.compile(r"\b20\d\d\b")
-
-
-def blocks(language: str, text: str = README) -> list[str]:
-    """The fenced blocks in this language."""
-    return re.findall(rf"^```{language}\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
-
-
-def section(title: str, text: str = README) -> str:
-    found = re.search(rf"^## {title}\n(.*?)(?=^## |\Z)", text, re.MULTILINE | re.DOTALL)
-    assert found, title
-    return found[1]
 
 
 def inline(label: str) -> list[str]:
@@ -54,12 +30,6 @@ def inline(label: str) -> list[str]:
     found = re.search(rf"^- \*\*{label}:\*\*(.*?)(?=^- |^$)", README, re.MULTILINE | re.DOTALL)
     assert found, label
     return [code for code in re.findall("`([^`]+)`", found[1]) if " " in code]
-
-
-def rows(title: str, text: str = README) -> list[list[str]]:
-    """The cells of all table rows of a section, without the heads."""
-    tables = re.findall(r"^\|[-|]+\|\n((?:\|.*\n)+)", section(title, text) + "\n", re.MULTILINE)
-    return [line.strip("| ").split(" | ") for line in "".join(tables).splitlines()]
 
 
 def pattern(text: str) -> str:
@@ -194,7 +164,6 @@ class TestCommands:
             assert not re.search(r"^\s*[$>] |(^|\s)#", block, re.MULTILINE), block
 
 
-@pytest.mark.ci
 class TestRecipes:
     @pytest.mark.parametrize("name", RECIPES)
     def test_recipe_leaves_the_tests_green(self, installed: Checkout, name: str) -> None:
@@ -205,91 +174,10 @@ class TestRecipes:
         for step in [step for step in steps if step not in described]:
             installed.follow(*step)
         if described:
-            with pytest.raises(AssertionError, match=r"FAILED .*::TestFacts::"):
+            with pytest.raises(AssertionError, match=r"FAILED tests/test_documents"):
                 installed.paste(commands)
         for step in described:
             installed.follow(*step)
         assert " passed" in installed.paste(commands)
         (check,) = [block for block in blocks("sh", CONTRIBUTING) if "mypy" in block]
         installed.paste(check)
-
-
-class TestFacts:
-    def test_links_lead_to_files_and_headings(self) -> None:
-        link = r"\]\(([^)\s]+)\)|<img src=\"([^\"]+)\""
-        found = [(path, *pair) for path in DOCUMENTS for pair in re.findall(link, path.read_text())]
-        for document, target, image in found:
-            path, _, anchor = (target or image).partition("#")
-            file = (document.parent / path) if path else document
-            assert "://" in target or file.exists(), target
-            assert not anchor or "://" in target or anchor in anchors(file), target
-
-    def test_map_names_every_module_and_package(self) -> None:
-        found = [*REPOSITORY.glob("[a-z]*.py"), *REPOSITORY.glob("[a-z]*/*.py")]
-        top = {path.relative_to(REPOSITORY).parts[0] for path in found} - {"docs"}
-        cells = " ".join(row[0] for row in rows("Where things are", CONTRIBUTING))
-        assert set(re.findall(r"\]\(([^)]+)\)", cells)) == top | {"deploy"}
-
-    def test_settings_table_is_what_is_read(self) -> None:
-        """Every setting is in it; given its defaults, the settings are those without any."""
-        table = {row[0].strip("`"): row[1].strip("`") for row in rows("Settings and commands")}
-        assert table.keys() == settings.NAMES
-        hops = {PLATFORMS[name]: hops for name, hops in settings.PLATFORM_HOPS.items()}
-        assert hops == dict(re.findall(r"(\w+) (\d)", table["PROXY_HOPS"]))
-        assert settings.load(table | {"SECRET_KEY": "", "PROXY_HOPS": "0"}) == settings.load({})
-
-    def test_endpoints_are_those_of_the_app(self, app: Flask) -> None:
-        rules = {rule.rule for rule in app.url_map.iter_rules() if rule.rule.startswith("/api/")}
-        assert set(re.findall(r"`(/api/[^`?]+)", "".join(map(str, rows("The API"))))) == rules
-        described = {re.sub(r"{(\w+)}", r"<\1>", path) for path in json.loads(OPENAPI)["paths"]}
-        assert described == {rule for rule in rules if "/ws/" not in rule}
-
-    def test_units_are_those_of_the_limits(self) -> None:
-        (units,) = re.findall(r"^The limits .* are per (.*)\.$", README, re.MULTILINE)
-        assert units.replace("or ", "").split(", ") == [*UNITS]
-
-    def test_codes_of_errors_are_those_of_the_descriptions(self) -> None:
-        codes = set(re.findall(r'"code": (?:\{[^}]*"const": )?"([a-z_]+)"', OPENAPI + ASYNCAPI))
-        codes |= {"not_found", "method_not_allowed"}  # in words, as they are not of one path
-        table = " ".join(row[1] for row in rows("The API") if row[0].isdigit())
-        assert set(re.findall("`([a-z_]+)`", table)) == codes
-
-    def test_close_codes_are_those_of_the_service(self) -> None:
-        codes = {1000, 1002, 1007} | {int(code) for code in Close}
-        page = (REPOSITORY / "docs" / "testing-clients.md").read_text()
-        assert {int(row[0]) for row in rows("WebSockets", page) if row[0].isdigit()} == codes
-        assert set(map(int, json.loads(ASYNCAPI)["x-close-codes"])) == codes
-
-    def test_seconds_are_those_of_the_code(self) -> None:
-        """Tests of what takes so long patch these numbers."""
-        text = "".join(path.read_text() for path in DOCUMENTS)
-        config = (REPOSITORY / "gunicorn.conf.py").read_text()
-        assert "\nkeepalive = 100 if settings.proxy_hops else 5\n" in config
-        assert "A header has 5 seconds to arrive, or 100 behind a proxy" in text
-        assert SEND_SECONDS == FORM_SECONDS == STALLED_SECONDS
-        assert f"sends a form slowly, is disconnected after {SEND_SECONDS} seconds" in text
-        assert f"sends a ping every {PING_SECONDS} seconds" in text
-
-    def test_commands_are_those_of_flask(self, app: Flask) -> None:
-        text = section("Settings and commands").rpartition("|\n")[2]
-        named = set(re.findall("`([a-z]+)`", text))
-        groups = [app.cli.commands[name] for name in ("user", "key")]
-        assert named == {name for group in groups for name in group.commands}  # type: ignore[attr-defined]
-
-    def test_every_requirement_is_pinned(self) -> None:
-        text = "\n".join(file.read_text() for file in REPOSITORY.glob("requirements*.txt"))
-        required = set(re.findall(r"(?m)^\w[\w-]*", text))
-        pinned = re.findall("(?m)^(.+?)==", (REPOSITORY / "constraints.txt").read_text())
-        assert {"flask", "psycopg", "ruff"} <= required <= set(pinned)
-
-    def test_design_names_tests_that_exist(self) -> None:
-        named = re.findall(r"`(test_\w+)`", (REPOSITORY / "docs" / "design.md").read_text())
-        tests = "\n".join(file.read_text() for file in (REPOSITORY / "tests").rglob("test_*.py"))
-        assert named
-        assert not [name for name in named if f"def {name}(" not in tests]
-
-
-def anchors(file: Path) -> set[str]:
-    """The anchors that GitHub gives to the headings."""
-    headings = re.findall("^#+ (.*)$", file.read_text(), re.MULTILINE)
-    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}

@@ -18,12 +18,10 @@ import pytest
 from cli import KEY_COLUMNS
 from conftest import StartServer
 from model import TIERS, Facts, Key
+from paths import ECHO, KEYS, ME, SECURITY, STATS, TEST, TIME
 from rawsocket import PING, PONG, TEXT, Answer, RawSocket, frame, request_bytes
 from serving import Server, eventually, patience
 
-TEST, STATS, ME = "/api/v1/protected/test", "/api/v1/usage/stats", "/api/v1/user/me"
-ECHO, TIME = "/api/v1/ws/echo", "/api/v1/ws/time"
-SECURITY, KEYS = "/settings/security", "/settings/security/keys"
 NOTICED_SECONDS = 2  # until every process knows that a key was changed
 SAVED_SECONDS = 1.5  # until the database has what was counted: 1, and a pause of the machine
 MOST_KEYS = 20  # of one user; 25 are allowed
@@ -40,7 +38,7 @@ def test_random_walk_fits_the_model(start_server: StartServer, pytestconfig: pyt
     print(f"To repeat it: pytest -n 0 {options}tests/acceptance/test_walk.py --walk-seed {seed}")
     with ExitStack() as stack:
         walk = Walk(server, random.Random(seed), stack)
-        walk.go(60 if pytestconfig.getoption("ci") else 15)
+        walk.go(60)
     assert "Traceback" not in server.log()
 
 

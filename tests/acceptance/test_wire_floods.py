@@ -15,8 +15,6 @@ from serving import REPOSITORY, Server
 
 TIMES = 30  # as long as without the flood; who waits for its end waits a thousand times as long
 LEAST_SECONDS = 0.01  # a shorter wait says nothing on a machine with other things to do
-OFTEN = {"echo_flood", "log_ins", "pipelined", "unknown_keys"}
-NAMES = [attack.__name__ for attack in ATTACKS]
 
 
 @contextlib.contextmanager
@@ -34,10 +32,7 @@ def flooded(server: Server, attack: str) -> Iterator[None]:
             attacker.wait()
 
 
-@pytest.mark.parametrize(
-    "attack",
-    [name if name in OFTEN else pytest.param(name, marks=pytest.mark.ci) for name in NAMES],
-)
+@pytest.mark.parametrize("attack", [attack.__name__ for attack in ATTACKS])
 def test_flood_does_not_keep_owners_of_keys_waiting(start_server: StartServer, attack: str) -> None:
     """On a server of its own: the attackers use up what this address may try."""
     server = start_server()

@@ -16,11 +16,10 @@ import pytest
 
 from conftest import StartServer
 from load import Load, accepted
+from paths import ME, PROFILE, STATUS, TEST, TIME
 from postgresql import Cluster, Network, connected
 from rawsocket import RawSocket
 from serving import REPOSITORY, eventually, patience, writing
-
-TEST, STATUS, TIME = "/api/v1/protected/test", "/api/v1/status", "/api/v1/ws/time"
 
 
 class TestSqlite:
@@ -153,9 +152,10 @@ class TestEither:
         assert not server.log_lines("Traceback")
 
 
+@pytest.mark.postgres
 class TestPostgres:
     @pytest.fixture
-    def own(self, with_postgres: None) -> Iterator[Cluster]:
+    def own(self) -> Iterator[Cluster]:
         """A server that the test may stop."""
         with closing(Cluster()) as cluster:
             yield cluster.start()
@@ -205,7 +205,7 @@ class TestPostgres:
             status = server.ask(path, Cookie=cookie, X_API_Key=key).status
             return status, time.monotonic() - started
 
-        pages, me = ["/settings/profile"] * 32, "/api/v1/user/me"
+        pages, me = [PROFILE] * 32, ME
         with ThreadPoolExecutor(len(pages) + 1) as threads:
             assert {status for status, _ in threads.map(timed, [*pages, me])} == {200}
             assert not server.log_lines("database unavailable")

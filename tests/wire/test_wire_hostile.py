@@ -11,11 +11,10 @@ import pytest
 
 from conftest import StartServer
 from load import waits
+from paths import ECHO, STATUS, YEAR
 from rawsocket import CONTINUATION, TEXT, RawSocket, close_frame, frame, request_bytes
 from serving import Server, eventually, patience
 
-ECHO = "/api/v1/ws/echo"
-STATUS = "/api/v1/status"
 ENDLESS = {
     "chunks": ({"Host": "a", "Transfer-Encoding": "chunked"}, b"1\r\nx\r\n" * 1000),
     "10 GB": ({"Host": "a", "Content-Length": "10000000000"}, bytes(100_000)),
@@ -56,7 +55,7 @@ class TestTurns:
 
     def test_new_connections_are_answered_soon_beside_32_busy_ones(self, server: Server) -> None:
         """After few rounds of the busy ones, but not all in one: then an attack could be long."""
-        asked = request_bytes("/api/v1/demo/year", {"Host": "a"})
+        asked = request_bytes(YEAR, {"Host": "a"})
         with ExitStack() as stack:
             busy = [stack.enter_context(RawSocket(server.port)) for _ in range(32)]
             assert {client.request(STATUS).status for client in busy} == {200}

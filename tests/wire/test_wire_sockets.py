@@ -14,6 +14,7 @@ import pytest
 from websockets.sync.client import connect
 
 from conftest import StartServer
+from paths import ECHO, STATUS, TIME
 from rawsocket import (
     BINARY,
     CONTINUATION,
@@ -29,7 +30,6 @@ from rawsocket import (
 )
 from serving import Server, eventually, patience
 
-ECHO, TIME, STATUS = "/api/v1/ws/echo", "/api/v1/ws/time", "/api/v1/status"
 MAX_BYTES = 65_536
 
 

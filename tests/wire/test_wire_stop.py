@@ -15,17 +15,9 @@ import pytest
 
 from conftest import StartServer
 from load import Load, accepted
+from paths import ECHO, STATUS, TEST, TIME
 from rawsocket import UPGRADE, RawSocket, handshake_bytes, request_bytes
-from serving import Server, StartError, eventually, listens, patience, serve_command
-
-ECHO, TIME = "/api/v1/ws/echo", "/api/v1/ws/time"
-TEST, STATUS = "/api/v1/protected/test", "/api/v1/status"
-
-
-def handle_signals(server: Server) -> None:
-    """Wait until gunicorn has handled all signals before this one, also those that it ignores."""
-    os.kill(server.pid, signal.SIGWINCH)
-    eventually(lambda: server.log_lines("winch"))
+from serving import Server, eventually, listens, patience, serve_command
 
 
 class TestStop:
@@ -137,7 +129,7 @@ class TestHangUp:
         server = start_server("nohup", *serve_command())
         workers = server.worker_pids
         os.killpg(server.pid, signal.SIGHUP)
-        handle_signals(server)
+        server.handle_signals()
         assert server.ask(TEST).status == 401
         assert server.worker_pids == workers
         assert server.stop()[0] == 0
@@ -165,40 +157,6 @@ def test_sigusr1_opens_the_log_files_again(start_server: StartServer, tmp_path: 
     os.kill(server.pid, signal.SIGUSR1)
     eventually(log.exists)
     eventually(lambda: server.ask(STATUS) and STATUS in log.read_text())
-
-
-@pytest.mark.one_process("only SQLite needs it")
-class TestOneWorker:
-    def test_start_declines_more_workers(self, start_server: StartServer) -> None:
-        server = start_server(DYNO="web.1", WEB_CONCURRENCY="3")
-        worker = server.worker_pid
-        assert listens("127.0.0.2", server.port), "on all addresses"
-        assert len(server.log_lines("WEB_CONCURRENCY")) == 1
-        assert len(server.log_lines(f"Database: {server.database}")) == 1
-        assert len(server.log_lines("so the platform will lose it")) == 1
-        # gunicorn's control socket would be one for all services of a user, in the user's home.
-        assert not [path for path in Path(server.env["HOME"]).rglob("*") if path.is_socket()]
-        for number in (signal.SIGTTIN, signal.SIGTTOU, signal.SIGUSR2):
-            os.kill(server.pid, number)
-        handle_signals(server)
-        assert server.worker_pid == worker
-
-    @pytest.mark.parametrize(
-        ("options", "line"),
-        [
-            ("--workers 3", "--worker-class must be gevent"),
-            pytest.param("-k sync", "--worker-class must be gevent", marks=pytest.mark.ci),
-            ("--config=/dev/null", "needs its settings"),
-            ("--config=/dev/null --preload", "needs its settings"),
-        ],
-    )
-    def test_other_command_lines_are_refused(
-        self, start_server: StartServer, options: str, line: str
-    ) -> None:
-        with pytest.raises(StartError) as refused:
-            start_server(*serve_command(), *options.split())
-        assert (refused.value.status != 0, refused.value.output.count(line)) == (True, 1)
-        assert "Traceback" not in refused.value.output
 
 
 class TestSecrecy:

@@ -1,0 +1,29 @@
+"""The documents as text: their fenced blocks, sections and tables."""
+
+import re
+
+from serving import REPOSITORY
+
+README = (REPOSITORY / "README.md").read_text()
+CONTRIBUTING = (REPOSITORY / "CONTRIBUTING.md").read_text()
+OPENAPI = (REPOSITORY / "docs/openapi.json").read_text()
+ASYNCAPI = (REPOSITORY / "docs/asyncapi.json").read_text()
+FOLDERS = (REPOSITORY, REPOSITORY / "docs", REPOSITORY / "benchmarks")
+DOCUMENTS = [path for folder in FOLDERS for path in folder.glob("*.md")]
+
+
+def blocks(language: str, text: str = README) -> list[str]:
+    """The fenced blocks in this language."""
+    return re.findall(rf"^```{language}\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+
+
+def section(title: str, text: str = README) -> str:
+    found = re.search(rf"^## {title}\n(.*?)(?=^## |\Z)", text, re.MULTILINE | re.DOTALL)
+    assert found, title
+    return found[1]
+
+
+def rows(title: str, text: str = README) -> list[list[str]]:
+    """The cells of all table rows of a section, without the heads."""
+    tables = re.findall(r"^\|[-|]+\|\n((?:\|.*\n)+)", section(title, text) + "\n", re.MULTILINE)
+    return [line.strip("| ").split(" | ") for line in "".join(tables).splitlines()]

@@ -1,0 +1,108 @@
+"""The facts of the documents, compared with the code: what is told of both must be the same."""
+
+import json
+import re
+from pathlib import Path
+
+from flask import Flask
+
+import settings
+from documents import ASYNCAPI, CONTRIBUTING, DOCUMENTS, OPENAPI, README, rows, section
+from protocol.websocket import PING_SECONDS, STALLED_SECONDS, Close
+from ratelimit import UNITS
+from server.worker import SEND_SECONDS
+from serving import REPOSITORY
+from web import FORM_SECONDS
+
+PLATFORMS = {"DYNO": "Heroku", "FLY_APP_NAME": "Fly", "RENDER": "Render"}
+PLATFORMS |= {"RAILWAY_ENVIRONMENT": "Railway", "RAILWAY_ENVIRONMENT_NAME": "Railway"}
+
+
+def test_links_lead_to_files_and_headings() -> None:
+    link = r"\]\(([^)\s]+)\)|<img src=\"([^\"]+)\""
+    found = [(path, *pair) for path in DOCUMENTS for pair in re.findall(link, path.read_text())]
+    for document, target, image in found:
+        path, _, anchor = (target or image).partition("#")
+        file = (document.parent / path) if path else document
+        assert "://" in target or file.exists(), target
+        assert not anchor or "://" in target or anchor in anchors(file), target
+
+
+def test_map_names_every_module_and_package() -> None:
+    found = [*REPOSITORY.glob("[a-z]*.py"), *REPOSITORY.glob("[a-z]*/*.py")]
+    top = {path.relative_to(REPOSITORY).parts[0] for path in found} - {"docs"}
+    cells = " ".join(row[0] for row in rows("Where things are", CONTRIBUTING))
+    assert set(re.findall(r"\]\(([^)]+)\)", cells)) == top | {"deploy"}
+
+
+def test_settings_table_is_what_is_read() -> None:
+    """Every setting is in it; given its defaults, the settings are those without any."""
+    table = {row[0].strip("`"): row[1].strip("`") for row in rows("Settings and commands")}
+    assert table.keys() == settings.NAMES
+    hops = {PLATFORMS[name]: hops for name, hops in settings.PLATFORM_HOPS.items()}
+    assert hops == dict(re.findall(r"(\w+) (\d)", table["PROXY_HOPS"]))
+    assert settings.load(table | {"SECRET_KEY": "", "PROXY_HOPS": "0"}) == settings.load({})
+
+
+def test_endpoints_are_those_of_the_app(app: Flask) -> None:
+    rules = {rule.rule for rule in app.url_map.iter_rules() if rule.rule.startswith("/api/")}
+    assert set(re.findall(r"`(/api/[^`?]+)", "".join(map(str, rows("The API"))))) == rules
+    described = {re.sub(r"{(\w+)}", r"<\1>", path) for path in json.loads(OPENAPI)["paths"]}
+    assert described == {rule for rule in rules if "/ws/" not in rule}
+
+
+def test_units_are_those_of_the_limits() -> None:
+    (units,) = re.findall(r"^The limits .* are per (.*)\.$", README, re.MULTILINE)
+    assert units.replace("or ", "").split(", ") == [*UNITS]
+
+
+def test_codes_of_errors_are_those_of_the_descriptions() -> None:
+    codes = set(re.findall(r'"code": (?:\{[^}]*"const": )?"([a-z_]+)"', OPENAPI + ASYNCAPI))
+    codes |= {"not_found", "method_not_allowed"}  # in words, as they are not of one path
+    table = " ".join(row[1] for row in rows("The API") if row[0].isdigit())
+    assert set(re.findall("`([a-z_]+)`", table)) == codes
+
+
+def test_close_codes_are_those_of_the_service() -> None:
+    codes = {1000, 1002, 1007} | {int(code) for code in Close}
+    page = (REPOSITORY / "docs" / "testing-clients.md").read_text()
+    assert {int(row[0]) for row in rows("WebSockets", page) if row[0].isdigit()} == codes
+    assert set(map(int, json.loads(ASYNCAPI)["x-close-codes"])) == codes
+
+
+def test_seconds_are_those_of_the_code() -> None:
+    """Tests of what takes so long patch these numbers."""
+    text = "".join(path.read_text() for path in DOCUMENTS)
+    config = (REPOSITORY / "gunicorn.conf.py").read_text()
+    assert "\nkeepalive = 100 if settings.proxy_hops else 5\n" in config
+    assert "A header has 5 seconds to arrive, or 100 behind a proxy" in text
+    assert SEND_SECONDS == FORM_SECONDS == STALLED_SECONDS
+    assert f"sends a form slowly, is disconnected after {SEND_SECONDS} seconds" in text
+    assert f"sends a ping every {PING_SECONDS} seconds" in text
+
+
+def test_commands_are_those_of_flask(app: Flask) -> None:
+    text = section("Settings and commands").rpartition("|\n")[2]
+    named = set(re.findall("`([a-z]+)`", text))
+    groups = [app.cli.commands[name] for name in ("user", "key")]
+    assert named == {name for group in groups for name in group.commands}  # type: ignore[attr-defined]
+
+
+def test_every_requirement_is_pinned() -> None:
+    text = "\n".join(file.read_text() for file in REPOSITORY.glob("requirements*.txt"))
+    required = set(re.findall(r"(?m)^\w[\w-]*", text))
+    pinned = re.findall("(?m)^(.+?)==", (REPOSITORY / "constraints.txt").read_text())
+    assert {"flask", "psycopg", "ruff"} <= required <= set(pinned)
+
+
+def test_design_names_tests_that_exist() -> None:
+    named = re.findall(r"`(test_\w+)`", (REPOSITORY / "docs" / "design.md").read_text())
+    tests = "\n".join(file.read_text() for file in (REPOSITORY / "tests").rglob("test_*.py"))
+    assert named
+    assert not [name for name in named if f"def {name}(" not in tests]
+
+
+def anchors(file: Path) -> set[str]:
+    """The anchors that GitHub gives to the headings."""
+    headings = re.findall("^#+ (.*)$", file.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}

@@ -1,0 +1,55 @@
+"""Errors of views: a problem under /api/, a page elsewhere; only a bug is logged as one."""
+
+from unittest import mock
+
+import peewee
+import pytest
+from flask import Flask, abort
+from flask.testing import FlaskClient
+
+import models
+from models import User
+from paths import ME
+from protocol import problems
+from storage.outage import Outage
+
+
+@pytest.mark.parametrize("path", ["/api/failing", "/failing"])
+def test_only_what_is_a_bug_is_logged_as_one(
+    app: Flask, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, path: str
+) -> None:
+    errors = [peewee.DataError("a NUL"), peewee.IntegrityError("the user was deleted meanwhile")]
+    errors += [ConnectionResetError(), peewee.OperationalError("gone\nDETAIL: a value")]
+    view = mock.Mock(side_effect=errors)
+    monkeypatch.setattr(problems, "outage", Outage())  # none has been logged yet
+    app.add_url_rule(path, path, lambda: view())
+    answers = [app.test_client().get(path) for _ in errors]
+    assert [answer.status_code for answer in answers] == [400, 400, 400, 503]
+    assert ["Retry-After" in answer.headers for answer in answers] == [False] * 3 + [True]
+    assert caplog.messages == ["database unavailable: gone"]
+
+
+@pytest.mark.parametrize(
+    ("status", "title"), [(403, "Forbidden"), (409, "Conflict"), (418, "I'm a teapot")]
+)
+def test_any_abort_is_a_problem(app: Flask, client: FlaskClient, status: int, title: str) -> None:
+    app.add_url_rule("/api/aborting", "aborting", lambda: abort(status, "Not on Mondays."))
+    answer = client.get("/api/aborting")
+    assert (answer.status_code, answer.mimetype) == (status, "application/problem+json")
+    words = {"type": "about:blank", "title": title, "status": status, "detail": "Not on Mondays."}
+    code = title.lower().replace(" ", "_")
+    assert answer.get_json(force=True) == words | {"code": code}
+
+
+def test_a_bug_is_logged_and_leaks_nothing(
+    client: FlaskClient, key: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with models.database.connection_context():
+        User.update(created_at=10**18).execute()  # no such year
+    answer = client.get(f"{ME}?api_key=secret&q=private", headers={"X-API-Key": key})
+    body = answer.get_json(force=True)
+    assert (answer.status_code, body["code"]) == (500, "internal_error")
+    assert body["detail"] == "Something went wrong on our side."
+    assert "Traceback" in caplog.text
+    assert ME in caplog.text
+    assert not any(word in caplog.text for word in ("secret", "private", key))

@@ -1,0 +1,54 @@
+"""Proxies in front of the service: whose address is believed, and who is one caller."""
+
+import dataclasses
+
+import pytest
+from flask import request
+
+import app as service
+import settings
+from protocol.addresses import caller
+from settings import Settings
+
+FORWARDED = {
+    "X-Forwarded-Proto": "https",
+    "X-Forwarded-Host": "mallory.example",
+    "X-Forwarded-Prefix": "/mallory",
+    "Forwarded": "for=203.0.113.9;host=mallory.example",
+}
+CLIENT = "203.0.113.7"
+CHAINS = {  # X-Forwarded-For as each platform sends it; the first is the client
+    "": ["127.0.0.1"],  # nobody is in front, so the address is that of the connection
+    "DYNO": [CLIENT],
+    "FLY_APP_NAME": [CLIENT, "66.241.124.5"],
+    "RENDER": [CLIENT, "172.68.1.9", "10.214.3.4"],
+    "RAILWAY_ENVIRONMENT": [CLIENT, "152.233.1.9"],
+    "RAILWAY_ENVIRONMENT_NAME": [CLIENT, "152.233.1.9"],
+}
+
+
+@pytest.mark.parametrize("spoofed", [[], ["198.51.100.1", "10.0.0.1", "unknown", ""]])
+@pytest.mark.parametrize("platform", CHAINS)
+def test_platform_gives_the_address(config: Settings, platform: str, spoofed: list[str]) -> None:
+    hops = settings.load({platform: "anything"}).proxy_hops
+    app = service.create_app(dataclasses.replace(config, proxy_hops=hops))
+    app.add_url_rule("/seen", "seen", lambda: f"{request.remote_addr} {request.root_url}")
+    headers = FORWARDED | {"X-Forwarded-For": ", ".join(spoofed + CHAINS[platform])}
+    scheme = "https" if platform else "http"
+    seen = app.test_client().get("/seen", headers=headers).text
+    assert seen == f"{CHAINS[platform][0]} {scheme}://localhost/"
+
+
+@pytest.mark.parametrize(
+    ("address", "who"),
+    [
+        ("203.0.113.7", "203.0.113.7"),
+        ("2001:db8:1:2:3:4:5:6", "2001:db8:1:2::"),
+        ("::ffff:203.0.113.7", "203.0.113.7"),  # IPv4, as a socket for both shows it
+        ("fe80::1%eth0", "fe80::"),
+        ("unknown", "unknown"),
+        (None, ""),  # a Unix socket
+    ],
+)
+def test_ipv6_address_is_one_caller_with_its_64(address: str | None, who: str) -> None:
+    assert caller(address) == who

@@ -1,0 +1,92 @@
+"""The ticker alone, with a clock that moves only when the ticker sleeps."""
+
+from collections.abc import Callable
+from unittest import mock
+
+import pytest
+
+import sockets
+from clock import NOON, Clock
+from protocol.websocket import WebSocket
+from sockets import Ticker
+
+
+class Sleeper(Clock):
+    """Stands in for `gevent`, too: a sleeper wakes in time, or later if `late` says so."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left = 0.0
+        self.late: Callable[[float], float] = lambda now: now
+        self.ticker = Ticker()
+
+    def sleep(self, seconds: float) -> None:
+        self.left -= seconds
+        if self.left < 0:
+            raise StopIteration
+        self.now = self.late(self.now + seconds)
+
+    def join(self) -> list[float]:
+        """Let a socket join the ticker; in the list will be when something was sent to it."""
+        moments: list[float] = []
+        ws = mock.Mock(WebSocket)
+        ws.push = lambda data: moments.append(self.now)
+        self.ticker.join(ws)
+        return moments
+
+    def run(self, seconds: float) -> None:
+        """Run the ticker until it has slept for so long."""
+        self.left = seconds
+        with pytest.raises(StopIteration):
+            self.ticker.run()
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Sleeper:
+    clock = Sleeper()
+    monkeypatch.setattr(sockets, "time", clock)
+    monkeypatch.setattr(sockets, "gevent", clock)
+    return clock
+
+
+@pytest.mark.parametrize("tenth", range(10))
+@pytest.mark.parametrize("offset", [0.001, 0.05, 0.099])
+def test_first_update_comes_within_200_ms(clock: Sleeper, tenth: int, offset: float) -> None:
+    clock.now += tenth / 10 + offset
+    joined = clock.now
+    listeners = [clock.join() for _ in range(3)]
+    clock.run(1)
+    assert all(0 < moments[0] - joined <= 0.2 for moments in listeners)
+    assert all(0.099 < moments[0] % 1 < 0.901 for moments in listeners)
+
+
+def test_sockets_that_join_over_a_second_are_spread_over_nine_phases(clock: Sleeper) -> None:
+    listeners = []
+    for _ in range(90):
+        clock.now += 1 / 90
+        listeners.append(clock.join())
+    clock.run(1)
+    phases = [round(moments[0] % 1 * 10) for moments in listeners]
+    assert set(phases) == set(range(1, 10))
+    assert max(phases.count(tenth) for tenth in phases) <= 20
+
+
+def test_lateness_up_to_the_turn_skips_and_repeats_no_second(clock: Sleeper) -> None:
+    listeners = [clock.join() for _ in range(4)]
+    lateness = iter([0.0, 0.09, 0.02, 0.05] * 10_000)
+    clock.late = lambda now: now + next(lateness)
+    clock.run(30)
+    for moments in listeners:
+        seconds = [int(moment) for moment in moments]
+        assert seconds == list(range(seconds[0], seconds[0] + len(seconds)))
+        assert len(seconds) > 30
+
+
+@pytest.mark.parametrize("jump", [-86_400, -5, 5, 86_400])
+def test_clock_that_is_set_makes_no_burst_and_no_silence(clock: Sleeper, jump: int) -> None:
+    moments = clock.join()
+    jumps = iter([jump])
+    clock.late = lambda now: now + next(jumps, 0) if abs(now - NOON - 3) < 0.1 else now
+    clock.run(12)
+    assert next(jumps, None) is None, "it was set"
+    assert 11 <= len(moments) <= 13

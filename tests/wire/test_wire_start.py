@@ -1,0 +1,134 @@
+"""Every command that starts the service leads to the same server, or says in one line why not."""
+
+import ast
+import contextlib
+import os
+import runpy
+import secrets
+import signal
+import sys
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from conftest import StartServer
+from paths import TEST, TIME
+from rawsocket import RawSocket
+from serving import (
+    REPOSITORY,
+    Server,
+    StartError,
+    listens,
+    patience,
+    serve_command,
+    start_refusal,
+)
+
+PYTHON = sys.executable
+ELSEWHERE = ["sh", "-c", 'cd / && exec "$@"', "sh"]
+in_ci = partial(pytest.param, marks=pytest.mark.ci)  # each of them starts a server, or tries to
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        in_ci([*ELSEWHERE, PYTHON, str(REPOSITORY / "app.py")], id="python /path/app.py"),
+        in_ci([PYTHON, "-m", "gunicorn"], id="gunicorn"),
+        in_ci([PYTHON, "-m", "gunicorn", "app:app"], id="gunicorn app:app"),
+        pytest.param([*serve_command(), "--preload"], id="gunicorn -k gevent app:app --preload"),
+    ],
+)
+def test_every_command_leads_to_the_same_server(tmp_path: Path, command: list[str]) -> None:
+    (tmp_path / "psycopg.py").write_text("raise ImportError")  # SQLite needs no driver
+    settings = {"GUNICORN_CMD_ARGS": "--access-logfile -", "PYTHONPATH": str(tmp_path)}
+    server = Server(tmp_path, *command, **settings)
+    key = server.new_key()
+    with contextlib.closing(server), RawSocket(server.start().port) as stream:
+        stream.open(f"{TIME}?api_key={key}")
+        assert [stream.frame().json()["type"] for _ in range(2)] == ["auth_success", "time_update"]
+        assert server.ask(TEST, X_API_Key=key).status == 200
+        without_version = f"GET {TIME}?api_key={key}\r\n\r\n".encode()
+        assert server.send(without_version).status == 400
+        status, seconds = server.stop()
+
+    assert (status, seconds < patience(5)) == (0, True)
+    assert server.execute("SELECT total FROM api_key") == [(2,)]
+    assert [path.name for path in server.database.parent.iterdir()] == [server.database.name]
+    assert "Traceback" not in server.log()
+    assert key not in server.log()
+    assert f'"GET {TEST}" 200' in server.log(), "an access log"
+    assert "api_key=[redacted]" in server.log(), "gunicorn's quote of what it cannot parse"
+
+
+@pytest.mark.parametrize(
+    ("command", "variable", "value"),
+    [
+        ("app.py", "WEB_CONCURRENCY", "auto"),
+        ("-m gunicorn", "DATABASE_URL", "sqlite:////no/such/directory/x.db"),
+        ("-m gunicorn", "SECRET_KEY", ""),
+        ("-m flask user list", "PORT", "http"),
+    ],
+)
+def test_wrong_setting_is_one_line(tmp_path: Path, command: str, variable: str, value: str) -> None:
+    settings = {"SECRET_KEY": secrets.token_hex()} | {variable: value}
+    message = start_refusal(command, tmp_path, **settings)
+    assert message.startswith(variable)
+    assert variable != "SECRET_KEY" or value or "python3 -c" in message
+
+
+def test_packages_that_are_not_installed_are_one_line(tmp_path: Path) -> None:
+    """-S leaves out what pip has installed."""
+    message = start_refusal("-S app.py", tmp_path)
+    assert message == "Packages are missing: run the command of README's Quickstart."
+
+
+def test_older_python_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    ast.parse((REPOSITORY / "app.py").read_text(), feature_version=(3, 8))
+    monkeypatch.setattr(sys, "version_info", (3, 9, 18))
+    with pytest.raises(SystemExit, match=r"^Python 3.10 or later is needed; this is 3.9\.$"):
+        runpy.run_path(str(REPOSITORY / "app.py"))
+
+
+def test_few_open_files_are_one_line(start_server: StartServer) -> None:
+    line = "127 open files are too few: run `ulimit -n 1024` as root"
+    with pytest.raises(StartError, match=f"^exit status 1:\n{line}\n$"):
+        start_server("sh", "-c", 'ulimit -n 127; exec "$@"', "sh", *serve_command())
+
+
+def test_flask_run_is_one_line_that_says_what_to_run(tmp_path: Path) -> None:
+    assert "python app.py" in start_refusal("-m flask run", tmp_path)
+
+
+@pytest.mark.one_process("only SQLite needs it")
+class TestOneWorker:
+    def test_start_declines_more_workers(self, start_server: StartServer) -> None:
+        server = start_server(DYNO="web.1", WEB_CONCURRENCY="3")
+        worker = server.worker_pid
+        assert listens("127.0.0.2", server.port), "on all addresses"
+        assert len(server.log_lines("WEB_CONCURRENCY")) == 1
+        assert len(server.log_lines(f"Database: {server.database}")) == 1
+        assert len(server.log_lines("so the platform will lose it")) == 1
+        # gunicorn's control socket would be one for all services of a user, in the user's home.
+        assert not [path for path in Path(server.env["HOME"]).rglob("*") if path.is_socket()]
+        for number in (signal.SIGTTIN, signal.SIGTTOU, signal.SIGUSR2):
+            os.kill(server.pid, number)
+        server.handle_signals()
+        assert server.worker_pid == worker
+
+    @pytest.mark.parametrize(
+        ("options", "line"),
+        [
+            ("--workers 3", "--worker-class must be gevent"),
+            pytest.param("-k sync", "--worker-class must be gevent", marks=pytest.mark.ci),
+            ("--config=/dev/null", "needs its settings"),
+            ("--config=/dev/null --preload", "needs its settings"),
+        ],
+    )
+    def test_other_command_lines_are_refused(
+        self, start_server: StartServer, options: str, line: str
+    ) -> None:
+        with pytest.raises(StartError) as refused:
+            start_server(*serve_command(), *options.split())
+        assert (refused.value.status != 0, refused.value.output.count(line)) == (True, 1)
+        assert "Traceback" not in refused.value.output
