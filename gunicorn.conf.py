@@ -14,7 +14,7 @@ from gunicorn.workers import SUPPORTED_WORKERS
 chdir = str(Path(__file__).parent)  # even when it is started from another folder
 sys.path.insert(0, chdir)
 
-from server import demo
+from commands import demo
 from server.log import Log
 from server.worker import Worker
 from settings import SettingsError, file_limit, load, raise_file_limit, warnings

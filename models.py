@@ -1,5 +1,6 @@
-"""The tables: users, their API keys and their usage."""
+"""The tables: users, their API keys and their usage; and what may be typed for each field."""
 
+import re
 import time
 
 import peewee
@@ -111,3 +112,34 @@ for table in TABLES:
             text = str(field.default).replace("'", "''")
             quoted = f"'{text}'" if isinstance(field.default, str) else text
             field.constraints = [peewee.SQL(f"DEFAULT {quoted}")]
+
+USERNAME = r"[A-Za-z0-9][A-Za-z0-9_.-]{1,31}"
+EMAIL = r"(?=[!-~]{3,254}$)[^@]{1,64}@[^@.]+(\.[^@.]+)+"  # ASCII: databases differ in the rest
+NAMING = "Use 2 to 32 letters, digits, dots, dashes or underscores; start with a letter or digit."
+RULES = {
+    "username": (USERNAME, NAMING),
+    "email": (EMAIL, "Enter an address like ada@example.com."),
+    "password": (r"[^\ud800-\udfff]{10,256}", "Use 10 to 256 characters."),  # no lone surrogates
+    "name": (r"\S.{0,63}", "Give the key a name of 1 to 64 printable characters."),
+    "type": ("|".join(PREFIXES), f"Choose {' or '.join(map(str.capitalize, PREFIXES))}."),
+}
+
+
+class Invalid(ValueError):
+    """Wrong input; `errors` has a message for each wrong field, or one for the whole `key`."""
+
+    def __init__(self, **errors: str) -> None:
+        super().__init__(" ".join(map(": ".join, errors.items())).removeprefix("key: "))
+        self.errors = errors
+
+
+def check_fields(**fields: str) -> None:
+    """Raises Invalid unless every field matches its rule."""
+    errors = {field: RULES[field][1] for field, text in fields.items() if not _good(field, text)}
+    if errors:
+        raise Invalid(**errors)
+
+
+def _good(field: str, text: str) -> bool:
+    printable = text.isprintable() or field == "password"
+    return bool(printable and re.fullmatch(RULES[field][0], text))

@@ -1,17 +1,13 @@
 """What an app consists of besides its routes, in one typed object."""
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from flask import current_app
 
+from protocol.open_sockets import OpenSockets, Ticker
 from ratelimit import Limiter
 from settings import Settings
 from storage import Store
-
-if TYPE_CHECKING:  # these modules import this one
-    from auth import Guard
-    from sockets import OpenSockets, Ticker
 
 
 @dataclass
@@ -20,9 +16,8 @@ class Services:
 
     settings: Settings
     store: Store
-    guard: "Guard"
-    sockets: "OpenSockets"
-    ticker: "Ticker"
+    sockets: OpenSockets
+    ticker: Ticker = field(default_factory=Ticker)
     throttles: Limiter = field(default_factory=Limiter)  # attempts to log in and sign up
 
 

@@ -6,7 +6,10 @@ from typing import Any
 
 from gunicorn.glogging import Logger
 
-SECRET = re.compile(r"(sk_(?:live|test)_|api_key=|%[0-9a-f]{2})[^\s&'\"]+", re.IGNORECASE)
+from models import PREFIXES
+
+PREFIX = "|".join(map(re.escape, PREFIXES.values()))
+SECRET = re.compile(rf"({PREFIX}|api_key=|%[0-9a-f]{{2}})[^\s&'\"]+", re.IGNORECASE)
 CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 
 

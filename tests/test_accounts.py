@@ -7,8 +7,8 @@ import pytest
 from werkzeug.exceptions import ServiceUnavailable
 
 import accounts
-from accounts import Invalid
-from models import User
+import models
+from models import Invalid, User, check_fields
 
 RULES = {  # what is accepted, and what is refused
     "username": (
@@ -42,17 +42,17 @@ PASSWORD = secrets.token_urlsafe()
 def test_field_is_accepted_or_refused_by_its_name(field: str) -> None:
     good, bad = RULES[field]
     for text in good:
-        accounts.check_fields(**{field: text})
+        check_fields(**{field: text})
     for text in bad:
         with pytest.raises(Invalid) as invalid:
-            accounts.check_fields(**{field: text})
+            check_fields(**{field: text})
         assert list(invalid.value.errors) == [field], repr(text)
 
 
 def test_every_wrong_field_is_named_at_once() -> None:
     with pytest.raises(Invalid) as invalid:
-        accounts.check_fields(username="a", email="ada@example.com", password="short")
-    name, secret = (accounts.RULES[field][1] for field in ("username", "password"))
+        check_fields(username="a", email="ada@example.com", password="short")
+    name, secret = (models.RULES[field][1] for field in ("username", "password"))
     assert invalid.value.errors == {"username": name, "password": secret}
     assert str(invalid.value) == f"username: {name} password: {secret}"
 
@@ -97,6 +97,6 @@ def test_others_have_their_turn_while_a_password_is_hashed(user: User) -> None:
 
 def test_password_that_would_wait_for_long_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(accounts, "QUEUE_SECONDS", 0.01)
-    with accounts.ONE_AT_A_TIME, pytest.raises(ServiceUnavailable) as refusal:
+    with accounts.HASHING, pytest.raises(ServiceUnavailable) as refusal:
         accounts.verify_password(None, "a password")
     assert refusal.value.retry_after

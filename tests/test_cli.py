@@ -15,8 +15,8 @@ from flask.testing import FlaskCliRunner
 
 import accounts
 import auth
-import cli as commands
 import models
+from commands import cli as commands
 from models import ApiKey, User
 from rows import change, count, row
 from serving import clean_environment
@@ -95,7 +95,7 @@ def test_deleted_user_takes_keys_along(cli: FlaskCliRunner) -> None:
 
 
 def test_lists_have_all_columns_and_no_secret(cli: FlaskCliRunner, owner: User, key: str) -> None:
-    successor = auth.rotate_key(row(key))[1]
+    successor = auth.rotate_key(row(key), models.now())[1]
     with models.database.connection_context():
         User.update(created_at=1).execute()
         ended = {"revoked_at": 3, "last_used_at": 2, "total": 7, "name": "my ci"}

@@ -14,7 +14,7 @@ from flask import Flask, g
 from gevent import socket as gsocket
 from simple_websocket import ConnectionClosed, Server
 
-from auth import Guard
+import auth
 from models import ApiKey
 from paths import ECHO, TIME
 from protocol import websocket
@@ -51,13 +51,13 @@ def test_of_two_handshakes_at_once_one_gets_the_last_place(
     handshake: Handshake, key: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With PostgreSQL others have their turn while a request is counted."""
-    spend = Guard.spend
+    spend = auth.spend
 
-    def spend_slowly(guard: Guard, key: ApiKey) -> Allowance:
+    def spend_slowly(key: ApiKey, environ: dict[str, Any]) -> Allowance:
         gevent.sleep(0)
-        return spend(guard, key)
+        return spend(key, environ)
 
-    monkeypatch.setattr(Guard, "spend", spend_slowly)
+    monkeypatch.setattr(auth, "spend", spend_slowly)
     both = [gevent.spawn(handshake, TIME, X_API_Key=key) for _ in range(2)]
     gevent.joinall(both)
     assert sorted(asking.value for asking in both) == [101, 429]
@@ -65,7 +65,7 @@ def test_of_two_handshakes_at_once_one_gets_the_last_place(
 
 def test_handshake_that_cannot_be_counted_leaves_its_place(handshake: Handshake, key: str) -> None:
     used_up = Problem(429, "rate_limited", "Another request was the last one.")
-    with mock.patch.object(Guard, "spend", side_effect=used_up):
+    with mock.patch.object(auth, "spend", side_effect=used_up):
         assert handshake(TIME, X_API_Key=key) == 429
     assert handshake(TIME, X_API_Key=key) == 101
 

@@ -23,12 +23,10 @@ from gevent.selectors import GeventSelector
 from psycopg import waiting
 from werkzeug.exceptions import TooManyRequests
 
-import accounts
 import auth
 import models
-from auth import Guard
 from clock import Clock
-from models import DAY, HOUR, ApiKey, HourlyUsage, User
+from models import DAY, HOUR, ApiKey, HourlyUsage, Invalid, User
 from paths import STATS
 from postgresql import Cluster
 from protocol.problems import Problem
@@ -41,6 +39,7 @@ from settings import Settings, SettingsError, load
 from storage import Store, outage, transaction
 from storage.database import create_missing, create_tables, open_database, open_store
 from storage.outage import Outage
+from web import profile
 
 LONG = Quota("long", 5, 10**9)  # no window turns during a test
 NewId = Callable[..., str]
@@ -237,8 +236,11 @@ def test_each_save_deletes_more_old_hours_than_a_million_keys_make_between_two(
 
 def rotated(key: ApiKey) -> bool:
     try:
-        return bool(auth.rotate_key(key, per_hour=3))
-    except (accounts.Invalid, TooManyRequests):
+        with transaction():
+            auth.rotate_key(key, models.now() + 60)
+            profile.limit_new_keys(key.user)
+            return True
+    except (Invalid, TooManyRequests):
         return False
 
 
@@ -363,13 +365,14 @@ def test_request_that_is_killed_takes_no_other_along(store: Store, new_id: NewId
 @in_postgres
 def test_deleted_key_is_a_bad_key(store: Store, new_id: NewId, place: Settings) -> None:
     deleted, kept = new_id(), new_id()
-    guard, key = Guard({"free": LONG}, store), store.find(deleted)
+    app, key = Flask(__name__), store.find(deleted)
+    app.extensions["services"] = mock.Mock(store=store)
     assert key
     Cluster.query(str(place.database_url), f"DELETE FROM api_key WHERE id = '{deleted}'")
     hits = [gevent.spawn(store.hit, one, LONG) for one in (deleted, kept)]
     assert [bool(hit.get(timeout=5)) for hit in hits] == [False, True]
-    with Flask(__name__).test_request_context(), pytest.raises(Problem) as refusal:
-        guard.spend(key)
+    with app.app_context(), pytest.raises(Problem) as refusal:
+        auth.spend(key, {})
     assert refusal.value.get_response().get_json()["code"] == "invalid_api_key"
 
 

@@ -1,14 +1,15 @@
 """The ticker alone, with a clock that moves only when the ticker sleeps."""
 
 from collections.abc import Callable
+from contextlib import ExitStack
 from unittest import mock
 
 import pytest
 
-import sockets
 from clock import NOON, Clock
+from protocol import open_sockets
+from protocol.open_sockets import Ticker
 from protocol.websocket import WebSocket
-from sockets import Ticker
 
 
 class Sleeper(Clock):
@@ -18,7 +19,7 @@ class Sleeper(Clock):
         super().__init__()
         self.left = 0.0
         self.late: Callable[[float], float] = lambda now: now
-        self.ticker = Ticker()
+        self.ticker, self.joined = Ticker(), ExitStack()
 
     def sleep(self, seconds: float) -> None:
         self.left -= seconds
@@ -31,7 +32,7 @@ class Sleeper(Clock):
         moments: list[float] = []
         ws = mock.Mock(WebSocket)
         ws.push = lambda data: moments.append(self.now)
-        self.ticker.join(ws)
+        self.joined.enter_context(self.ticker.ticking(ws))
         return moments
 
     def run(self, seconds: float) -> None:
@@ -44,8 +45,8 @@ class Sleeper(Clock):
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Sleeper:
     clock = Sleeper()
-    monkeypatch.setattr(sockets, "time", clock)
-    monkeypatch.setattr(sockets, "gevent", clock)
+    monkeypatch.setattr(open_sockets, "time", clock)
+    monkeypatch.setattr(open_sockets, "gevent", clock)
     return clock
 
 

@@ -330,7 +330,7 @@ def test_form_sent_again_makes_no_second_key_and_says_what_the_first_one_made(
     log_in: LogIn, ada: FlaskClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also when that was the last key that Ada could make, and when it has ended."""
-    monkeypatch.setattr(auth, "MAX_LIVE_KEYS", 1)
+    monkeypatch.setattr(auth, "MAX_KEYS", 1)
     found = re.search(r'name="key_id" value="(\w{8})"', ada.get(SECURITY).text)
     assert found
     secret = secret_in(create_key(ada, "ci", key_id=found[1]))

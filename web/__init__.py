@@ -5,8 +5,9 @@ from hashlib import sha256
 from pathlib import Path
 
 import gevent
-from flask import Blueprint, Flask, Request, Response, render_template, request
+from flask import Blueprint, Flask, Request, Response, render_template, request, send_file
 from flask.sessions import SecureCookieSession, SecureCookieSessionInterface
+from flask.typing import ResponseReturnValue
 from peewee import PeeweeException
 from werkzeug.exceptions import RequestTimeout, abort
 
@@ -14,6 +15,7 @@ import models
 from protocol.requests import is_api
 from protocol.timestamps import date_time, display
 from ratelimit import UNITS
+from settings import HERE
 from web import people, profile
 
 FORM_SECONDS = 10  # for a form to arrive, in total
@@ -53,6 +55,12 @@ def register(app: Flask) -> None:
     app.jinja_env.globals |= {"settings": app.extensions["services"].settings, "models": models}
     app.jinja_env.globals["units"] = {seconds: unit for unit, seconds in UNITS.items()}
     app.register_blueprint(pages)
+    app.add_url_rule("/<any('openapi.json', 'asyncapi.json'):name>", view_func=description)
+
+
+def description(name: str) -> ResponseReturnValue:
+    """The description of the API, which every origin may read."""
+    return send_file(HERE / "docs" / name), {"Access-Control-Allow-Origin": "*"}
 
 
 @pages.get("/")
@@ -61,6 +69,12 @@ def console() -> str:
 
 
 @pages.before_request
+def prepare() -> None:
+    """Check the form, and find out who is logged in, before a view is called."""
+    receive_form()
+    people.recognize()
+
+
 def receive_form() -> None:
     """Read a form; refuse one that another site sent, or that is slow or incomplete."""
     if request.method != "POST":
@@ -84,9 +98,6 @@ def sent_from_here() -> bool:
     if site:
         return site == "same-origin" or (site == "none" and not origin)
     return not origin or origin.partition("://")[2] == request.host
-
-
-pages.before_request(people.recognize)  # after receive_form
 
 
 @pages.app_url_defaults

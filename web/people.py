@@ -1,7 +1,8 @@
 """Signing up, logging in and out, who is logged in, and what all forms share."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial, wraps
 from hashlib import sha256
 from hmac import compare_digest
@@ -11,18 +12,21 @@ from flask.typing import ResponseReturnValue
 from werkzeug.exceptions import TooManyRequests, abort
 
 import accounts
-from accounts import Invalid
-from models import User, database
+from models import Invalid, User, check_fields, database
 from protocol.addresses import caller
 from ratelimit import Quota
 from services import services
 
 INVALID = 422  # the status of a page that shows what is wrong with a form
-ATTEMPTS = Quota("attempts of an address", 30, 60)
-SIGN_UPS = Quota("sign-ups of an address", 20, 3600)
+# How often forms may be sent that hash a password, or that tell whether a name is taken.
+ATTEMPTS = Quota("attempts of a caller", 30, 60)
+ATTEMPTS_AT_ONCE = 4  # of a caller
+ATTEMPTS_ON_ACCOUNT = Quota("attempts on an account", 100, 60)
+FAILURES = Quota("wrong passwords of a caller for an account", 10, 60)
+NAMES = Quota("names that were asked for", 20, 3600)
 CLAIMS = Quota("sign-ups for a name", 10, 60)
-FAILURES = Quota("wrong passwords of an account", 10, 60)
 BUCKETS = 16384  # for each of these quotas
+in_progress: list[str] = []  # the callers of the attempts that are in progress
 OWN_PAGE = re.compile("/settings(/[A-Za-z0-9-]+)*")  # where a log-in may lead: never to other sites
 
 View = Callable[..., ResponseReturnValue]
@@ -60,22 +64,39 @@ def entrance(page: str) -> str:
     return render_template(f"{page}.html")
 
 
+@contextmanager
+def attempt() -> Iterator[None]:
+    """Around whatever hashes a password; raises TooManyRequests.
+
+    Hashes are made one after another, so nobody may have more than a few in progress.
+    """
+    who = caller(request.remote_addr)
+    throttle(ATTEMPTS, who)
+    if in_progress.count(who) >= ATTEMPTS_AT_ONCE:
+        raise TooManyRequests(retry_after=1)
+    in_progress.append(who)
+    try:
+        yield
+    finally:
+        in_progress.remove(who)
+
+
 @pages.post("/sign-up")
 @errors_shown_by(partial(entrance, page="sign-up"))
+@attempt()
 def sign_up() -> ResponseReturnValue:
     username, email, password = typed("username"), typed("email"), request.form.get("password", "")
-    throttle(ATTEMPTS, caller(request.remote_addr))
-    # A form with a mistake does not count as a sign-up.
-    accounts.check_fields(username=username, email=email, password=password)
-    throttle(SIGN_UPS, caller(request.remote_addr))
+    # A form with a mistake tells nothing about other users.
+    check_fields(username=username, email=email, password=password)
+    throttle(NAMES, caller(request.remote_addr))
     throttle(CLAIMS, username)
     return enter(accounts.create(username, email, password))
 
 
 @pages.post("/log-in")
 @errors_shown_by(partial(entrance, page="log-in"))
+@attempt()
 def log_in() -> ResponseReturnValue:
-    throttle(ATTEMPTS, caller(request.remote_addr))
     user = prove(typed("username"), request.form.get("password", ""))
     if not user:
         raise Invalid(password="Wrong user name or password.")
@@ -96,10 +117,13 @@ def prove(name: str, password: str) -> User | None:
     """
     user = accounts.find(name)
     name = user.username if user else name  # it may be typed as an email address
-    throttle(FAILURES, name, cost=0)
+    throttle(ATTEMPTS_ON_ACCOUNT, name)
+    # By caller, so that nobody can lock the owner out with a few wrong passwords.
+    guesses = f"{caller(request.remote_addr)} {name}"
+    throttle(FAILURES, guesses, cost=0)
     is_right = accounts.verify_password(user, password)
     # Counts only a wrong password, but refuses even the right one when the limit is reached.
-    throttle(FAILURES, name, cost=0 if is_right else 1)
+    throttle(FAILURES, guesses, cost=0 if is_right else 1)
     return user if is_right else None
 
 

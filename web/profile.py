@@ -5,14 +5,36 @@ from functools import partial
 from flask import Blueprint, abort, flash, g, redirect, render_template, request, session, url_for
 from flask.typing import ResponseReturnValue
 from peewee import IntegrityError, fn
+from werkzeug.exceptions import TooManyRequests
 
 import accounts
 import auth
 import models
-from accounts import Invalid
-from models import CHART_HOURS, DAY, HOUR, ApiKey, HourlyUsage, User, database
+from models import (
+    CHART_HOURS,
+    DAY,
+    HOUR,
+    ApiKey,
+    HourlyUsage,
+    Invalid,
+    User,
+    check_fields,
+    database,
+)
+from protocol.addresses import caller
 from services import services
-from web.people import chosen, errors_shown_by, prove, redirect_to, session_mark, typed
+from storage import transaction
+from web.people import (
+    NAMES,
+    attempt,
+    chosen,
+    errors_shown_by,
+    prove,
+    redirect_to,
+    session_mark,
+    throttle,
+    typed,
+)
 
 LIFETIMES = {"never": 0, "30 days": 30 * DAY, "90 days": 90 * DAY, "1 year": 365 * DAY}
 # Not at once: if the new key gets lost on the way, the old one still works for a second try.
@@ -44,8 +66,12 @@ def profile() -> str:
 def save_profile() -> ResponseReturnValue:
     fields = {"username": typed("username"), "email": typed("email")}
     # Only what differs: an address from before the rules changed may stay.
-    accounts.check_fields(**{n: text for n, text in fields.items() if text != getattr(g.user, n)})
-    accounts.change(g.user, **fields)
+    fields = {name: text for name, text in fields.items() if text != getattr(g.user, name)}
+    check_fields(**fields)
+    if fields:  # what is taken tells who has an account
+        throttle(NAMES, caller(request.remote_addr))
+        throttle(NAMES, g.user.username)
+        accounts.change(g.user, **fields)
     return redirect_to("/settings/profile", "Your profile is saved.")
 
 
@@ -58,7 +84,7 @@ def security() -> str:
     with database.connection_context():
         listed = list(g.user.keys.where(ApiKey.live() | expired).order_by(*order))
         hours = hourly_requests(g.user)
-    page = {"keys": [(key, services().guard.left(key)) for key in listed], "hours": hours}
+    page = {"keys": [(key, auth.left(key)) for key in listed], "hours": hours}
     return render_template("security.html", lifetimes=LIFETIMES, new_id=auth.random_text(8), **page)
 
 
@@ -83,14 +109,14 @@ def leave_form(_: str) -> ResponseReturnValue:
 
 @pages.post("/security/password")
 @errors_shown_by(security)
+@attempt()
 def change_password() -> ResponseReturnValue:
     new = request.form.get("password", "")
-    accounts.check_fields(password=new)
-    if not prove(g.user.username, request.form.get("current", "")):
+    check_fields(password=new)
+    user = prove(g.user.username, request.form.get("current", ""))
+    if not user:
         raise Invalid(current="This is not your current password.")
-    password_hash = accounts.hash_password(new)
-    accounts.change(g.user, password_hash=password_hash)
-    session["mark"] = session_mark(password_hash)
+    session["mark"] = session_mark(accounts.change_password(user, new))
     return redirect_to("/settings/security", "Your password is changed.")
 
 
@@ -102,14 +128,23 @@ def create_key() -> ResponseReturnValue:
     auth.ID.fullmatch(key_id) or abort(400)
     expires_at = models.now() + lifetime if lifetime else None
     try:
-        key, secret = auth.create_key(
-            g.user, name, type, expires_at=expires_at, id=key_id, per_hour=KEYS_PER_HOUR
-        )
+        with transaction():
+            key, secret = auth.create_key(g.user, name, type, expires_at=expires_at, key_id=key_id)
+            limit_new_keys(g.user)
     except IntegrityError:  # a second click, Reload or Back sent the same form
         words = f"This form was already sent, and made the key “{own_key(key_id).name}”. "
         words += "The key was shown only once. If you did not see it, rotate it or make another."
         return redirect_to("/settings/security", words)
     return render_template("key.html", key=key, secret=secret)
+
+
+def limit_new_keys(user: User) -> None:
+    """Raises TooManyRequests if the user has made too many keys lately, this one included."""
+    age = models.now() - ApiKey.created_at
+    lately = ApiKey.select(fn.COUNT(ApiKey.id), fn.MAX(age)).where(age < HOUR)
+    count, oldest = lately.where(ApiKey.user == user).tuples().get()
+    if count > KEYS_PER_HOUR:
+        raise TooManyRequests(retry_after=HOUR - oldest)
 
 
 @pages.get("/security/keys/<key_id>/<any(rename, rotate, revoke):action>")
@@ -121,16 +156,19 @@ def ask(key_id: str, action: str) -> str:
 @errors_shown_by(partial(ask, action="rotate"))
 def rotate_key(key_id: str) -> ResponseReturnValue:
     grace, old = chosen("grace", GRACES), own_key(key_id)
-    key, secret = auth.rotate_key(old, grace, KEYS_PER_HOUR)
+    end = auth.grace_end(old, grace)
+    with transaction():
+        key, secret = auth.rotate_key(old, end)
+        limit_new_keys(g.user)
     services().store.forget()
-    return render_template("key.html", key=key, secret=secret, old=old)
+    return render_template("key.html", key=key, secret=secret, old=old, old_end=end)
 
 
 @pages.post("/security/keys/<key_id>/rename")
 @errors_shown_by(partial(ask, action="rename"))
 def rename_key(key_id: str) -> ResponseReturnValue:
     old, name = own_key(key_id).name, typed("name")
-    accounts.check_fields(name=name)
+    check_fields(name=name)
     words = f"The key “{old}” is now named “{name}”."
     return changed(auth.change_key(key_id, name=name), words)
 

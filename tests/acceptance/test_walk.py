@@ -15,7 +15,7 @@ from urllib.request import HTTPCookieProcessor, OpenerDirector, build_opener
 
 import pytest
 
-from cli import KEY_COLUMNS
+from commands.cli import KEY_COLUMNS
 from conftest import StartServer
 from model import TIERS, Facts, Key
 from paths import ECHO, KEYS, ME, SECURITY, STATS, TEST, TIME

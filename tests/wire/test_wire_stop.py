@@ -75,7 +75,9 @@ class TestStop:
         assert (answer.status, answer.json()["code"]) == (503, "too_many_sockets")
         assert int(answer.headers["Retry-After"]) >= 1
 
-    @pytest.mark.parametrize("task", ["server.background.Background", "sockets.Ticker"])
+    @pytest.mark.parametrize(
+        "task", ["server.background.Background", "protocol.open_sockets.Ticker"]
+    )
     def test_a_greenlet_that_dies_ends_the_worker_in_good_order(
         self, start_patched: StartServer, tmp_path: Path, task: str
     ) -> None:

@@ -15,13 +15,13 @@ from peewee import OperationalError
 
 import accounts
 import auth
-import cli
-from models import User, database
+from commands import cli
+from models import Invalid, User, database
 from settings import HERE, SettingsError, load
 
 log = logging.getLogger(__name__)
 
-WELCOME = HERE / "server" / "welcome.txt"
+WELCOME = HERE / "commands" / "welcome.txt"
 
 
 def main() -> None:
@@ -75,7 +75,7 @@ def welcome(port: int) -> None:
             with database.connection_context():
                 user.delete_instance(recursive=True)
             raise
-    except accounts.Invalid:
+    except Invalid:
         pass  # another process, which started at the same time, was faster
     except (OSError, OperationalError) as error:
         log.warning("the demo's user and key were not created: %s", error)

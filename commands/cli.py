@@ -15,7 +15,7 @@ from peewee import PeeweeException
 import accounts
 import auth
 import models
-from models import ApiKey, User, database
+from models import ApiKey, User, check_fields, database
 from protocol.timestamps import date_time
 from services import services
 from storage.database import create_tables
@@ -40,7 +40,7 @@ class Command(click.Command):
                 return super().invoke(ctx)
         except PeeweeException as error:
             fail(f"DATABASE_URL: {one_line(error)}")
-        except (ValueError, OSError) as error:  # accounts.Invalid, a full disk behind stdout
+        except (ValueError, OSError) as error:  # models.Invalid, a full disk behind stdout
             fail(str(error))
 
 
@@ -87,7 +87,7 @@ def list_users() -> None:
 def set_password(username: str, password_stdin: bool) -> None:
     """Set a user's password, and end all sessions of this user."""
     user, password = user_named(username), read_password(password_stdin)
-    accounts.check_fields(password=password)
+    check_fields(password=password)
     accounts.change(user, password_hash=accounts.hash_password(password))
 
 
@@ -121,7 +121,7 @@ def create_key(username: str, name: str, type: str, tier: str, expires: int | No
 def rotate_key(key_id: str, grace: int) -> None:
     """Create a successor and print it; the old key stops working after the grace period."""
     key = live_key(key_id)
-    print_key(lambda: auth.rotate_key(key, grace))
+    print_key(lambda: auth.rotate_key(key, auth.grace_end(key, grace)))
 
 
 @keys.command("list")
@@ -210,8 +210,8 @@ def user_named(username: str) -> User:
 
 def live_key(key_id: str) -> ApiKey:
     """The key with this id; the beginning of a key, or all of it, will do."""
-    if key_id.startswith(tuple(models.PREFIXES.values())):
-        key_id = key_id[auth.ID_IN_KEY]
+    if start := auth.KEY_START.match(key_id):
+        key_id = start[1]
     found = ApiKey.get_or_none(ApiKey.id == key_id, ApiKey.live())
     return found or fail("There is no live key with this ID.")
 

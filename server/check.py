@@ -1,0 +1,31 @@
+"""Refuses to run where the service would not work: old Pythons, missing packages, other servers."""
+
+import sys
+from importlib.util import find_spec
+
+if sys.version_info < (3, 10):  # noqa: UP036
+    sys.exit("Python 3.10 or later is needed; this is {}.{}.".format(*sys.version_info))
+if not all(map(find_spec, ["flask", "flask_sock", "gevent", "gunicorn", "peewee"])):
+    sys.exit("Packages are missing: run the command of README's Quickstart.")
+
+import click
+import flask.cli
+
+from settings import HERE, SettingsError
+
+
+def refuse_other_servers() -> None:
+    """Raises SystemExit under `flask run`, and under gunicorn without gunicorn.conf.py.
+
+    They would save no counts and send no ticks.
+    """
+    if "gunicorn.arbiter" in sys.modules and "server.worker" not in sys.modules:
+        file = HERE / "gunicorn.conf.py"
+        print(f"gunicorn needs its settings: --config {file}", file=sys.stderr)
+        raise SystemExit(4)  # with this status of a worker, gunicorn ends
+    context = click.get_current_context(silent=True)
+    if context and context.command is flask.cli.run_command:
+        raise SettingsError(
+            "`flask run` cannot serve this app: run `python app.py`, or, to reload changed files, "
+            "`GUNICORN_CMD_ARGS=--reload python app.py`"
+        )
