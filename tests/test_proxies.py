@@ -46,9 +46,17 @@ def test_platform_gives_the_address(config: Settings, platform: str, spoofed: li
         ("2001:db8:1:2:3:4:5:6", "2001:db8:1:2::"),
         ("::ffff:203.0.113.7", "203.0.113.7"),  # IPv4, as a socket for both shows it
         ("fe80::1%eth0", "fe80::"),
-        ("unknown", "unknown"),
+        ("203.0.113.7:40000", "203.0.113.7"),  # as Azure's gateways write it
+        ("[2001:db8::1]:443", "2001:db8::"),
+        ("[2001:db8::1]", "2001:db8::"),
+        ("2001:db8::1:443", "2001:db8::"),
+        ("203.0.113.7:x", ""),
+        ("unknown", ""),
+        ("_made-up", ""),
         (None, ""),  # a Unix socket
     ],
 )
-def test_ipv6_address_is_one_caller_with_its_64(address: str | None, who: str) -> None:
+def test_one_caller_is_an_address_without_port_or_a_64_of_ipv6(
+    address: str | None, who: str
+) -> None:
     assert caller(address) == who
