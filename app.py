@@ -94,7 +94,7 @@ def create_app(settings: Settings | None = None, is_demo: bool = False) -> Flask
     server.check.refuse_other_servers()
     settings = settings or load()
     open_database(settings)
-    opened = OpenSockets(settings.max_sockets, settings.max_sockets_per_caller)
+    opened = OpenSockets(settings.socket_limit, settings.max_sockets_per_caller)
 
     app = Service(__name__, settings)
     app.extensions["services"] = Services(settings, open_store(settings), opened)

@@ -17,14 +17,13 @@ sys.path.insert(0, chdir)
 from commands import demo
 from server.log import Log
 from server.worker import Worker
-from settings import SettingsError, file_limit, load, raise_file_limit, warnings
+from settings import MAKE_SECRET, SettingsError, file_limit, load, raise_file_limit, warnings
 from storage.database import create_tables
 
-raise_file_limit()  # before MAX_SOCKETS is read, which it caps
+raise_file_limit()
 settings = load()
 if not settings.secret_key:
-    command = "python3 -c 'import secrets; print(secrets.token_hex())'"
-    raise SettingsError(f"SECRET_KEY is not set; make one: {command}")
+    raise SettingsError(f"SECRET_KEY is not set; {MAKE_SECRET}")
 
 wsgi_app = "app:create_app()"
 bind = f"0.0.0.0:{settings.port}"
@@ -35,7 +34,7 @@ logger_class = Log
 # Without query and referrer, which may hold keys.
 access_log_format = '%(h)s "%(m)s %(U)s" %(s)s %(B)s %(L)ss'
 # More than MAX_SOCKETS, because further connections have to wait; fewer than files may be open.
-worker_connections = min(settings.max_sockets + 1000, file_limit() - 64)
+worker_connections = min(settings.socket_limit + 1000, file_limit() - 64)
 # A client that opens and closes connections in a loop fills this queue; a new client then waits for
 # 0.3 s, or 0.6 s with 2048. 2,000 WebSockets that reconnect at once are all open within 3 s.
 backlog = 1024

@@ -25,6 +25,8 @@ URL_FORMS = "sqlite:///FILE or postgresql://USER:PASSWORD@HOST/NAME (percent-enc
 NEEDS_DRIVER = "PostgreSQL needs a driver: run `pip install -r requirements-postgres.txt`"
 NEEDED_FILES = 128  # open files: 64 connections, half of which may be sockets; 64 for the rest
 SPARE_FILES = 256  # open files that are reserved for requests, the database and logs
+SECRET_CHARACTERS = 16
+MAKE_SECRET = "make one: python3 -c 'import secrets; print(secrets.token_hex())'"
 SIMILAR = 0.85  # how similar a variable must be to a setting to be reported as misspelled
 
 
@@ -41,15 +43,10 @@ def _whole(text: str, low: int = 0, high: int = 10**6) -> int:
     return int(text)
 
 
-def _sockets(text: str) -> int:
-    files = max(file_limit() - SPARE_FILES, file_limit() // 4)  # a low limit leaves a quarter
-    return min(_whole(text), files)
-
-
 def _secret(text: str) -> str | None:
-    if not text.strip().isprintable():  # bytes that are not UTF-8, for example
-        raise ValueError("must be printable text")
-    return text.strip() or None
+    if 0 < len(text) < SECRET_CHARACTERS:
+        raise ValueError(f"must have at least {SECRET_CHARACTERS} characters; {MAKE_SECRET}")
+    return text or None
 
 
 def _is_open(text: str) -> bool:
@@ -102,12 +99,11 @@ class Settings:
     port: int = setting("8000", partial(_whole, low=1, high=65535))
     secret_key: str | None = setting("", _secret)
     rate_limits: dict[str, Quota] = setting("free=1000/hour,pro=10000/hour", parse_quotas)
-    max_sockets: int = setting("5000", _sockets)
+    max_sockets: int = setting("5000", _whole)
     max_sockets_per_caller: int = setting("100", _whole)
     signups: bool = setting("open", _is_open)
     proxy_hops: int = setting("0", partial(_whole, high=10))
     web_concurrency: int = setting("1", partial(_whole, low=1))
-    platform: str = ""  # the variable that identified the platform
 
     @property
     def sqlite(self) -> Path | None:
@@ -119,33 +115,44 @@ class Settings:
         """Always 1 with SQLite: each worker would keep its own counts, and double every limit."""
         return 1 if self.sqlite else self.web_concurrency
 
+    @property
+    def socket_limit(self) -> int:
+        """`max_sockets`, or as many as this process may have files open for."""
+        files = file_limit()
+        return min(self.max_sockets, max(files - SPARE_FILES, files // 4))
 
-FIELDS = [each for each in fields(Settings) if each.metadata]  # without `platform`
-NAMES = {each.name.upper() for each in FIELDS}
+
+NAMES = {each.name.upper() for each in fields(Settings)}
 
 
 def load(environ: Mapping[str, str] = os.environ) -> Settings:
     """Read the settings; raises SettingsError for the first wrong one."""
-    platform = next(filter(environ.get, PLATFORM_HOPS), "")
-    by_platform = {"PROXY_HOPS": PLATFORM_HOPS.get(platform)}
+    by_platform = {"PROXY_HOPS": PLATFORM_HOPS.get(platform(environ))}
     values = {}
-    for each in FIELDS:
+    for each in fields(Settings):
         name = each.name.upper()
         text = environ.get(name) or by_platform.get(name) or each.metadata["default"]
         try:
+            if not text.isprintable():  # the carriage return of a file from Windows, for example
+                raise ValueError("must not contain control characters")
             values[each.name] = each.metadata["parse"](text)
         except (OSError, ValueError) as error:
             raise SettingsError(f"{name}: {error}") from None
-    return Settings(**values, platform=platform)
+    return Settings(**values)
+
+
+def platform(environ: Mapping[str, str] = os.environ) -> str:
+    """The variable by which the platform is known; empty elsewhere."""
+    return next(filter(environ.get, PLATFORM_HOPS), "")
 
 
 def warnings(settings: Settings, environ: Mapping[str, str] = os.environ) -> Iterator[str]:
     """What an operator should know at startup, although it is not an error."""
     if settings.web_concurrency != settings.workers:
         yield "WEB_CONCURRENCY is ignored with SQLite: each worker would keep its own counts"
-    if settings.platform and settings.sqlite and not _on_volume(settings.sqlite):
+    if (where := platform(environ)) and settings.sqlite and not _on_volume(settings.sqlite):
         lost = f"{settings.sqlite} is not on a mounted volume, so the platform will lose it"
-        yield f"{settings.platform} is set, but {lost}; see DATABASE_URL"
+        yield f"{where} is set, but {lost}; see DATABASE_URL"
     for name in sorted(environ.keys() - NAMES):
         for meant in get_close_matches(name, NAMES, n=1, cutoff=SIMILAR):
             yield f"{name} is not a setting of this service; did you mean {meant}?"

@@ -17,7 +17,7 @@ import accounts
 import auth
 from commands import cli
 from models import Invalid, User, database
-from settings import HERE, SettingsError, load
+from settings import HERE, SettingsError, load, platform
 
 log = logging.getLogger(__name__)
 
@@ -28,8 +28,8 @@ def main() -> None:
     """Become gunicorn, which serves the same app on this machine only."""
     argparse.ArgumentParser(usage="[PORT=8000] python app.py", description=__doc__).parse_args()
     settings = load()
-    if settings.platform:
-        raise SettingsError(f"{settings.platform} is set: on a platform, start `gunicorn` instead")
+    if where := platform():
+        raise SettingsError(f"{where} is set: on a platform, start `gunicorn` instead")
     refuse_used_port(settings.port)
     os.environ["SECRET_KEY"] = settings.secret_key or secrets.token_hex()
     # gunicorn reads it, too, and fails if it is empty.

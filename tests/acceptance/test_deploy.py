@@ -175,7 +175,7 @@ class TestProxies:
         """Or a request that arrives just then would get a 502."""
         file, option = line.split()
         (seconds,) = re.findall(rf"^\s+{option} (\d+)s", shipped(file, {}), re.MULTILINE)
-        env = clean_environment(PROXY_HOPS="1", SECRET_KEY="any")
+        env = clean_environment(PROXY_HOPS="1", SECRET_KEY=secrets.token_hex())
         command = [*serve_command(), "--print-config"]
         config = subprocess.check_output(command, cwd=REPOSITORY, env=env, text=True)
         (of_the_service,) = re.findall(r"^keepalive +=? *(\d+)", config, re.MULTILINE)
