@@ -4,7 +4,7 @@ import json
 import logging
 from typing import Any
 
-from flask import Flask, Response, request
+from flask import Flask, Response, g, request
 from peewee import DataError, IntegrityError, PeeweeException
 from werkzeug import exceptions
 from werkzeug.exceptions import HTTPException
@@ -59,7 +59,10 @@ def register(app: Flask) -> None:
 
 
 def _http_error(error: HTTPException) -> HTTPException:
-    if isinstance(error, Problem) or not is_api():
+    if isinstance(error, Problem):
+        return error
+    if not is_api():
+        g.error = error  # the website shows it in a page
         return error
     detail = "" if error.code in KNOWN else error.description or ""
     if isinstance(error, WebsocketMismatch):

@@ -12,9 +12,10 @@ from pathlib import Path
 from unittest import mock
 
 import pytest
-from flask import Flask
+from flask import Flask, abort
 from flask.testing import FlaskClient
 from peewee import OperationalError
+from werkzeug.exceptions import TooManyRequests
 from werkzeug.test import TestResponse
 
 import accounts
@@ -381,7 +382,7 @@ def test_only_a_key_that_expired_lately_is_listed_after_its_end(ada: FlaskClient
         ended = {column: models.now() + moment for column, moment in columns.items()}
         change(secret_in(create_key(ada, name)), **ended)
     page = ada.get(SECURITY).text
-    assert re.findall('<th scope="row">(.*?)<', page)[0] == "expired lately"
+    assert re.findall('<th scope="row">(.*?) <.*?>(.*?)<', page)[0] == ("expired lately", "expired")
     assert not re.search(f'"row">(expired long ago|replaced|revoked)|href="{KEYS}', page)
 
 
@@ -555,6 +556,32 @@ def test_unknown_page_is_an_error_in_the_layout(ada: FlaskClient) -> None:
     assert (answer.status_code, "There is nothing at" in answer.text) == (404, True)
     assert all(f'<a href="{link}">' in answer.text for link in ("/openapi.json", STATUS))
     assert "Logged in as </span>ada" in answer.text
+
+
+def test_abort_in_a_view_is_a_page_with_its_own_words(app: Flask, client: FlaskClient) -> None:
+    app.add_url_rule("/refusing", "refusing", lambda: abort(403))
+    app.add_url_rule("/closed", "closed", lambda: abort(409, "Not on Mondays."))
+    app.add_url_rule("/own", "own", lambda: ("<p>My own page.</p>", 404))
+    refused, closed = client.get("/refusing").text, client.get("/closed").text
+    assert "You may not do this." in refused
+    assert "another site" not in refused
+    assert "<p>Not on Mondays.</p>" in closed
+    assert "another account" not in closed
+    assert client.get("/own").text == "<p>My own page.</p>"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [(119, "119 s"), (120, "2 min"), (3541, "1 h"), (9372, "2 h 37 min"), (86400, "24 h")],
+)
+def test_error_page_says_how_long_to_wait(
+    app: Flask, client: FlaskClient, seconds: int, words: str
+) -> None:
+    view = mock.Mock(side_effect=TooManyRequests(retry_after=seconds))
+    app.add_url_rule("/busy", "busy", lambda: view(), methods=["POST"])
+    page = client.post("/busy?next=/settings").text
+    assert f"Try again in {words}." in page
+    assert 'back to <a href="/busy?next=/settings">the form</a>' in page
 
 
 def test_database_that_is_away_is_a_page_that_claims_no_log_out(

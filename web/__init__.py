@@ -5,7 +5,7 @@ from hashlib import sha256
 from pathlib import Path
 
 import gevent
-from flask import Blueprint, Flask, Request, Response, render_template, request, send_file
+from flask import Blueprint, Flask, Request, Response, g, render_template, request, send_file
 from flask.sessions import SecureCookieSession, SecureCookieSessionInterface
 from flask.typing import ResponseReturnValue
 from peewee import PeeweeException
@@ -80,7 +80,7 @@ def receive_form() -> None:
     if request.method != "POST":
         return
     if not sent_from_here():
-        abort(403)
+        abort(403, "This form was sent from another site, so nothing was changed.")
     with gevent.Timeout(FORM_SECONDS, RequestTimeout()):
         received = len(request.get_data())
     if received < (request.content_length or 0):
@@ -116,9 +116,11 @@ def finish(response: Response) -> Response:
         response.headers["Cache-Control"] = "public, max-age=31536000, immutable"
     if response.mimetype == "text/html":
         response.headers["Cache-Control"] = "no-store"
-        if response.status_code >= 400 and response.status_code != people.INVALID:
+        if error := g.pop("error", None):  # not a page that a view made for its own error
             # For a path that does not exist, nobody has asked yet who is logged in.
             with suppress(PeeweeException):
                 people.recognize()
-            response.set_data(render_template("error.html", response=response))
+            said = vars(error).get("description")  # by whoever aborted, not by werkzeug
+            page = render_template("error.html", error=error, said=said, response=response)
+            response.set_data(page)
     return response

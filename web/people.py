@@ -55,7 +55,7 @@ def errors_shown_by(page: Callable[..., str]) -> Callable[[View], View]:
 def skip_entrance() -> ResponseReturnValue | None:
     """Refuse to sign anybody up when sign-up is closed; redirect users who are logged in."""
     if request.path == "/sign-up" and not services().settings.signups:
-        abort(403)
+        abort(403, "Sign-up is closed. Ask whoever runs this service for an account.")
     return redirect(destination(), 303) if g.user and request.method == "GET" else None
 
 

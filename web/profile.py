@@ -49,7 +49,10 @@ def require_log_in() -> ResponseReturnValue | None:
     """Ask for a log-in; refuse a form from a page that was opened under another account."""
     if g.user:
         account = str(g.user.id)
-        return None if request.form.get("account", account) == account else abort(409)
+        if request.form.get("account", account) == account:
+            return None
+        other = "This page was opened under another account."
+        abort(409, f"{other} You are now logged in as {g.user.username}.")
     if request.method == "POST":
         flash("You are logged out, so nothing was changed.")
     return redirect(url_for("web.people.entrance", page="log-in", next=request.path), 303)

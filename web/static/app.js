@@ -78,8 +78,15 @@ function adviceOn(response, text) {
   const { code, detail = "This response is not from the API." } = parse(text) ?? {};
   const wait = response.headers.get("Retry-After");
   if (code === "missing_api_key") return "Enter an API key first.";
-  const time = wait < 120 ? `${wait} s` : `${Math.ceil(wait / 60)} minutes`;
-  return wait ? `${detail} Try again in ${time}.` : detail;
+  return wait ? `${detail} Try again in ${duration(wait)}.` : detail;
+}
+
+/** As the pages write it: "45 s", "37 min", or "2 h 37 min". */
+function duration(seconds) {
+  const minutes = Math.ceil(seconds / 60);
+  if (seconds < 120) return `${seconds} s`;
+  if (minutes < 60) return `${minutes} min`;
+  return `${Math.floor(minutes / 60)} h${minutes % 60 ? ` ${minutes % 60} min` : ""}`;
 }
 
 function parse(text) {
@@ -117,9 +124,10 @@ function showAllowance(line, headers) {
   const [limit, left] = ["limit", "remaining"].map((n) => Number(headers?.get(`x-ratelimit-${n}`) ?? 0));
   const [meter, words] = line.children;
   const unit = JSON.parse(line.dataset.units)[/w=([0-9]+)/.exec(headers?.get("ratelimit-policy"))?.[1]];
-  Object.assign(meter, { max: limit, high: limit * 0.8, optimum: 0, value: limit - left });
+  // Amber from 80 %, red at 100 %.
+  Object.assign(meter, { max: limit, low: limit * 0.8 - 0.5, high: limit - 0.5, optimum: 0, value: limit - left });
   const [used, all] = [limit - left, limit].map((number) => number.toLocaleString("en"));
-  words.textContent = `${used} of ${all} requests used this ${unit}`;
+  words.textContent = `${used} of ${all} requests used ${unit === "day" ? "today" : `this ${unit}`}`;
   line.hidden = !limit;
 }
 
@@ -225,6 +233,29 @@ for (const card of document.querySelectorAll(".endpoint")) {
   card.querySelector("[data-try]").addEventListener("click", () => tryIt(card));
 }
 for (const card of document.querySelectorAll(".socket")) new Line(card);
+
+const environment = document.getElementById("environment"); // on the console only
+const NAMED = /(\$KEY|os\.environ\["KEY"\]|process\.env\.KEY)/;
+const examples = environment ? [...document.querySelectorAll("[data-language] code")] : [];
+const texts = examples.map((code) => code.textContent);
+
+/** Put the key from the field into the code, where it is as readable as in the field. */
+function fillIn() {
+  const key = /^\w+$/.test(typedKey()) ? typedKey() : ""; // nothing that a shell would run
+  const secret = Object.assign(document.createElement("span"), { className: "secret", textContent: key });
+  const written = (name) => (name === "$KEY" ? [secret.cloneNode(true)] : ['"', secret.cloneNode(true), '"']);
+  environment.hidden = key !== "";
+  for (const [index, code] of examples.entries()) {
+    const parts = texts[index].replace("import os\n", "").split(NAMED);
+    const filled = parts.flatMap((part) => (NAMED.test(part) ? written(part) : part));
+    code.replaceChildren(...(key ? filled : [texts[index]]));
+  }
+}
+
+if (environment) {
+  source.addEventListener("input", fillIn);
+  fillIn(); // a browser may have kept what was typed
+}
 
 for (const button of document.querySelectorAll("[data-show]")) {
   const input = document.getElementById(button.dataset.show);
