@@ -4,6 +4,7 @@ import contextlib
 import os
 import secrets
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -33,6 +34,7 @@ TIERS = "free=1000/hour,pro=10000/hour,five=5/day,once=1/day"
 
 StartServer = Callable[..., Server]
 NewKey = Callable[..., str]
+TIDYING = pytest.StashKey["subprocess.Popen[bytes]"]()
 
 
 # What runs only with an option, which is also the name of a mark.
@@ -40,6 +42,17 @@ GROUPS = {
     "ci": "what takes long or needs what few machines have: all of tests/acceptance, and more",
     "postgres": "what needs a PostgreSQL server; other tests of tests/wire run on it, too",
 }
+
+
+# Ends all that the tests have started and left behind, once they have ended, in whatever way.
+TIDY_UP = """if True:
+    import contextlib, os, pathlib, signal, sys
+    sys.stdin.read()
+    for file in pathlib.Path("/proc").glob("[0-9]*/environ"):
+        with contextlib.suppress(OSError):
+            if sys.argv[1].encode() in file.read_bytes():
+                os.kill(int(file.parent.name), signal.SIGKILL)
+"""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -56,6 +69,12 @@ def pytest_configure(config: pytest.Config) -> None:
     # Hundreds of processes start; each would compile all modules again where this is set.
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     sys.dont_write_bytecode = False
+    if not hasattr(config, "workerinput"):  # the process that starts the others
+        mark, command = secrets.token_hex(), [sys.executable, "-c", TIDY_UP]
+        config.stash[TIDYING] = subprocess.Popen(
+            [*command, f"TESTS={mark}"], stdin=subprocess.PIPE, start_new_session=True
+        )
+        os.environ["TESTS"] = mark
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

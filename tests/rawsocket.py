@@ -4,6 +4,7 @@ import base64
 import contextlib
 import json
 import os
+import re
 import socket
 import struct
 from email.parser import Parser
@@ -116,7 +117,9 @@ class RawSocket:
         headers = dict(parsed.items())
         assert len(headers) == len(parsed), f"a header comes twice: {head}"
         size = int(headers.get("Content-Length", 0)) if has_body else 0
-        return Answer(int(line.split()[1]), headers, self.read(size))
+        status = re.match(r"HTTP/1\.[01] (\d{3}) ", line)
+        assert status, f"no response: {head!r}"
+        return Answer(int(status[1]), headers, self.read(size))
 
     def open(self, path: str, changes: dict[str, str | None] | None = None) -> "RawSocket":
         """Upgrade to a WebSocket; fails unless the server agrees."""

@@ -2,6 +2,7 @@
 
 import contextlib
 import http.client
+import inspect
 import os
 import random
 import secrets
@@ -63,8 +64,9 @@ def serve_command() -> list[str]:
 def eventually(condition: Callable[[], object], seconds: float = 5, what: str = "") -> None:
     """Wait until the condition holds; fails when it does not in time."""
     deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, what or "it did not happen in time"
+    while not (found := condition()):
+        asked = what or inspect.getsource(condition).strip()
+        assert time.monotonic() < deadline, f"not within {seconds} s: {asked}; at last {found!r}"
         time.sleep(0.02)
 
 
