@@ -82,6 +82,10 @@ def accepted(replies: list[Reply]) -> list[Reply]:
     return [reply for reply in replies if reply.status == 200]
 
 
+def refused(replies: list[Reply]) -> int:
+    return sum(reply.status == 503 for reply in replies)
+
+
 def waits(port: int, key: str, count: int) -> list[float]:
     """The seconds that so many requests of one client take, one after another, in order of size."""
     seconds: list[float] = []

@@ -63,7 +63,8 @@ def test_two_keys_share_nothing_and_use_the_whole_alphabet(new_key: NewKey) -> N
     for part in (slice(8, 16), slice(17, 49)):
         assert len({key[part] for key in keys}) == 25
     used = {character for key in keys for character in key[17:49]}
-    assert used == set(string.digits + string.ascii_letters)
+    assert used <= set(string.digits + string.ascii_letters)
+    assert len(used) > 55, "800 characters at random lack few of the 62"
 
 
 def test_twenty_sixth_live_key_is_a_successor_or_waits_for_the_end_of_one(new_key: NewKey) -> None:

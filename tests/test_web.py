@@ -246,7 +246,7 @@ def test_made_up_names_need_bounded_memory(app: Flask, monkeypatch: pytest.Monke
     with app.app_context():
         for n in range(1000):
             people.throttle(people.ATTEMPTS._replace(limit=1000), f"made up {n}")
-    assert len(app.extensions["services"].throttles.counted) <= 50
+    assert 40 < len(app.extensions["services"].throttles.counted) <= 50
 
 
 # The profile and the password
@@ -454,16 +454,15 @@ def test_form_after_the_log_out_changes_nothing_and_says_so(client: FlaskClient)
     assert "You are logged out, so nothing was changed." in client.get(answer.location).text
 
 
-@pytest.mark.parametrize("path", FORMS)
 @pytest.mark.parametrize(
-    "headers",
+    ("path", "headers"),
     [
-        {"Origin": "https://mallory.example"},
-        {"Origin": "null"},
-        {"Origin": "http://mallory/://localhost"},
-        {"Sec-Fetch-Site": "cross-site"},
-        {"Sec-Fetch-Site": "same-site", "Origin": "http://localhost"},
-        {"Sec-Fetch-Site": "none", "Origin": "https://mallory.example"},
+        *((path, {"Origin": "https://mallory.example"}) for path in FORMS),
+        (KEYS, {"Origin": "null"}),
+        (KEYS, {"Origin": "http://mallory/://localhost"}),
+        (KEYS, {"Sec-Fetch-Site": "cross-site"}),
+        (KEYS, {"Sec-Fetch-Site": "same-site", "Origin": "http://localhost"}),
+        (KEYS, {"Sec-Fetch-Site": "none", "Origin": "https://mallory.example"}),
     ],
 )
 def test_csrf_post_changes_nothing(ada: FlaskClient, path: str, headers: dict[str, str]) -> None:

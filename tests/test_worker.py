@@ -44,6 +44,7 @@ def hello(environ: dict[str, Any], start_response: Any) -> list[bytes]:
 def connected(worker: Worker) -> Iterator[Any]:
     """A connection that the worker serves; each `recv` takes what was sent at once."""
     here, there = gsocket.socketpair(type=socket.SOCK_DGRAM)
+    here.settimeout(10)
     with here:
         serving = worker.pool.spawn(worker.handle, there, there, ("127.0.0.1", 1))
         yield here
@@ -86,5 +87,5 @@ def test_late_interrupt_is_not_logged(worker: Worker, caplog: pytest.LogCaptureF
     worker.wsgi = Mock(side_effect=Closed(Close.GOING_AWAY))
     with connected(worker) as client:
         client.sendall(GET)
-        worker.pool.join()
+        assert worker.pool.join(timeout=10)
     assert not caplog.records

@@ -101,7 +101,9 @@ def test_a_power_failure_loses_ten_seconds(start_server: StartServer, tmp_path: 
     assert sum(bool(moment.flusher) for moment in served) >= 1
     assert sum(moment.flusher == main for moment in served) <= 1, "nobody waits for the disk"
 
-    chance, images, lost = random.Random(), 0, 0.0
+    seed, images, lost = random.randrange(10**6), 0, 0.0
+    chance = random.Random(seed)
+    print(f"The images are made with the seed {seed}")
     folder = tmp_path / "image"
     while time.time() < users[-1] + IMAGED_SECONDS:
         folder.mkdir()

@@ -1,10 +1,7 @@
 """Floods by strangers: what each can do without a good key, and how long owners of one wait."""
 
-import contextlib
 import subprocess
 import sys
-import time
-from collections.abc import Iterator
 
 import pytest
 
@@ -13,23 +10,24 @@ from conftest import StartServer
 from load import waits
 from serving import REPOSITORY, Server
 
-TIMES = 30  # as long as without the flood; who waits for its end waits a thousand times as long
+TIMES = 30  # who waits for the end of a flood waits a thousand times as long
 LEAST_SECONDS = 0.01  # a shorter wait says nothing on a machine with other things to do
+ATTACKERS = [sys.executable, str(REPOSITORY / "benchmarks" / "attacks.py")]
+BUSY = [sys.executable, "-c", "import os; os.nice(10)\nwhile True: pass"]
 
 
-@contextlib.contextmanager
-def flooded(server: Server, attack: str) -> Iterator[None]:
-    """Meanwhile two programs attack; they have less right to the processor than others."""
-    command = [sys.executable, str(REPOSITORY / "benchmarks" / "attacks.py"), str(server.port)]
-    attackers = [subprocess.Popen([*command, attack]) for _ in range(2)]
+def wait_beside(server: Server, key: str, *command: str) -> float:
+    """How long an owner waits while two such programs run, but for the longest waits."""
+    programs = [subprocess.Popen(command) for _ in range(2)]
     try:
-        time.sleep(1)  # for the flood to rise
-        assert {attacker.poll() for attacker in attackers} == {None}
-        yield
+        waits(server.port, key, 100)  # in which a flood rises
+        longest = waits(server.port, key, 200)[-3]
+        assert {program.poll() for program in programs} == {None}
+        return longest
     finally:
-        for attacker in attackers:
-            attacker.kill()
-            attacker.wait()
+        for program in programs:
+            program.kill()
+            program.wait()
 
 
 @pytest.mark.parametrize("attack", [attack.__name__ for attack in ATTACKS])
@@ -37,8 +35,10 @@ def test_flood_does_not_keep_owners_of_keys_waiting(start_server: StartServer, a
     """On a server of its own: the attackers use up what this address may try."""
     server = start_server()
     key = server.new_key(tier="pro")
-    usual = max(LEAST_SECONDS, waits(server.port, key, 200)[-3])
-    with flooded(server, attack):
-        during = waits(server.port, key, 200)[-3]
-    print(f"{attack}: {during / usual:.1f} times {1000 * usual:.1f} ms")
-    assert during < TIMES * usual
+    for _ in range(3):  # while the machine has other things to do
+        usual = max(LEAST_SECONDS, wait_beside(server, key, *BUSY))
+        during = wait_beside(server, key, *ATTACKERS, str(server.port), attack)
+        print(f"{attack}: {during / usual:.1f} times {1000 * usual:.1f} ms")
+        if during < TIMES * usual:
+            return
+    pytest.fail("in three rounds")

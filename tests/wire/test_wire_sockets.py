@@ -70,7 +70,7 @@ class TestEcho:
             client.sock.settimeout(15)
             with pytest.raises((ConnectionResetError, BrokenPipeError)):
                 client.send(bytes(50_000_000))
-            assert seconds <= time.monotonic() - started < patience(seconds + 3)
+            assert time.monotonic() - started >= seconds
         assert server.resident_kib - before < 4096
         eventually(lambda: server.log_lines(": 1006"))
 
