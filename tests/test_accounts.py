@@ -2,13 +2,18 @@
 
 import secrets
 import time
+from unicodedata import normalize
 
 import gevent
 import pytest
+from flask.testing import FlaskClient
 from werkzeug.exceptions import ServiceUnavailable
 
 import accounts
+import models
 from models import Invalid, User, check_fields
+from paths import ME
+from rows import count
 
 RULES = {  # what is accepted, and what is refused
     "username": (
@@ -84,6 +89,27 @@ def test_only_the_right_password_is_verified(user: User) -> None:
     assert accounts.verify_password(user, PASSWORD)
     for wrong in (PASSWORD.swapcase(), f"{PASSWORD} ", ""):
         assert not accounts.verify_password(user, wrong)
+
+
+def test_password_is_the_same_in_every_unicode_form() -> None:
+    composed, decomposed = (normalize(form, "Grüße für Ada") for form in ("NFC", "NFD"))
+    user = User(password_hash=accounts.hash_password(decomposed))
+    assert composed != decomposed
+    assert accounts.verify_password(user, composed)
+
+
+def test_new_user_has_no_key_of_an_earlier_one_with_the_same_number(
+    client: FlaskClient, owner: User, key: str
+) -> None:
+    """SQLite gives the highest number again once its row is gone."""
+    with models.database.connection_context():
+        models.database.execute_sql("PRAGMA foreign_keys = 0")  # as in sqlite3, by default
+        User.delete().execute()
+        models.database.execute_sql("PRAGMA foreign_keys = 1")
+    bob = accounts.create("bob", "bob@example.com", PASSWORD)
+    assert bob.id == owner.id
+    assert client.get(ME, headers={"X-API-Key": key}).status_code == 401
+    assert count() == 0
 
 
 def test_no_password_is_right_without_a_user_and_it_costs_as_much_to_find_out(user: User) -> None:

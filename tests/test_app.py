@@ -192,6 +192,20 @@ def test_limit_refuses_the_sixth_of_five_calls(server: Server) -> None:
     }
 
 
+@pytest.mark.parametrize("method", ["GET", "HEAD"])
+def test_usage_stats_are_answered_when_nothing_is_left(server: Server, method: str) -> None:
+    key = server.new_key(tier="five")
+    used = [server.ask(TEST, X_API_Key=key).status for _ in range(6)]
+    assert used == [200] * 5 + [429]
+    for _ in range(2):
+        answer = server.ask(STATS, method, X_API_Key=key)
+        assert (answer.status, answer.headers["X-RateLimit-Remaining"]) == (200, "0")
+        assert "Retry-After" not in answer.headers
+    stats = server.ask(STATS, X_API_Key=key).json()
+    assert (stats["total_requests"], stats["requests_remaining"]) == (5, 0)
+    assert server.ask(TEST, "HEAD", X_API_Key=key).status == 429
+
+
 def test_public_endpoints_count_nothing(server: Server) -> None:
     key = server.new_key()
     answers = [server.ask(path, X_API_Key=key) for path in PUBLIC * 2]

@@ -7,13 +7,13 @@ from collections.abc import Callable, Iterator
 import peewee
 import pytest
 from flask import Flask
-from flask.testing import FlaskClient
+from flask.testing import FlaskClient, FlaskCliRunner
 
 import auth
 import models
 from clock import NOON, Clock
 from conftest import NewKey
-from models import ApiKey, Invalid, User
+from models import PREFIXES, ApiKey, Invalid, User
 from paths import TEST
 from rows import change, count, row
 from services import Services
@@ -43,6 +43,20 @@ def with_checksum(key: str) -> str:
 
 def other(character: str) -> str:
     return "b" if character == "a" else "a"
+
+
+@pytest.mark.parametrize("type", PREFIXES)
+def test_key_of_each_type_is_good_until_it_is_revoked(
+    client: FlaskClient, cli: FlaskCliRunner, services: Services, new_key: NewKey, type: str
+) -> None:
+    key = new_key(type=type)
+    answer = client.get(TEST, headers={"X-API-Key": key}).get_json()
+    assert answer["api_key_type"] == type
+    start = key[: len(PREFIXES[type]) + 8]
+    assert cli.invoke(args=["key", "revoke", start]).exit_code == 0
+    services.store.forget()
+    refused = client.get(TEST, headers={"X-API-Key": key})
+    assert (refused.status_code, PREFIXES[type] in refused.get_json()["detail"]) == (401, True)
 
 
 @pytest.mark.parametrize(("type", "prefix"), [("production", "live"), ("development", "test")])
@@ -78,6 +92,17 @@ def test_twenty_sixth_live_key_is_a_successor_or_waits_for_the_end_of_one(new_ke
     with pytest.raises(Invalid, match="the maximum"):
         new_key()
     assert count() == 28
+
+
+def test_fifty_keys_are_live_at_most_while_some_are_being_rotated(new_key: NewKey) -> None:
+    end = models.now() + 60
+    keys = [new_key() for _ in range(25)]
+    successors = [auth.rotate_key(row(key), end)[1] for key in keys]
+    with pytest.raises(Invalid, match=r"^You have 50 keys, the maximum"):
+        auth.rotate_key(row(successors[0]), end)
+    assert (count(), row(successors[0]).rotated_at) == (50, None)
+    assert auth.revoke_key(row(keys[0]).id)
+    assert auth.rotate_key(row(successors[0]), end)
 
 
 @pytest.mark.parametrize("ended", [{"expires_at": 1}, {"revoked_at": 1}])

@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from unittest import mock
 
+import gevent
 import pytest
 from flask import Flask, abort
 from flask.testing import FlaskClient
@@ -183,6 +184,50 @@ def test_ten_wrong_passwords_close_an_account(ada: FlaskClient, client: FlaskCli
     assert re.search("Too many attempts.*Try again in [0-9]+ s", refused.text, re.DOTALL)
 
 
+def test_strangers_lock_nobody_out_until_they_are_many(app: Flask, ada: FlaskClient) -> None:
+    """Each has ten guesses; behind them, an account takes a hundred attempts a minute."""
+
+    def attempt(caller: int, password: str) -> int:
+        browser = app.test_client()
+        browser.environ_base["REMOTE_ADDR"] = f"192.0.2.{caller}"
+        return log_in_as(browser, "ada", password).status_code
+
+    assert {attempt(1, "wrong") for _ in range(10)} == {422}
+    assert (attempt(1, PASSWORD), attempt(2, PASSWORD)) == (429, 303)
+    assert {attempt(3 + n // 9, "wrong") for n in range(100 - 12)} == {422}
+    assert attempt(250, PASSWORD) == 429
+
+
+@pytest.mark.parametrize("path", ["/log-in", "/sign-up", f"{SECURITY}/password"])
+def test_caller_has_four_places_in_the_queue_for_hashes(
+    app: Flask, ada: FlaskClient, path: str
+) -> None:
+    def post(address: str) -> int:
+        form = EVIL | {"username": "bob"}
+        return ada.post(path, data=form, environ_base={"REMOTE_ADDR": address}).status_code
+
+    with accounts.HASHING:  # somebody else's password is being hashed
+        others = [gevent.spawn(post, "192.0.2.1") for _ in range(4)]
+        gevent.idle()
+        assert post("192.0.2.1") == 429
+        elsewhere = gevent.spawn(post, "192.0.2.2")
+        gevent.idle()
+        assert not elsewhere.ready(), "it waits for its turn"
+    assert 429 not in [asking.get(timeout=30) for asking in [*others, elsewhere]]
+    assert people.in_progress == []
+
+
+def test_twenty_names_an_hour_can_be_tried_in_the_profile(ada: FlaskClient, log_in: LogIn) -> None:
+    log_in("bob")
+
+    def is_taken(name: str, address: str) -> int:
+        form, place = {"username": name, "email": "ada@example.com"}, {"REMOTE_ADDR": address}
+        return ada.post(PROFILE, data=form, environ_base=place).status_code
+
+    assert {is_taken("ada", f"192.0.2.{n}") for n in range(30)} == {303}, "nothing is asked"
+    assert [is_taken("bob", f"192.0.2.{n}") for n in range(21)] == [422] * 20 + [429]
+
+
 def test_right_password_among_too_many_at_once_gets_no_answer(
     ada: FlaskClient, client: FlaskClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -291,6 +336,26 @@ def test_only_a_right_form_changes_the_password(ada: FlaskClient, client: FlaskC
     assert (is_logged_in(ada), is_logged_in(client)) == (True, False)
     assert log_in_as(client, "ada").status_code == 422
     assert log_in_as(client, "ada", "a brand new one").status_code == 303
+
+
+def test_password_that_an_operator_has_set_meanwhile_stays(
+    ada: FlaskClient, client: FlaskClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A change may wait in the queue for hashes while somebody resets the password."""
+    hash_password, chosen_by_operator = accounts.hash_password, secrets.token_urlsafe()
+
+    def reset_then_hash(password: str) -> str:
+        user = accounts.find("ada")
+        assert user
+        accounts.change(user, password_hash=hash_password(chosen_by_operator))
+        return hash_password(password)
+
+    monkeypatch.setattr(accounts, "hash_password", reset_then_hash)
+    form = {"current": PASSWORD, "password": "chosen by Mallory"}
+    answer = ada.post(f"{SECURITY}/password", data=form)
+    assert (answer.status_code, "was changed meanwhile" in answer.text) == (422, True)
+    assert log_in_as(client, "ada", "chosen by Mallory").status_code == 422
+    assert log_in_as(client, "ada", chosen_by_operator).status_code == 303
 
 
 # Keys
