@@ -1,7 +1,7 @@
 """Checks of every request, to the API or the pages, before a view is called."""
 
 from flask import Response, request
-from werkzeug.exceptions import abort
+from werkzeug.exceptions import MethodNotAllowed, abort
 
 MAX_BODY_BYTES = 16 * 1024  # forms are small, and the API takes no body
 
@@ -19,6 +19,8 @@ def is_api() -> bool:
 def check_request() -> Response | None:
     """Refuse a request that no view could answer, and answer a CORS preflight."""
     environ = request.environ
+    if environ["REQUEST_METHOD"] == "CONNECT":  # of which gunicorn makes some path
+        raise MethodNotAllowed(["GET", "HEAD", "OPTIONS"])
     lacks_host = environ["SERVER_PROTOCOL"] == "HTTP/1.1" and not environ.get("HTTP_HOST")
     if lacks_host and "/ws/" not in request.path:  # a bad handshake has an error of its own
         abort(400)  # RFC 9112 part 3.2

@@ -224,7 +224,7 @@ def test_no_such_path(server: Server, path: str) -> None:
     assert problem(answer) == {**words, "status": 404, "detail": detail}
 
 
-@pytest.mark.parametrize("method", ["POST", "PUT", "PATCH", "DELETE", "TRACE", "BREW"])
+@pytest.mark.parametrize("method", ["POST", "PUT", "PATCH", "DELETE", "TRACE", "CONNECT", "BREW"])
 def test_wrong_method(server: Server, method: str) -> None:
     for path in PUBLIC + PROTECTED:
         answer = server.ask(path, method)

@@ -47,6 +47,12 @@ class TestGarbage:
         answer = server.send(request_bytes(STATUS, {"Host": "a", name: "/elsewhere"}))
         assert (answer.status, answer.json()["status"]) == (200, "operational")
 
+    @pytest.mark.parametrize("target", ["a:80", STATUS, "/nothing"])
+    def test_connect_is_405_whatever_its_target(self, server: Server, target: str) -> None:
+        answer = server.ask(target, "CONNECT")
+        assert answer.status == 405
+        assert set(answer.headers["Allow"].split(", ")) == {"GET", "HEAD", "OPTIONS"}
+
     def test_smuggling_a_body_is_never_taken_for_the_next_request(self, server: Server) -> None:
         body = request_bytes("/api/v1/nothing", {"Host": "a"})
         head = request_bytes(STATUS, {"Host": "a", "Content-Length": str(len(body))})
