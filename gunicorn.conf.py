@@ -4,6 +4,7 @@ from gevent import monkey
 
 monkey.patch_all()  # before anything else is imported, in the master, too
 
+import os
 import signal
 import sys
 from pathlib import Path
@@ -15,11 +16,13 @@ chdir = str(Path(__file__).parent)  # even when it is started from another folde
 sys.path.insert(0, chdir)
 
 from commands import demo
+from server import start
 from server.log import Log
 from server.worker import Worker
 from settings import MAKE_SECRET, SettingsError, file_limit, load, raise_file_limit, warnings
 from storage.database import create_tables
 
+start.read_dotenv()
 raise_file_limit()
 settings = load()
 if not settings.secret_key:
@@ -46,21 +49,26 @@ control_socket_disable = True  # two services of the same user would share one s
 http_parser = "python"  # "auto" takes a less strict one where that is installed
 sendfile = False  # it would bypass the worker's way to send a response in one piece
 # Only PROXY_HOPS says whom to trust. To trust every address is safe here, because gunicorn knows no
-# forwarding headers; to compare each client's address would take 3 % of a request.
+# forwarding headers, and HTTP/2 without TLS, which it would allow to these addresses, is off. To
+# compare each client's address would take 3 % of a request.
 forwarder_headers = ""
 secure_scheme_headers: dict[str, str] = {}
 forwarded_allow_ips = "*"
+http2_cleartext = "off"
 ignores_hangup = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN  # it was started with nohup
 
 
 def on_starting(server: Arbiter) -> None:
     """Refuse options that SQLite mode does not allow, and a database that cannot be used."""
-    workers = server.cfg.workers
+    workers, user = server.cfg.workers, server.cfg.uid
     if server.cfg.worker_class != Worker or workers < 1 or (settings.sqlite and workers > 1):
         raise SettingsError("--worker-class must be gevent, and with SQLite --workers must be 1")
-    create_tables(settings)
     if settings.sqlite:
+        if user != os.geteuid():
+            raise SettingsError("--user: with SQLite, start gunicorn as the user who owns the file")
+        start.lock(settings.sqlite)
         one_process(server)
+    create_tables(settings)
 
 
 def one_process(server: Arbiter) -> None:

@@ -18,6 +18,7 @@ import models
 from models import ApiKey, User, check_fields, database
 from protocol.timestamps import date_time
 from services import services
+from settings import warnings
 from storage.database import create_tables
 from storage.outage import one_line
 
@@ -34,7 +35,10 @@ class Command(click.Command):
     """A command that has a connection to the database, and reports errors in one line."""
 
     def invoke(self, ctx: click.Context) -> Any:
-        create_tables(services().settings)
+        settings = services().settings
+        for warning in warnings(settings):
+            click.echo(f"Warning: {warning}", err=True)
+        create_tables(settings)
         try:
             with database.connection_context():
                 return super().invoke(ctx)

@@ -17,6 +17,7 @@ import accounts
 import auth
 from commands import cli
 from models import Invalid, User, database
+from server import start
 from settings import HERE, SettingsError, load, platform
 
 log = logging.getLogger(__name__)
@@ -27,6 +28,7 @@ WELCOME = HERE / "commands" / "welcome.txt"
 def main() -> None:
     """Become gunicorn, which serves the same app on this machine only."""
     argparse.ArgumentParser(usage="[PORT=8000] python app.py", description=__doc__).parse_args()
+    start.read_dotenv()
     settings = load()
     if where := platform():
         raise SettingsError(f"{where} is set: on a platform, start `gunicorn` instead")
@@ -34,7 +36,6 @@ def main() -> None:
     os.environ["SECRET_KEY"] = settings.secret_key or secrets.token_hex()
     # gunicorn reads it, too, and fails if it is empty.
     os.environ["WEB_CONCURRENCY"] = str(settings.web_concurrency)
-    os.chdir(HERE)
     bind = f"127.0.0.1:{settings.port}"
     gunicorn = [sys.executable, "-m", "gunicorn", "--bind", bind, "app:create_app(is_demo=True)"]
     os.execv(sys.executable, gunicorn)

@@ -193,6 +193,11 @@ class Server:
             pytest.skip("it opens the SQLite file")
         return self._database
 
+    @property
+    def stored(self) -> set[str]:
+        """The names of the files that make up the database; the empty one is not a part of it."""
+        return {path.name for path in self.database.parent.iterdir() if path.stat().st_size}
+
     def start(self) -> "Server":
         """Start, also after a stop, and wait for an answer; raises StartError."""
         with self._log.open("ab") as log:

@@ -213,8 +213,8 @@ class Walk:
             assert self.server.stop(how)[0] == (-9 if how == signal.SIGKILL else 0)
         if how != signal.SIGKILL:
             if not self.server.postgres:
-                (file,) = self.server.database.parent.iterdir()
-                assert file.stat().st_mode & 0o777 == 0o600, "one file, for its owner only"
+                assert self.server.stored == {"service.db"}
+                assert self.server.database.stat().st_mode & 0o777 == 0o600, "for its owner only"
             assert {client.close_code() for client in self.echoes} <= {1001}
             assert {c.close_code() for c, key in self.times if key.is_live(now)} <= {1001}
         self.echoes, self.times = [], []

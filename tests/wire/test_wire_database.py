@@ -66,7 +66,7 @@ class TestSqlite:
             key = key or server.flask("key", "create", name, "test").strip()
             assert server.ask(TEST, X_API_Key=key).status == 200
         assert server.stop()[0] == 0
-        assert [path.name for path in tmp_path.glob("*.db*")] == [file.name]
+        assert {path.name for path in tmp_path.glob("*.db*")} == {file.name, f"{file.name}-lock"}
         with closing(sqlite3.connect(file)) as whole:
             assert whole.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
             assert whole.execute("SELECT total FROM api_key").fetchall() == [(3,)]

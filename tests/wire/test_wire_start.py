@@ -13,12 +13,13 @@ from pathlib import Path
 import pytest
 
 from conftest import StartServer
-from paths import TEST, TIME
+from paths import STATUS, TEST, TIME
 from rawsocket import RawSocket
 from serving import (
     REPOSITORY,
     Server,
     StartError,
+    eventually,
     listens,
     patience,
     serve_command,
@@ -54,7 +55,7 @@ def test_every_command_leads_to_the_same_server(tmp_path: Path, command: list[st
 
     assert (status, seconds < patience(5)) == (0, True)
     assert server.execute("SELECT total FROM api_key") == [(2,)]
-    assert [path.name for path in server.database.parent.iterdir()] == [server.database.name]
+    assert server.stored == {"service.db"}
     assert "Traceback" not in server.log()
     assert key not in server.log()
     assert f'"GET {TEST}" 200' in server.log(), "an access log"
@@ -122,6 +123,7 @@ class TestOneWorker:
         ("options", "line"),
         [
             ("--workers 3", "--worker-class must be gevent"),
+            ("--user 12345", "--user: with SQLite, start gunicorn as"),
             pytest.param("-k sync", "--worker-class must be gevent", marks=pytest.mark.ci),
             ("--config=/dev/null", "needs its settings"),
             ("--config=/dev/null --preload", "needs its settings"),
@@ -134,3 +136,59 @@ class TestOneWorker:
             start_server(*serve_command(), *options.split())
         assert (refused.value.status != 0, refused.value.output.count(line)) == (True, 1)
         assert "Traceback" not in refused.value.output
+
+    def test_second_service_on_the_same_file_is_refused(self, start_patched: StartServer) -> None:
+        patient = partial(start_patched, "start.LOCK_SECONDS = 0.3")
+        first = patient()
+        link = first.directory / "link.db"
+        link.symlink_to(first.database)
+        with pytest.raises(StartError, match="another service uses this file; stop") as refused:
+            patient(DATABASE_URL=f"sqlite:///{link}")
+        line = refused.value.output.splitlines()[-1]
+        assert (refused.value.status, line[:14]) == (1, "DATABASE_URL: ")
+        assert first.flask("user", "list") == ""
+        assert first.ask(STATUS).status == 200
+        assert first.stop()[0] == 0
+        assert patient(DATABASE_URL=f"sqlite:///{link}").ask(STATUS).status == 200
+
+    def test_lock_ends_with_the_last_process_of_a_killed_service(
+        self, start_patched: StartServer
+    ) -> None:
+        server = start_patched("start.LOCK_SECONDS = 0.3")
+        orphan = server.worker_pid
+        os.kill(orphan, signal.SIGSTOP)
+        os.kill(server.pid, signal.SIGKILL)
+        server.wait()
+        with pytest.raises(StartError, match="another service uses this file"):
+            server.start()
+        os.kill(orphan, signal.SIGCONT)
+        eventually(lambda: not listens("127.0.0.1", server.port))
+        assert server.start().ask(STATUS).status == 200
+
+    def test_file_system_without_locks_is_a_warning(self, start_patched: StartServer) -> None:
+        broken = "def flock(*_): raise OSError(95, os.strerror(95))\nstart.fcntl.flock = flock"
+        server = start_patched(broken)
+        assert server.log_lines("second service on this file would not be noticed: flock: Op")
+
+
+DOTENV = """
+def find_dotenv(name, usecwd):
+    return name if name == ".env" else ""
+
+def dotenv_values(path, encoding):
+    return {values}
+"""
+
+
+def test_service_and_commands_read_the_same_dotenv(tmp_path: Path) -> None:
+    """python-dotenv is not among our packages, so this stands for it."""
+    values = {"RATE_LIMITS": "free=7/day", "WEB_CONCURRENCI": "3"}
+    (tmp_path / "dotenv.py").write_text(DOTENV.format(values=values))
+    server = Server(tmp_path, PYTHONPATH=str(tmp_path))
+    with contextlib.closing(server), server.start_flask("key", "tier", "x", "y") as command:
+        _, errors = command.communicate()
+        key = server.new_key()
+        assert server.start().ask(TEST, X_API_Key=key).headers["X-RateLimit-Limit"] == "7"
+        warning = "WEB_CONCURRENCI is not a setting of this service; did you mean WEB_CONCURRENCY?"
+        assert errors.splitlines()[0] == f"Warning: {warning}"
+        assert server.log_lines(warning)

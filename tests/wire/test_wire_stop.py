@@ -122,7 +122,7 @@ class TestHangUp:
 
         def is_saved_in_one_file() -> bool:
             total = server.execute("SELECT total FROM api_key")
-            return (total, [*server.database.parent.iterdir()]) == ([(7,)], [server.database])
+            return (total, server.stored) == ([(7,)], {"service.db"})
 
         eventually(is_saved_in_one_file)
 
