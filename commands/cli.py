@@ -35,6 +35,8 @@ class Command(click.Command):
     """A command that has a connection to the database, and reports errors in one line."""
 
     def invoke(self, ctx: click.Context) -> Any:
+        if sys.stdout:  # escape what the terminal cannot show
+            sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
         settings = services().settings
         for warning in warnings(settings):
             click.echo(f"Warning: {warning}", err=True)
@@ -44,6 +46,8 @@ class Command(click.Command):
                 return super().invoke(ctx)
         except PeeweeException as error:
             fail(f"DATABASE_URL: {one_line(error)}")
+        except BrokenPipeError:
+            raise  # click ends quietly
         except (ValueError, OSError) as error:  # models.Invalid, a full disk behind stdout
             fail(str(error))
 
@@ -168,7 +172,7 @@ def revoke_key(key_id: str) -> None:
 def read_password(from_stdin: bool) -> str:
     source = sys.stdin or fail("standard input is closed, so there is no password to read")
     if from_stdin:
-        return source.readline().rstrip("\r\n")
+        return source.buffer.readline().decode().rstrip("\r\n")
     prompt = "Password (10 or more characters)"
     return str(click.prompt(prompt, hide_input=True, confirmation_prompt=True))
 

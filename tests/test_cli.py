@@ -17,6 +17,7 @@ import accounts
 import auth
 import models
 from commands import cli as commands
+from conftest import NewKey
 from models import ApiKey, User
 from rows import change, count, row
 from serving import clean_environment
@@ -56,6 +57,31 @@ def test_user_is_created_with_the_password_from_stdin(cli: FlaskCliRunner, end: 
     arguments = ["user", "create", "ada", "ada@example.com", "--password-stdin"]
     assert done(cli.invoke(args=arguments, input=f" {PASSWORD} {end}")) == ""
     assert accounts.verify_password(accounts.find("ada"), f" {PASSWORD} ")
+
+
+def test_terminal_of_another_charset_garbles_no_password_and_ends_no_list(
+    cli: FlaskCliRunner, new_key: NewKey
+) -> None:
+    latin = cli.app.test_cli_runner(charset="latin-1")
+    arguments = ["user", "password", "ada", "--password-stdin"]
+    assert done(latin.invoke(args=arguments, input="Ünïcode 密码密码\n".encode())) == ""
+    assert accounts.verify_password(accounts.find("ada"), "Ünïcode 密码密码")
+    assert refused(latin.invoke(args=arguments, input=b"\xff" * 12)).startswith("'utf-8' codec")
+    new_key("ключ"), new_key("ci")
+    lines = done(latin.invoke(args=["key", "list"])).splitlines()
+    assert [line.split("\t")[2] for line in lines] == [r"\u043a\u043b\u044e\u0447", "ci"]
+
+
+def test_list_whose_reader_has_left_ends_quietly(config: Settings, owner: User) -> None:
+    read_end, write_end = os.pipe()
+    os.close(read_end)
+    models.database.close_all()
+    with os.fdopen(write_end) as pipe:
+        command = [sys.executable, "-m", "flask", "user", "list"]
+        environment = clean_environment(DATABASE_URL=f"sqlite:///{config.sqlite}")
+        how: dict[str, Any] = {"cwd": HERE, "env": environment, "stdout": pipe, "timeout": 60}
+        ended = subprocess.run(command, stderr=subprocess.PIPE, **how)
+    assert ended.stderr == b""
 
 
 def test_password_is_asked_for_twice_and_hidden(cli: FlaskCliRunner) -> None:
