@@ -592,20 +592,6 @@ def test_everything_has_the_security_headers(client: FlaskClient, static_urls: l
         assert headers["X-Content-Type-Options"] == "nosniff"
 
 
-def test_static_files_are_kept_by_hash(client: FlaskClient, static_urls: list[str]) -> None:
-    def caching(url: str) -> str:
-        with client.get(url) as answer:
-            return answer.headers["Cache-Control"]
-
-    assert len(static_urls) == 4  # the icon twice
-    for url in static_urls:
-        file, _, version = url.partition("?")
-        assert caching(url) == "public, max-age=31536000, immutable"
-        assert caching(f"{file}?v=another") == "no-cache"
-        assert caching(f"/static/nothing.css?{version}") == "no-store"
-        assert caching(f"/openapi.json?{version}") == "no-cache"
-
-
 def test_cookie_is_out_of_reach_of_scripts_and_sites(client: FlaskClient) -> None:
     answer = sign_up(client, "ada")
     assert answer.location == SECURITY

@@ -1,8 +1,6 @@
 """The web application: where people sign up, make keys and try the API."""
 
 from contextlib import suppress
-from hashlib import sha256
-from pathlib import Path
 
 import gevent
 from flask import Blueprint, Flask, Request, Response, g, render_template, request, send_file
@@ -19,9 +17,6 @@ from settings import HERE
 from web import people, profile
 
 FORM_SECONDS = 10  # for a form to arrive, in total
-STATIC = sorted(filter(Path.is_file, (Path(__file__).parent / "static").rglob("*")))
-# Part of the URLs of static files, so that browsers may keep them until one of them changes.
-VERSION = sha256(b"".join(file.read_bytes() for file in STATIC)).hexdigest()[:16]
 SECURITY_HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
     "img-src 'self'; connect-src 'self'; form-action 'self'; base-uri 'none'; "
@@ -52,8 +47,9 @@ def register(app: Flask) -> None:
     app.config["SESSION_COOKIE_SAMESITE"] = "Lax"
     app.jinja_env.trim_blocks = app.jinja_env.lstrip_blocks = True
     app.jinja_env.filters |= {"date_time": date_time, "display": display, "number": "{:,}".format}
-    app.jinja_env.globals |= {"settings": app.extensions["services"].settings, "models": models}
-    app.jinja_env.globals["units"] = {seconds: unit for unit, seconds in UNITS.items()}
+    units = {seconds: unit for unit, seconds in UNITS.items()}
+    signups = app.extensions["services"].settings.signups
+    app.jinja_env.globals |= {"models": models, "signups": signups, "units": units}
     app.register_blueprint(pages)
     app.add_url_rule("/<any('openapi.json', 'asyncapi.json'):name>", view_func=description)
 
@@ -100,20 +96,12 @@ def sent_from_here() -> bool:
     return not origin or origin.partition("://")[2] == request.host
 
 
-@pages.app_url_defaults
-def add_version(endpoint: str, values: dict[str, str]) -> None:
-    if endpoint == "static":
-        values["v"] = VERSION
-
-
 @pages.after_app_request
 def finish(response: Response) -> Response:
     """Add security headers to everything but the API, and show errors in the pages' layout."""
     if is_api():
         return response
     response.headers.update(SECURITY_HEADERS)
-    if request.endpoint == "static" and request.args.get("v") == VERSION:
-        response.headers["Cache-Control"] = "public, max-age=31536000, immutable"
     if response.mimetype == "text/html":
         response.headers["Cache-Control"] = "no-store"
         if error := g.pop("error", None):  # not a page that a view made for its own error

@@ -10,31 +10,12 @@ from werkzeug.exceptions import TooManyRequests
 import accounts
 import auth
 import models
-from models import (
-    CHART_HOURS,
-    DAY,
-    HOUR,
-    ApiKey,
-    HourlyUsage,
-    Invalid,
-    User,
-    check_fields,
-    database,
-)
+from models import CHART_HOURS, DAY, HOUR, ApiKey, HourlyUsage, Invalid, User, check_fields
 from protocol.addresses import caller
 from services import services
 from storage import transaction
-from web.people import (
-    NAMES,
-    attempt,
-    chosen,
-    errors_shown_by,
-    prove,
-    redirect_to,
-    session_mark,
-    throttle,
-    typed,
-)
+from web import people
+from web.people import chosen, errors_shown_by, redirect_to, typed
 
 LIFETIMES = {"never": 0, "30 days": 30 * DAY, "90 days": 90 * DAY, "1 year": 365 * DAY}
 # Not at once: if the new key gets lost on the way, the old one still works for a second try.
@@ -72,8 +53,8 @@ def save_profile() -> ResponseReturnValue:
     fields = {name: text for name, text in fields.items() if text != getattr(g.user, name)}
     check_fields(**fields)
     if fields:  # what is taken tells who has an account
-        throttle(NAMES, caller(request.remote_addr))
-        throttle(NAMES, g.user.username)
+        people.throttle(people.NAMES, caller(request.remote_addr))
+        people.throttle(people.NAMES, g.user.username)
         accounts.change(g.user, **fields)
     return redirect_to("/settings/profile", "Your profile is saved.")
 
@@ -84,7 +65,7 @@ def security() -> str:
     expired = ApiKey.expires_at > models.now() - 7 * DAY
     expired &= ApiKey.revoked_at.is_null() & ApiKey.rotated_at.is_null()
     order = ApiKey.created_at.desc(), fn.LOWER(ApiKey.name), ApiKey.id
-    with database.connection_context():
+    with models.database.connection_context():
         listed = list(g.user.keys.where(ApiKey.live() | expired).order_by(*order))
         hours = hourly_requests(g.user)
     page = {"keys": [(key, auth.left(key)) for key in listed], "hours": hours}
@@ -112,14 +93,14 @@ def leave_form(_: str) -> ResponseReturnValue:
 
 @pages.post("/security/password")
 @errors_shown_by(security)
-@attempt()
+@people.attempt()
 def change_password() -> ResponseReturnValue:
     new = request.form.get("password", "")
     check_fields(password=new)
-    user = prove(g.user.username, request.form.get("current", ""))
+    user = people.prove(g.user.username, request.form.get("current", ""))
     if not user:
         raise Invalid(current="This is not your current password.")
-    session["mark"] = session_mark(accounts.change_password(user, new))
+    session["mark"] = people.session_mark(accounts.change_password(user, new))
     return redirect_to("/settings/security", "Your password is changed.")
 
 
@@ -190,6 +171,6 @@ def changed(is_done: bool, words: str) -> ResponseReturnValue:
 
 
 def own_key(key_id: str) -> ApiKey:
-    with database.connection_context():
+    with models.database.connection_context():
         key: ApiKey | None = ApiKey.get_or_none(ApiKey.id == key_id, ApiKey.user == g.user)
     return key or abort(404)
