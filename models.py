@@ -4,7 +4,7 @@ import re
 import time
 
 import peewee
-from peewee import BigIntegerField, CharField, ForeignKeyField, fn
+from peewee import SQL, BigIntegerField, CharField, ForeignKeyField, fn
 
 from ratelimit import DEFAULT_TIER, Usage
 
@@ -44,23 +44,24 @@ class ApiKey(Table):
     """A key and its usage: in total, and in the window that ends at `reset`.
 
     Only a digest of the key is stored. Rotating a key sets `rotated_at`, and `expires_at` to the
-    end of the grace period.
+    end of the grace period. Defaults are in the schema, too: the previous version may be running
+    with the same database, and inserts rows without a new column.
     """
 
     id = CharField(max_length=8, primary_key=True)
     user = ForeignKeyField(User, backref="keys")
     name = CharField(max_length=64)
     type = CharField(max_length=11)
-    tier = CharField(max_length=32, default=DEFAULT_TIER)
+    tier = CharField(max_length=32, default=DEFAULT_TIER, constraints=[SQL("DEFAULT 'free'")])
     digest = CharField(max_length=64)
     created_at = BigIntegerField(default=now)
     expires_at = BigIntegerField(null=True, index=True)
     rotated_at = BigIntegerField(null=True)
     revoked_at = BigIntegerField(null=True)
     last_used_at = BigIntegerField(null=True)
-    total = BigIntegerField(default=0)
-    reset = BigIntegerField(default=0)
-    used = BigIntegerField(default=0)
+    total = BigIntegerField(default=0, constraints=[SQL("DEFAULT 0")])
+    reset = BigIntegerField(default=0, constraints=[SQL("DEFAULT 0")])
+    used = BigIntegerField(default=0, constraints=[SQL("DEFAULT 0")])
 
     @classmethod
     def live(cls) -> peewee.Expression:
@@ -103,15 +104,6 @@ class HourlyUsage(Table):
 
 
 TABLES = [User, ApiKey, HourlyUsage]
-
-# Defaults are in the schema, too: the previous version may still be running, and inserts rows
-# without a new column.
-for table in TABLES:
-    for field in table._meta.sorted_fields:
-        if isinstance(field.default, bool | int | float | str):
-            text = str(field.default).replace("'", "''")
-            quoted = f"'{text}'" if isinstance(field.default, str) else text
-            field.constraints = [peewee.SQL(f"DEFAULT {quoted}")]
 
 USERNAME = r"[A-Za-z0-9][A-Za-z0-9_.-]{1,31}"
 EMAIL = r"(?=[!-~]{3,254}$)[^@]{1,64}@[^@.]+(\.[^@.]+)+"  # ASCII: databases differ in the rest

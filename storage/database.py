@@ -112,7 +112,7 @@ def missing() -> Iterator[Callable[[], object]]:
         for field in fields if columns else []:
             if field.column_name not in columns:
                 if not (field.null or field.constraints):
-                    words = "must have null=True or a constant default, because the table exists"
+                    words = "must have null=True or a DEFAULT in `constraints`: the table exists"
                     raise SettingsError(f"models.py: {field} {words}")
                 yield migrator.alter_add_column(name, field.column_name, field, True).run
         indexes = {index.name for index in database.get_indexes(name)}
