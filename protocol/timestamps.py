@@ -10,8 +10,7 @@ def utc(seconds: float) -> datetime:
 
 def timestamp(seconds: float) -> str:
     """With milliseconds: `2026-11-20T23:52:07.042Z`."""
-    microseconds = round(seconds * 1e6)  # rounded first, because .042 might be cut to .041
-    whole, milliseconds = divmod(microseconds // 1000, 1000)
+    whole, milliseconds = divmod(int(seconds * 1000), 1000)
     return f"{date_time(whole)[:-1]}.{milliseconds:03d}Z"
 
 

@@ -72,6 +72,12 @@ def test_new_key_has_form_and_row(owner: User, clock: Clock, type: str, prefix: 
     assert auth.create_key(owner, "ci", type)[0].tier == "free"
 
 
+def test_row_of_a_user_with_keys_stays(owner: User, key: str) -> None:
+    with models.database.connection_context(), pytest.raises(peewee.IntegrityError):
+        owner.delete_instance()
+    assert row(key)
+
+
 def test_two_keys_share_nothing_and_use_the_whole_alphabet(new_key: NewKey) -> None:
     keys = [new_key() for _ in range(25)]
     for part in (slice(8, 16), slice(17, 49)):

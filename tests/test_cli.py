@@ -159,6 +159,35 @@ def print_key(cli: FlaskCliRunner, capfd: pytest.CaptureFixture[str]) -> Callabl
     return run
 
 
+@pytest.mark.usefixtures("owner")
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("5s", 5), ("15m", 900), ("24h", 86_400), ("90d", 7_776_000)]
+)
+def test_key_lasts_as_long_as_it_was_told_to(
+    print_key: Callable[..., str], text: str, seconds: int
+) -> None:
+    made = row(print_key("create", "ada", "ci", "--expires", text))
+    assert made.expires_at - made.created_at in (seconds - 1, seconds)
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        ("key create ada ci --expires 0", "--expires must be longer than 0."),
+        ("key create ada ci --tier gold", "gold"),
+        ("key tier KEY gold", "gold"),
+        ("user password ada --password-stdin", "password: Use 10 to 256 characters."),
+    ],
+)
+def test_option_that_cannot_be_is_one_line(
+    cli: FlaskCliRunner, key: str, command: str, words: str
+) -> None:
+    before = row(key).__data__
+    arguments = command.replace("KEY", key[:16]).split()
+    assert words in refused(cli.invoke(args=arguments, input="too short\n"))
+    assert (count(), row(key).__data__) == (1, before)
+
+
 @pytest.mark.parametrize("command", ["revoke KEY", "tier KEY pro", "rotate KEY"])
 @pytest.mark.parametrize("length", [16, 55])
 def test_key_or_its_beginning_stands_for_its_id(

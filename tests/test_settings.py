@@ -143,6 +143,11 @@ def test_only_postgresql_has_more_than_one_worker(environ: Environ, workers: int
     assert ["WEB_CONCURRENCY" in line for line in warnings(**environ)] == [True] * (workers == 1)
 
 
+def test_variable_wins_over_what_a_platform_brings() -> None:
+    assert load({"RENDER": "true"}).proxy_hops == 3
+    assert [load({"RENDER": "true", "PROXY_HOPS": hops}).proxy_hops for hops in "01"] == [0, 1]
+
+
 @pytest.mark.parametrize("variable", PLATFORM_HOPS)
 def test_file_that_a_platform_will_lose_is_warned_about(
     variable: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

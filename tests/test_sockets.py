@@ -3,6 +3,7 @@
 import contextlib
 import logging
 import socket
+import time
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -22,6 +23,7 @@ from protocol.problems import Problem
 from protocol.websocket import SERVER_OPTIONS, Close, Closed, WebSocket, simplify
 from ratelimit import Allowance
 from rawsocket import PING, PONG, UPGRADE, Frame, RawSocket, frame
+from services import Services
 from sockets import serve
 
 EndedBy = Callable[[BaseException], RawSocket]
@@ -144,14 +146,18 @@ def test_silent_client_is_pinged_and_lost_when_it_does_not_answer(
     accepted: Server, peer: RawSocket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(websocket, "PING_SECONDS", 0.05)
-    monkeypatch.setattr(websocket, "STALLED_SECONDS", 0.1)
+    monkeypatch.setattr(websocket, "STALLED_SECONDS", 0.4)
+    started = time.monotonic()
     serving, _ = start(accepted)
     for _ in range(5):
         assert peer.frame() == Frame(PING, b"")
         peer.send(frame(PONG))
+    pinged = time.monotonic()
+    assert pinged - started > 5 * 0.05
     assert not serving.ready()
     with pytest.raises(TimeoutError):
         serving.get(timeout=5)
+    assert time.monotonic() - pinged > 0.4
 
 
 @pytest.mark.parametrize("before", [0, 1_000_000], ids=["much was pushed", "a frame is half sent"])
@@ -190,6 +196,13 @@ def ended_by(app: Flask, accepted: Server, peer: RawSocket, ends: tuple[Any, Any
         return peer
 
     return run
+
+
+def test_socket_that_was_admitted_while_a_stop_began_closes_with_1001(
+    ended_by: EndedBy, services: Services
+) -> None:
+    services.sockets.shut_down()
+    assert ended_by(AssertionError("it is served")).frame().close_code == 1001
 
 
 def test_bug_closes_1011_and_is_logged(ended_by: EndedBy, caplog: pytest.LogCaptureFixture) -> None:

@@ -1,7 +1,7 @@
 """The ticker alone, with a clock that moves only when the ticker sleeps."""
 
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from unittest import mock
 
 import pytest
@@ -9,7 +9,7 @@ import pytest
 from clock import NOON, Clock
 from protocol import open_sockets
 from protocol.open_sockets import Ticker
-from protocol.websocket import WebSocket
+from protocol.websocket import Closed, WebSocket
 
 
 class Sleeper(Clock):
@@ -48,6 +48,17 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Sleeper:
     monkeypatch.setattr(open_sockets, "time", clock)
     monkeypatch.setattr(open_sockets, "gevent", clock)
     return clock
+
+
+def test_closed_socket_is_sent_nothing_more(clock: Sleeper) -> None:
+    """Its descriptor may be that of another client by now."""
+    ws = mock.Mock(WebSocket)
+    with suppress(Closed), clock.ticker.ticking(ws):
+        clock.run(2)
+        assert ws.push.call_count == 2
+        raise Closed(1000)
+    clock.run(2)
+    assert ws.push.call_count == 2
 
 
 @pytest.mark.parametrize("tenth", range(10))

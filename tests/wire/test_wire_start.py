@@ -124,6 +124,7 @@ class TestOneWorker:
         [
             ("--workers 3", "--worker-class must be gevent"),
             ("--user 12345", "--user: with SQLite, start gunicorn as"),
+            ("--workers 0", "--worker-class must be gevent"),
             pytest.param("-k sync", "--worker-class must be gevent", marks=pytest.mark.ci),
             ("--config=/dev/null", "needs its settings"),
             ("--config=/dev/null --preload", "needs its settings"),

@@ -9,7 +9,6 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from urllib.parse import quote
 
 import pytest
 
@@ -165,7 +164,7 @@ class TestSecrecy:
     @pytest.fixture
     def talkative(self, start_server: StartServer) -> Server:
         arguments = "--access-logfile - --log-level debug"
-        return start_server(GUNICORN_CMD_ARGS=arguments, RATE_LIMITS="free=4/day")
+        return start_server(GUNICORN_CMD_ARGS=arguments)
 
     def test_nobody_can_forge_a_line_of_the_log(self, talkative: Server) -> None:
         talkative.ask("/api/v1/%0d%0a%1b[2K%0b%c2%85%e2%80%a8forged")
@@ -181,7 +180,8 @@ class TestSecrecy:
         server.flask("key", "revoke", revoked[8:16])
         escaped = "".join(f"%{ord(character):02X}" for character in key)
         half = "".join(c if random.random() < 0.5 else f"%{ord(c):02x}" for c in key)
-        for text in (key, revoked, escaped, half, quote(key)):
+        texts = (key, revoked, escaped, half, key.replace("_", "%5F"))
+        for text in texts:
             for line, headers in PLACES:
                 with contextlib.suppress(OSError):
                     server.send(f"{line}\r\n{headers}\r\n".replace("KEY", text).encode())
@@ -189,12 +189,12 @@ class TestSecrecy:
         files = [path for path in server.directory.rglob("*") if path.is_file()]
         assert server.postgres or server.database in files
         assert '"POST /sign-up" 303' in server.log()
-        assert '"GET /api/v1/protected/test" 429' in server.log()
+        assert '"GET /api/v1/protected/test" 200' in server.log()
         for secret in ("scrypt:", "example.com", "long+enough", "long enough", key[17:-6]):
             assert secret not in server.log()
         for path in files:
             content = path.read_bytes()
-            for text in (key, revoked, escaped, half):
+            for text in texts:
                 assert text[17:].encode() not in content, (path, text)
 
 

@@ -1,0 +1,16 @@
+"""How moments are written."""
+
+from clock import NOON
+from protocol.timestamps import date_time, display, timestamp
+
+
+def test_every_millisecond_is_written_as_it_is() -> None:
+    """In binary, most of them are a little more or less than what is meant."""
+    written = [timestamp(NOON + number / 1000) for number in range(1000)]
+    assert written == [f"2026-11-21T12:00:00.{number:03}Z" for number in range(1000)]
+    assert timestamp(NOON + 0.9996) == "2026-11-21T12:00:00.999Z"
+
+
+def test_seconds_are_written_for_programs_and_for_people() -> None:
+    assert date_time(NOON) == "2026-11-21T12:00:00Z"
+    assert display(NOON + 0.9) == "2026-11-21 12:00:00 UTC"
