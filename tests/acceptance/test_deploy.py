@@ -22,7 +22,7 @@ from typing import Any
 
 import pytest
 
-from paths import ECHO, TEST, TIME
+from paths import ECHO, STATUS, TEST, TIME
 from postgresql import Cluster
 from rawsocket import TEXT, RawSocket, form_bytes, frame
 from serving import (
@@ -35,6 +35,7 @@ from serving import (
     serve_command,
     working_tree,
 )
+from settings import load
 
 DEPLOY = REPOSITORY / "deploy"
 DEPLOYING = (REPOSITORY / "docs/deploying.md").read_text()
@@ -283,6 +284,20 @@ class TestUnit:
                 server.start()
                 assert b"READY=1" in systemd.recv(1000)
                 assert not listens("127.0.0.2", port)
+
+
+def test_files_give_the_service_what_it_needs() -> None:
+    """A user that is not root, time for a stop (5 s), and a check that needs no key."""
+    image, unit = shipped("Dockerfile", {}), shipped("demo-service.service", {})
+    fly, render = shipped("fly.toml", {}), shipped("render.yaml", {})
+    assert re.search(rf"useradd .*--uid [1-9]\d+ {dockerfile('USER')} ", image)
+    assert re.search("^User=demo-service$", unit, re.MULTILINE)
+    seconds = re.findall(r"^(?:TimeoutStopSec=|kill_timeout = )(\d+)", unit + fly, re.MULTILINE)
+    assert [int(number) >= 2 * 5 for number in seconds] == [True, True]
+    checked = re.findall(r'^ +(?:path = "|healthCheckPath: )([^"\n]+)', fly + render, re.MULTILINE)
+    assert checked == [STATUS, STATUS]
+    files = re.findall("^LimitNOFILE=(.*)", unit, re.MULTILINE)
+    assert [int(number) > 2 * load({}).max_sockets for number in files] == [True]
 
 
 @pytest.fixture
