@@ -5,15 +5,19 @@ import re
 from pathlib import Path
 
 from flask import Flask
+from flask.testing import FlaskClient
 
 import settings
 from documents import ASYNCAPI, CONTRIBUTING, DOCUMENTS, OPENAPI, README, rows, section
+from models import PREFIXES
 from protocol.websocket import PING_SECONDS, STALLED_SECONDS, Close
 from ratelimit import UNITS
 from server.worker import SEND_SECONDS
 from serving import REPOSITORY
 from web import FORM_SECONDS
 
+CLIENTS = (REPOSITORY / "docs/testing-clients.md").read_text()
+DEPLOYING = (REPOSITORY / "docs/deploying.md").read_text()
 PLATFORMS = {"DYNO": "Heroku", "FLY_APP_NAME": "Fly", "RENDER": "Render"}
 PLATFORMS |= {"RAILWAY_ENVIRONMENT": "Railway", "RAILWAY_ENVIRONMENT_NAME": "Railway"}
 
@@ -36,38 +40,70 @@ def test_map_names_every_module_and_package() -> None:
 
 
 def test_settings_table_is_what_is_read() -> None:
-    """Every setting is in it; given its defaults, the settings are those without any."""
-    table = {row[0].strip("`"): row[1].strip("`") for row in rows("Settings and commands")}
-    assert table.keys() == settings.NAMES
+    """Every setting is in one of two tables; given their defaults, the settings are the same."""
+    listed = [*rows("Settings and commands"), *rows("Other settings", DEPLOYING)]
+    table = {row[0].strip("`"): row[1].strip("`") for row in listed}
+    assert table.keys() == settings.NAMES, "edit docs/deploying.md or README.md"
     hops = {PLATFORMS[name]: hops for name, hops in settings.PLATFORM_HOPS.items()}
     assert hops == dict(re.findall(r"(\w+) (\d)", table["PROXY_HOPS"]))
-    assert settings.load(table | {"SECRET_KEY": "", "PROXY_HOPS": "0"}) == settings.load({})
+    shown = settings.load(table | {"SECRET_KEY": "", "PROXY_HOPS": "0"})
+    assert shown == settings.load({}), "edit README.md or docs/deploying.md"
 
 
 def test_endpoints_are_those_of_the_app(app: Flask) -> None:
     rules = {rule.rule for rule in app.url_map.iter_rules() if rule.rule.startswith("/api/")}
-    assert set(re.findall(r"`(/api/[^`?]+)", "".join(map(str, rows("The API"))))) == rules
     described = {re.sub(r"{(\w+)}", r"<\1>", path) for path in json.loads(OPENAPI)["paths"]}
-    assert described == {rule for rule in rules if "/ws/" not in rule}
+    assert described == {rule for rule in rules if "/ws/" not in rule}, "edit docs/openapi.json"
+    listed = set(re.findall(r"`(/api/[^`?]+)", "".join(map(str, rows("The API")))))
+    assert listed == rules, "edit README.md: the table of endpoints"
+
+
+def test_sockets_are_those_of_the_app(app: Flask) -> None:
+    described = {channel["address"] for channel in json.loads(ASYNCAPI)["channels"].values()}
+    rules = {rule.rule for rule in app.url_map.iter_rules() if "/ws/" in rule.rule}
+    assert described == rules, "edit docs/asyncapi.json: channels"
+
+
+def test_fields_of_answers_are_described(client: FlaskClient, key: str) -> None:
+    api = json.loads(OPENAPI)
+    for path, operation in api["paths"].items():
+        details = operation["get"]
+        names = {each["name"]: each["example"] for each in details.get("parameters", [])}
+        body = client.get(path.format(**names), headers={"X-API-Key": key}).get_json()
+        content = details["responses"]["200"]["content"]["application/json"]
+        schema = content["schema"]
+        if "$ref" in schema:
+            schema = api["components"]["schemas"][schema["$ref"].rpartition("/")[2]]
+        for described in (schema["properties"], schema["required"], content.get("example", body)):
+            assert set(described) == set(body), f"edit docs/openapi.json: the fields of {path}"
+
+
+def test_types_of_keys_are_described() -> None:
+    schemas = json.loads(OPENAPI)["components"]["schemas"]
+    types = schemas["AuthenticationTest"]["properties"]["api_key_type"]["enum"]
+    assert set(types) == set(PREFIXES), "edit docs/openapi.json: api_key_type"
+    listed = set(re.findall(r"`(\w+)` \(`(sk_\w+)`\)", README))
+    assert listed == set(PREFIXES.items()), "edit README.md: the types of keys"
 
 
 def test_units_are_those_of_the_limits() -> None:
-    (units,) = re.findall(r"^The limits .* are per (.*)\.$", README, re.MULTILINE)
-    assert units.replace("or ", "").split(", ") == [*UNITS]
+    (units,) = re.findall(r"the tiers.* per (.*) \|$", README, re.MULTILINE)
+    assert units.replace("or ", "").split(", ") == [*UNITS], "edit README.md: RATE_LIMITS"
 
 
 def test_codes_of_errors_are_those_of_the_descriptions() -> None:
     codes = set(re.findall(r'"code": (?:\{[^}]*"const": )?"([a-z_]+)"', OPENAPI + ASYNCAPI))
     codes |= {"not_found", "method_not_allowed"}  # in words, as they are not of one path
-    table = " ".join(row[1] for row in rows("The API") if row[0].isdigit())
-    assert set(re.findall("`([a-z_]+)`", table)) == codes
+    table = " ".join(row[1] for row in rows("HTTP", CLIENTS) if row[0].isdigit())
+    assert set(re.findall("`([a-z_]+)`", table)) == codes, "edit docs/testing-clients.md: errors"
 
 
 def test_close_codes_are_those_of_the_service() -> None:
     codes = {1000, 1002, 1007} | {int(code) for code in Close}
-    page = (REPOSITORY / "docs" / "testing-clients.md").read_text()
-    assert {int(row[0]) for row in rows("WebSockets", page) if row[0].isdigit()} == codes
-    assert set(map(int, json.loads(ASYNCAPI)["x-close-codes"])) == codes
+    listed = {int(row[0]) for row in rows("WebSockets", CLIENTS) if row[0].isdigit()}
+    assert listed == codes, "edit docs/testing-clients.md: close codes"
+    described = set(map(int, json.loads(ASYNCAPI)["x-close-codes"]))
+    assert described == codes, "edit docs/asyncapi.json: x-close-codes"
 
 
 def test_seconds_are_those_of_the_code() -> None:
@@ -85,7 +121,8 @@ def test_commands_are_those_of_flask(app: Flask) -> None:
     text = section("Settings and commands").rpartition("|\n")[2]
     named = set(re.findall("`([a-z]+)`", text))
     groups = [app.cli.commands[name] for name in ("user", "key")]
-    assert named == {name for group in groups for name in group.commands}  # type: ignore[attr-defined]
+    commands = {name for group in groups for name in group.commands}  # type: ignore[attr-defined]
+    assert named == commands, "edit README.md: the commands"
 
 
 def test_every_requirement_is_pinned() -> None:

@@ -124,12 +124,18 @@ def installed(checkout: Checkout) -> Checkout:
     return checkout
 
 
+def export(shown: str) -> str:
+    """The line that sets the key, as the first start has printed it."""
+    (line,) = re.findall(r"^ *(export KEY=\w+\n)", shown, re.MULTILINE)
+    return str(line)
+
+
 class TestCommands:
     def test_pasted_commands_print_what_readme_shows(self, checkout: Checkout) -> None:
         serve, ask, socket, *_ = blocks("sh")
         answers, frames = blocks("json")
-        with checkout.running(serve):
-            printed = checkout.paste(f"{ask}{socket}")
+        with checkout.running(serve) as shown:
+            printed = checkout.paste(f"{export(shown())}{ask}{socket}")
         assert pattern(printed) == pattern(answers + frames)
         (start_over,) = [code for code in inline("Start over") if code.startswith("rm")]
         checkout.paste(start_over)
@@ -143,10 +149,9 @@ class TestCommands:
             eventually(lambda: '"GET /api/v1/status" 200' in printed())
 
     def test_six_requests_end_in_a_429(self, installed: Checkout) -> None:
-        start, ask = inline("See a 429")
-        create_key = blocks("sh")[1].splitlines()[0]
-        with installed.running(start.replace("/minute", "/day")):  # no minute ends between the six
-            answers = installed.paste(f"{create_key}\n{ask}").splitlines()
+        start, ask = inline("See a 429")  # in a day, so that no minute ends between the six
+        with installed.running(start.replace("/minute", "/day")) as shown:
+            answers = installed.paste(f"{export(shown())}{ask}").splitlines()
         assert [json.loads(answer).get("status", 200) for answer in answers] == [200] * 5 + [429]
 
     def test_test_command_runs_tests(self, checkout: Checkout) -> None:
