@@ -36,13 +36,10 @@ def pattern(text: str) -> str:
     return YEAR.sub("YEAR", MOMENT.sub("MOMENT", text.strip()))
 
 
-# A step of a recipe: the file, where in it, and what to add.
+# A step of a recipe: the file, where in it, and what to add: a block, or one line.
 PLACE = r"\s(above|below|in\splace\sof)\sthe\sline\swith\s`([^`]+)`"
-STEP = re.compile(
-    rf"[Ii]n\s(?:the\snew\sfile\s)?`([^`]+)`(?:,{PLACE})?:\n\n```\w+\n(.*?)^```", re.M | re.S
-)
-_, *parts = re.split(r"^### (.*)\n", section("Recipes", CONTRIBUTING), flags=re.MULTILINE)
-RECIPES = dict(zip(parts[::2], parts[1::2], strict=True))
+ADDED = r"(?:\n\n```\w+\n(.*?)^```|\s+(`+)([^\n]+)\5$)"
+STEP = re.compile(rf"[Ii]n\s(?:the\snew\sfile\s)?`([^`]+)`(?:,{PLACE})?:{ADDED}", re.M | re.S)
 
 
 class Checkout:
@@ -65,23 +62,23 @@ class Checkout:
         self.env |= {"PATH": f"{folder}:{self.env['PATH']}", "PORT": str(self.ports["8000"])}
         self._log = folder / "log"
 
-    def paste(self, commands: str, **environment: str) -> str:
+    def paste(self, commands: str, seconds: float = 120, **environment: str) -> str:
         """What the commands print; each of them must succeed."""
         pasted, env = ["bash", "-ec", self._on_our_ports(commands)], self.env | environment
-        how: dict[str, Any] = {"capture_output": True, "text": True, "timeout": 120}
+        how: dict[str, Any] = {"capture_output": True, "text": True, "timeout": seconds}
         done = subprocess.run(pasted, cwd=self.folder, env=env, **how)
         assert done.returncode == 0, f"{commands}\n{done.stdout}{done.stderr}"
         return str(done.stdout)
 
-    def has(self, name: str, _where: str, _marker: str, added: str) -> bool:
-        file = self.folder / name
-        return file.exists() and added in file.read_text()
-
-    def follow(self, name: str, where: str, marker: str, added: str) -> None:
+    def follow(self, name: str, where: str, marker: str, block: str, line: str) -> None:
         """Take a step of a recipe; the marker must be in one line."""
         file = self.folder / name
         lines = file.read_text().splitlines(keepends=True) if where else [""]
-        (at,) = [i for i, line in enumerate(lines) if marker in line]
+        found = [i for i, text in enumerate(lines) if marker in text]
+        assert len(found) == 1, f"{marker!r} is in {len(found)} lines of {name}"
+        at, *_ = found
+        indentation = re.match(" *", lines[at])
+        added = block or f"{indentation and indentation[0]}{line}\n"
         lines[at + (where == "below") : at + (where != "above")] = [added]
         file.write_text("".join(lines))
 
@@ -166,20 +163,21 @@ class TestCommands:
             assert not re.search(r"^\s*[$>] |(^|\s)#", block, re.MULTILINE), block
 
 
-class TestRecipes:
-    @pytest.mark.parametrize("name", RECIPES)
-    def test_recipe_leaves_the_tests_green(self, installed: Checkout, name: str) -> None:
-        """Its tests fail until the documents are right. What was done before is left as it is."""
-        commands = "".join(blocks("sh", RECIPES[name]))
-        steps = [step for step in STEP.findall(RECIPES[name]) if not installed.has(*step)]
-        described = [step for step in steps if step[0].endswith((".md", ".json"))]
-        for step in [step for step in steps if step not in described]:
+def test_recipes_leave_the_whole_suite_green(installed: Checkout) -> None:
+    """All of them at once. Tests fail until the documents are right, and name those to edit."""
+    recipes = section("Recipes", CONTRIBUTING)
+    steps = [(*place, block, line) for *place, block, _, line in STEP.findall(recipes)]
+    assert len(steps) == len(re.findall(r"[Ii]n (?:the new file )?`[^`]+`(?:,|:\n)", recipes))
+    described = [step for step in steps if step[0].endswith((".md", ".json"))]
+    for step in [step for step in steps if step not in described]:
+        installed.follow(*step)
+    while described:
+        with pytest.raises(AssertionError) as failed:
+            installed.paste(".venv/bin/pytest -n 0 tests/test_documents.py")
+        named = [step for step in described if re.search(f"edit .*{step[0]}", str(failed.value))]
+        assert named, failed.value
+        for step in named:
             installed.follow(*step)
-        if described:
-            with pytest.raises(AssertionError, match=r"FAILED tests/test_documents"):
-                installed.paste(commands)
-        for step in described:
-            installed.follow(*step)
-        assert " passed" in installed.paste(commands)
-        (check,) = [block for block in blocks("sh", CONTRIBUTING) if "mypy" in block]
-        installed.paste(check)
+            described.remove(step)
+    (checks,) = blocks("sh", recipes)
+    assert " passed" in installed.paste(checks, seconds=900)

@@ -134,7 +134,7 @@ class TestEither:
         held, key = [server.new_key(tier="pro") for _ in range(2)]
         shutil.copytree(REPOSITORY, newer, ignore=shutil.ignore_patterns(".*", "tests", "*.db*"))
         lines = (
-            "note = CharField(default='0', constraints=[SQL('DEFAULT 0')])",
+            "colour = CharField(default='0', constraints=[SQL('DEFAULT 0')])",
             "place = BigIntegerField(null=True, index=True)",
         )
         models = (newer / "models.py").read_text().replace(last, "\n    ".join([last, *lines]))
@@ -148,7 +148,7 @@ class TestEither:
         assert (command.communicate(timeout=20)[1], load.statuses()) == ("", {200})
         new = server.flask("key", "create", "user0", "by the version before")
         assert server.ask(TEST, X_API_Key=new.strip()).status == 200
-        assert set(server.execute("SELECT note, place FROM api_key")) == {("0", None)}
+        assert set(server.execute("SELECT colour, place FROM api_key")) == {("0", None)}
         assert not server.log_lines("Traceback")
 
 
