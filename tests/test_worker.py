@@ -7,7 +7,6 @@ import signal
 import socket
 from collections.abc import Iterable, Iterator
 from typing import Any
-from unittest.mock import Mock
 
 import gevent
 import pytest
@@ -19,7 +18,6 @@ from gunicorn.config import Config
 from gunicorn.http import wsgi
 from gunicorn.workers.ggevent import GeventWorker
 
-from protocol.websocket import Close, Closed
 from server import repairs
 from server.log import Log
 from server.worker import Worker
@@ -158,12 +156,3 @@ class TestStream:
             next_part.set()
             worker.stop([])
             assert not worker.requests
-
-
-def test_late_interrupt_is_not_logged(worker: Worker, caplog: pytest.LogCaptureFixture) -> None:
-    """One that comes when the socket has just been closed."""
-    worker.wsgi = Mock(side_effect=Closed(Close.GOING_AWAY))
-    with connected(worker) as client:
-        client.sendall(GET)
-        assert worker.connections.join(timeout=10)
-    assert not caplog.records
