@@ -7,13 +7,14 @@ limiter.hit("some key", Quota("free", limit=1000, seconds=3600)).remaining
 import math
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import NamedTuple
 
 UNITS = {"second": 1, "minute": 60, "hour": 3600, "day": 86400}
 QUOTA = re.compile(rf"([a-z][a-z0-9_-]{{0,31}})=([1-9][0-9]{{0,11}})/({'|'.join(UNITS)})")
 DEFAULT_TIER = "free"
-SMALL_STEP = 60  # seconds: if the clock is set back by less, no past window is opened again
+SMALL_STEP = 60  # seconds by which clocks may differ; see Usage.within
 
 
 class Quota(NamedTuple):
@@ -27,6 +28,21 @@ class Quota(NamedTuple):
     def unit(self) -> str:
         """The unit of time that is one window, such as "hour"."""
         return next(unit for unit, seconds in UNITS.items() if seconds == self.seconds)
+
+    def window_ends(self, now: float) -> tuple[int, int]:
+        """When the current window ends, at the earliest and at the latest.
+
+        A stored window that ends at one of these, or between them, goes on: a clock that is ahead
+        by less than SMALL_STEP, and by less than a window, has begun it. So such clocks open no
+        window twice, and neither does a clock that is set back by so little.
+        """
+        step = min(SMALL_STEP, self.seconds)
+        return window_end(now, self.seconds), window_end(now + step, self.seconds)
+
+
+def window_end(now: float, seconds: int) -> int:
+    """The end of the window of `seconds` in which this moment lies, in Unix seconds."""
+    return (int(now) // seconds + 1) * seconds
 
 
 class Allowance(NamedTuple):
@@ -46,6 +62,16 @@ class Usage(NamedTuple):
     total: int = 0
     reset: int = 0
     used: int = 0
+
+    def within(self, quota: Quota, now: float) -> "Usage":
+        """What is used of the current window: nothing, if it is another one than at `reset`."""
+        earliest, latest = quota.window_ends(now)
+        return self if earliest <= self.reset <= latest else Usage(self.total, earliest)
+
+    def allowance(self, quota: Quota, now: float, accepted: bool) -> Allowance:
+        """What is left of the window that ends at `reset`."""
+        left = max(0, quota.limit - self.used)
+        return Allowance(quota, accepted, left, self.reset, math.ceil(self.reset - now), self.total)
 
     def plus(self, later: "Usage") -> "Usage":
         """This and later requests, if any. If they are in a new window, `used` starts again."""
@@ -77,37 +103,34 @@ def parse_quotas(text: str) -> dict[str, Quota]:
 class Limiter:
     """Counts requests per key in windows on UTC boundaries.
 
-    `counted` holds the requests of each key. The caller adds them to what is stored, empties it,
-    and passes the new `stored` value to the next `hit`. It has no lock, so use it from one thread
-    only.
-
-    If the clock is set back by SMALL_STEP or less, the latest time is used until the clock gets
-    there again, so no window is opened twice. A larger step back is accepted immediately: the
-    windows in between are opened again, and may admit their limit a second time.
+    The caller stores what has been counted (see `hand_over`), and passes the new `stored` value to
+    the next `hit`. It has no lock, so use it from one thread only.
     """
 
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
-        self.counted: dict[str, Usage] = {}
-        self._clock, self._latest = clock, 0.0
+        self.counted: dict[str, Usage] = {}  # of each key
+        self._clock = clock
 
     def hit(self, key: str, quota: Quota, stored: Usage = NOTHING, cost: int = 1) -> Allowance:
         """Count a request if the window's allowance is not used up; a cost of 0 counts nothing."""
         now = self._clock()
-        reset = (self._window_time(now) // quota.seconds + 1) * quota.seconds
         counted = self.counted.get(key, NOTHING)
-        usage = stored.plus(counted)
-        used = usage.used if usage.reset == reset else 0
-        accepted = used < quota.limit
+        usage = stored.plus(counted).within(quota, now)
+        accepted = usage.used < quota.limit
         if accepted and cost:
-            request = Usage(cost, reset, cost)
+            request = Usage(cost, usage.reset, cost)
             self.counted[key] = counted.plus(request)
             usage = usage.plus(request)
-            used = usage.used
-        left = max(0, quota.limit - used)
-        return Allowance(quota, accepted, left, reset, math.ceil(reset - now), usage.total)
+        return usage.allowance(quota, now, accepted)
 
-    def _window_time(self, now: float) -> int:
-        """The time that decides the window; after a small step back, the latest one."""
-        if not 0 <= self._latest - now <= SMALL_STEP:
-            self._latest = now
-        return int(self._latest)
+    @contextmanager
+    def hand_over(self) -> Iterator[dict[str, Usage]]:
+        """Give away what has been counted, to be stored; take it back if that raises an error."""
+        counted, self.counted = self.counted, {}
+        try:
+            yield counted
+        except BaseException:
+            for key, later in self.counted.items():  # what has been counted meanwhile
+                counted[key] = counted.get(key, NOTHING).plus(later)
+            self.counted = counted
+            raise

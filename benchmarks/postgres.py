@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import suppress
 from pathlib import Path
 
 BENCHMARKS = Path(__file__).parent
@@ -65,8 +66,12 @@ class Case:
 def seconds_of(pid: int) -> float:
     """The processor time of a process and its children, also of those that have ended."""
     children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    stats = [Path(f"/proc/{process}/stat").read_text() for process in [str(pid), *children]]
-    return sum(sum(map(int, stat.rsplit(")")[1].split()[11:15])) for stat in stats) / HERTZ
+    ticks = 0
+    for process in [str(pid), *children]:
+        with suppress(FileNotFoundError, ProcessLookupError):  # it has just ended
+            stat = Path(f"/proc/{process}/stat").read_text()
+            ticks += sum(map(int, stat.rsplit(")")[1].split()[11:15]))
+    return ticks / HERTZ
 
 
 def main() -> None:

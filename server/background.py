@@ -1,4 +1,4 @@
-"""Twice a second: saves counts, forgets keys, and closes the sockets of keys that have ended."""
+"""Twice a second: saves counts, and closes the sockets of keys that have ended."""
 
 from gevent.event import Event
 from peewee import PeeweeException
@@ -26,7 +26,6 @@ class Background:
     def sync(self) -> None:
         """Sync once. A single failure may be a lock that a command holds, so it is not logged."""
         try:
-            self._store.forget()  # first, so that it is done although the database may fail
             self._sockets.end(self._store.ended(self._sockets.keys()))
             self._store.save()
         except PeeweeException as error:

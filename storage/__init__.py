@@ -1,14 +1,26 @@
 """Where keys and counts are stored: SQLite or PostgreSQL, behind the methods of a Store."""
 
+import logging
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from time import monotonic
+from typing import Any
 
-from peewee import PostgresqlDatabase
+import gevent
+from peewee import PeeweeException, PostgresqlDatabase
 
 import models
-from models import ApiKey, User
-from ratelimit import Allowance, Limiter, Quota
+from models import ApiKey, User, now
+from ratelimit import Allowance, Quota
+from storage.outage import one_line
+from storage.queries import FIND, OWNER, delete_old_rows, ended_keys, made_of
+
+log = logging.getLogger(__name__)
+
+KNOWN_SECONDS = 0.5  # how long a row that was found is remembered
+LAST_SECONDS = 1.0  # how long the last save is retried during a stop
+TIDY_SECONDS = 60  # between two looks for old rows
 
 
 @contextmanager
@@ -26,22 +38,23 @@ def transaction() -> Iterator[None]:
 class Store(ABC):
     """What the rest of the service asks of a database; each method may raise PeeweeException.
 
-    It remembers the rows that were found until they are forgotten. Background.sync does so twice a
-    second, so what is known of a key is never older.
-
-    A window ends at `(now // seconds + 1) * seconds`. A row with another `reset` has used nothing
-    of the current window. `Limiter.hit`, SAVE in sqlite.py and count.sql all follow this rule.
+    It has connections of its own, so it never waits for those of pages. What it knows of a key is
+    never older than KNOWN_SECONDS and one query.
     """
+
+    saves_in: str  # tables
 
     def __init__(self) -> None:
         self._rows: dict[str, ApiKey] = {}  # by id
-        self._limiter = Limiter()  # with PostgreSQL, it only computes windows
+        self._forget_at = self._tidy_at = 0.0  # by `monotonic`
 
     def find(self, key_id: str) -> ApiKey | None:
         """The key with this id, ended or not.
 
         An unknown id is not remembered: made-up keys take no memory, and a new key works at once.
         """
+        if monotonic() > self._forget_at:
+            self.forget()
         # A row that is found while another greenlet calls `forget` may be old. It goes into the
         # dictionary from before the query, so it is forgotten with the others.
         rows = self._rows
@@ -54,32 +67,60 @@ class Store(ABC):
 
     def forget(self) -> None:
         """Look up every key again, because its row may have changed."""
-        self._rows = {}
+        self._rows, self._forget_at = {}, monotonic() + KNOWN_SECONDS
 
-    @abstractmethod
     def _look_up(self, key_id: str) -> ApiKey | None:
         """The row with this id."""
+        rows = self._ask(FIND, key_id)
+        return made_of(rows[0]) if rows else None
 
+    @abstractmethod
     def left(self, key: ApiKey, quota: Quota) -> Allowance:
         """What is left for the key according to this row, to be shown; counts nothing."""
-        return self._limiter.hit(key.id, quota, key.usage, cost=0)
 
     @abstractmethod
     def hit(self, key_id: str, quota: Quota) -> Allowance | None:
         """Count a request if the window's allowance is not used up; None if the key is deleted."""
 
-    @abstractmethod
     def owner(self, key: ApiKey) -> tuple[User, int] | None:
         """The key's user, and how many live keys they have; None if the key has just ended."""
+        for *columns, count in self._ask(OWNER, now(), key.user_id):
+            names = ("id", "username", "email", "created_at")
+            return User(**dict(zip(names, columns, strict=True))), count
+        return None
 
-    @abstractmethod
     def ended(self, key_ids: set[str]) -> set[str]:
         """Which of these keys have ended."""
+        return ended_keys(self._ask, key_ids)
 
-    @abstractmethod
     def save(self) -> None:
         """Save what has been counted, and delete rows that are too old."""
+        self._save()
+        if monotonic() > self._tidy_at and not delete_old_rows(self._ask):
+            self._tidy_at = monotonic() + TIDY_SECONDS
 
-    @abstractmethod
     def close(self) -> None:
         """Save what is left, and close the database."""
+        deadline = monotonic() + LAST_SECONDS
+        while counted := self._unsaved():
+            try:
+                self._save()
+            except PeeweeException as error:
+                gevent.sleep(0.1)
+                if monotonic() > deadline:
+                    words = "the last %d requests of %d keys could not be saved in %s: %s"
+                    requests, reason = sum(counted.values()), one_line(error)
+                    log.error(words, requests, len(counted), self.saves_in, reason)
+                    return
+
+    @abstractmethod
+    def _ask(self, query: str, *values: object) -> list[Any]:
+        """The rows that answer a query, in which ? stands for a value."""
+
+    @abstractmethod
+    def _unsaved(self) -> Mapping[str, int]:
+        """How many requests of each key are not saved yet."""
+
+    @abstractmethod
+    def _save(self) -> None:
+        """Save them all, or none."""

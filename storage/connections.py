@@ -2,9 +2,9 @@
 
 Every wait is bounded by one of these, because none of them bounds all:
 
-- `Postgres.connect` waits for a free connection for FREE_SECONDS at most.
-- A gevent.Timeout there, and in `Batch` of postgres.py, bounds connecting, including the look-up of
-  the host's name.
+- The store bounds all its waits with one gevent.Timeout.
+- `Postgres.connect` waits for a free connection for FREE_SECONDS at most, and a gevent.Timeout
+  there bounds connecting, including the look-up of the host's name.
 - `Impatient.wait` bounds each answer to a page or a command. Commands are not patched by gevent, so
   its Timeouts never fire there.
 - `connect_timeout` bounds connecting in a command, to CONNECT_SECONDS for each address.
@@ -12,21 +12,26 @@ Every wait is bounded by one of these, because none of them bounds all:
 
 import time
 from collections import defaultdict
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import gevent
 from gevent.lock import BoundedSemaphore
+from gevent.queue import LifoQueue
 from peewee import OperationalError, Psycopg3Adapter
 from playhouse.pool import PooledPostgresqlDatabase
 from psycopg import Connection, Error
 from psycopg.conninfo import conninfo_attempts, conninfo_to_dict, make_conninfo
+from psycopg.pq import TransactionStatus
 
-CONNECTIONS = 4  # of the pool in each process, for pages and the background
+CONNECTIONS = 3  # for pages, in each process
 FREE_SECONDS = 5  # how long to wait for one while others use them all
 ANSWER_SECONDS = 0.6  # to connect, and again for an answer; a busy machine needs 0.4
 CONNECT_SECONDS = 2  # to connect to an address in a command; libpq's minimum
 STALE_SECONDS = 10  # how long a connection of the pool is used
+# Of a connection of the store: no count waits for the disk, and none for a locked row for long.
+SESSION = "SET synchronous_commit = off; SET lock_timeout = '50ms'"
 
 # When connecting to an address last failed; the others are tried before it.
 failed_at: defaultdict[str, float] = defaultdict(float)
@@ -51,9 +56,47 @@ def connect(url: str, kind: type[Connection[Any]] = Connection) -> Any:
 def connect_to(address: str, kind: type[Connection[Any]]) -> Any:
     try:
         return kind.connect(address, autocommit=True)
-    except (Error, gevent.Timeout):
+    except BaseException:  # a Timeout, too
         failed_at[address] = time.monotonic()
         raise
+
+
+class Pool:
+    """A few connections of the store, used in turn. Raises psycopg.Error, and waits without limit.
+
+    Each is made when it is first used. Counts need not wait for the disk.
+    """
+
+    def __init__(self, url: str, size: int) -> None:
+        self._url, self._generation = url, 0
+        self._free = LifoQueue(items=[(0, None)] * size)  # with the generation of each
+
+    @contextmanager
+    def connection(self) -> Iterator[Connection[Any]]:
+        generation, connection = self._free.get()
+        try:
+            if connection and generation != self._generation:
+                connection.close()
+                connection = None
+            if not connection:
+                generation, connection = self._generation, connect(self._url)
+                connection.execute(SESSION)
+            yield connection
+        finally:
+            if connection and connection.info.transaction_status != TransactionStatus.IDLE:
+                connection.close()  # it is lost, or its answer did not come
+                connection = None
+            self._free.put((generation, connection))
+
+    def renew(self) -> None:
+        """Replace all connections when they are next used."""
+        self._generation += 1
+
+    def close(self) -> None:
+        """Close those that are not in use."""
+        while not self._free.empty():
+            if connection := self._free.get()[1]:
+                connection.close()
 
 
 class Impatient(Connection[Any]):
@@ -90,6 +133,8 @@ class Postgres(PooledPostgresqlDatabase):
         super().__init__(url, CONNECTIONS, **options)
 
     def connect(self, reuse_if_open: bool = False) -> bool:
+        if not self.is_closed():
+            return bool(super().connect(reuse_if_open))
         if not self._free.acquire(timeout=FREE_SECONDS):
             raise OperationalError(f"no free connection within {FREE_SECONDS} s")
         try:

@@ -21,8 +21,9 @@ COMMAND_SECONDS = 10  # in a command, with either database: nobody else waits fo
 # In PostgreSQL, processes that start at the same time create the tables one after another. They
 # wait for less than COMMAND_SECONDS.
 ONE_AT_A_TIME = "SELECT set_config('lock_timeout', '9s', true), pg_advisory_xact_lock(20261121)"
-# While a new column or index waits for a table that is in use, all requests wait behind it.
-SHORT_LOCKS = "SELECT set_config('lock_timeout', '100ms', true)"
+# While a new column or index waits for a table that is in use, all requests wait behind it. A hit
+# waits for 50 ms (connections.SESSION).
+SHORT_LOCKS = "SELECT set_config('lock_timeout', '20ms', true)"
 
 
 def open_database(settings: Settings, patience: float | None = None) -> None:

@@ -1,206 +1,202 @@
 """Keys and counts in PostgreSQL, exact over any number of processes.
 
-Each process asks in batches: finds of keys in one, hits in another. Requests that arrive during a
-query share the next one, so the cost of a request falls as the load rises. No request is admitted
-before it is counted. Needs psycopg, which is optional.
+A hit is one UPDATE of one row, so a key never waits for another. No request is admitted before it
+is counted. Needs psycopg, which is optional.
 """
 
+import time
+from collections import Counter
 from collections.abc import Callable
-from functools import partial
-from pathlib import Path
+from contextlib import nullcontext
 from typing import Any
 
 import gevent
 import psycopg
 from gevent.event import AsyncResult
-from peewee import OperationalError
+from gevent.lock import BoundedSemaphore
+from peewee import OperationalError, PeeweeException
 from psycopg.errors import LockNotAvailable
 
-from models import ApiKey, User, database
-from ratelimit import Allowance, Quota
+from models import HOUR, ApiKey, database, now
+from ratelimit import Allowance, Quota, Usage
 from storage import Store
-from storage.connections import ANSWER_SECONDS, connect
-from storage.queries import FIND, delete_old_rows, ended_keys, made_of, owner
+from storage.connections import Pool
 
-COUNT = Path(__file__).with_name("count.sql").read_bytes()
-COUNT_UNLOCKED = COUNT.replace(b"FOR UPDATE OF api_key", b"FOR UPDATE OF api_key SKIP LOCKED")
-# Between two tries to count in a row that is locked. Another process that counts has it for 1 ms or
-# two; a page, a command or a person at psql may have it for much longer.
-PAUSE_SECONDS = 0.005
-LATE_TRIES = 25
-LOCKED = object()  # the answer to a hit whose row stays locked
-PROBE = ("", Quota("", 1, 1))  # a hit of no key
+HITS, LOOK_UPS = 4, 3  # connections of each process; with those of pages, at most 10
+ANSWER_SECONDS = 0.9  # for a hit or a look-up, from its arrival, all its waits included
+PAUSE_SECONDS = 0.5  # before a key is asked about again whose row is locked
+LOST = (None, "25006", "57P01", "57P03")  # SQLSTATE: no answer, read-only, shut down, starting
 
-Connection = psycopg.Connection[Any]
-Hit = tuple[str, Quota]  # the id of the key, and the quota of its tier
-Query = Callable[[Connection, list[Any]], list[Any]]  # takes items, returns an answer to each
+# The window of a row goes on if its end lies between %(end)s and %(latest)s: Quota.window_ends.
+# If not all hits are granted, none is counted.
+USED = "%(hits)s + CASE WHEN reset BETWEEN %(end)s AND %(latest)s THEN used ELSE 0 END"
+HIT = f"""UPDATE api_key SET total = total + %(hits)s, used = {USED}, last_used_at = %(now)s,
+    reset = CASE WHEN reset BETWEEN %(end)s AND %(latest)s THEN reset ELSE %(end)s END
+    WHERE id = %(id)s AND {USED} <= %(limit)s RETURNING total, reset, used"""
+USAGE = "SELECT total, reset, used FROM api_key WHERE id = %(id)s"
+ADD_HOUR = """INSERT INTO hourly_usage (hour, key_id, requests)
+    SELECT ?, * FROM unnest(?::text[], ?::bigint[])
+    ON CONFLICT (hour, key_id) DO UPDATE SET requests = hourly_usage.requests + excluded.requests"""
 
 
-class Batch:
-    """Answers all questions that arrive during one query by the next, in the order of arrival.
+class Late(OperationalError):
+    """A key was not answered in time."""
 
-    It has a connection of its own, so that questions of another kind never wait for these.
+
+def in_time() -> gevent.Timeout:
+    return gevent.Timeout(ANSWER_SECONDS, Late(f"no answer within {ANSWER_SECONDS} s"))
+
+
+class Batches:
+    """Asks one question at a time about each key; those that come meanwhile are asked together.
+
+    After a late answer, a key is left alone for PAUSE_SECONDS. Then it may use only half of the
+    connections, so that it keeps no other key waiting, until it is answered in time.
     """
 
-    def __init__(self, url: str, query: Query, on_failure: Callable[[], None]) -> None:
-        self._url, self._query, self._on_failure = url, query, on_failure
-        self._connection: Connection | None = None
-        self._is_old = False
-        self._waiting: list[tuple[Any, AsyncResult]] = []
-        self._asking: gevent.Greenlet | None = None
+    def __init__(self, connections: int, ask: Callable[[str, list[Any]], list[Any]]) -> None:
+        self._ask = ask
+        self._waiting: dict[str, list[tuple[Any, AsyncResult]]] = {}
+        self._late: dict[str, float] = {}  # when the key was late, by `monotonic`
+        self._lane = BoundedSemaphore(connections // 2)
 
-    def ask(self, item: Any) -> Any:
-        """The answer to this item; raises PeeweeException.
-
-        Nobody waits for more than two queries, the one under way and the next.
-        """
+    def ask(self, key_id: str, item: object = None) -> Any:
+        """The answer to this item; raises PeeweeException."""
+        if time.monotonic() < self._late.get(key_id, 0) + PAUSE_SECONDS:
+            raise Late("the row of the key is locked")
         answer = AsyncResult()
-        self._waiting.append((item, answer))
-        if not self._asking:  # a greenlet that has ended, for whatever reason, is false
+        if key_id not in self._waiting:
+            self._waiting[key_id] = []
             # In a greenlet of its own, or this request would also serve those that come later.
-            self._asking = gevent.spawn(self._ask_all)
-        with gevent.Timeout(2 * ANSWER_SECONDS, OperationalError("no answer in time")):
+            gevent.spawn(self._ask_all, key_id)
+        self._waiting[key_id].append((item, answer))
+        with in_time():
             return answer.get()
 
-    def renew(self) -> None:
-        """Make the next query over a new connection; one that is under way goes on."""
-        self._is_old = True
-
-    def close(self) -> None:
-        if self._connection:
-            self._connection.close()
-            self._connection = None
-
-    def _ask_all(self) -> None:
-        while self._waiting:
-            batch, self._waiting = self._waiting, []
-            try:
-                with gevent.Timeout(ANSWER_SECONDS):
-                    answers = self._query(self._connected(), [item for item, _ in batch])
-            except (Exception, gevent.Timeout) as error:
-                self._on_failure()
-                # Questions that came meanwhile fail, too, so that nobody waits twice.
-                batch, self._waiting = batch + self._waiting, []
-                for _, answer in batch:
-                    answer.set_exception(database_error(error))
-            else:
+    def _ask_all(self, key_id: str) -> None:
+        try:
+            while batch := self._waiting[key_id]:
+                self._waiting[key_id] = []
+                with in_time(), self._lane if key_id in self._late else nullcontext():
+                    answers = self._ask(key_id, [item for item, _ in batch])
+                self._late.pop(key_id, None)
                 for (_, answer), value in zip(batch, answers, strict=True):
                     answer.set(value)
-
-    def _connected(self) -> Connection:
-        if self._is_old:
-            self.close()
-            self._is_old = False
-        if not self._connection:
-            self._connection = connect(self._url)
-        return self._connection
+        except Exception as error:
+            if isinstance(error, Late):
+                self._late[key_id] = time.monotonic()
+            # Those who came meanwhile fail, too, so that nobody waits twice.
+            for _, answer in batch + self._waiting[key_id]:
+                answer.set_exception(error)
+        finally:
+            del self._waiting[key_id]
 
 
 class PostgresStore(Store):
-    """A Store that any number of processes share.
+    """A Store that any number of processes share."""
 
-    A hit whose row another transaction has locked waits for it, but not among the others: it is
-    asked again in a batch of its own, as are all further hits of that key, until one of them has
-    got the row.
-    """
+    saves_in = "hourly_usage"  # hits have been counted in api_key
 
     def __init__(self, url: str) -> None:
         super().__init__()
-        self._finds = Batch(url, find_keys, self.reconnect)
-        self._hits = Batch(url, count_hits, self.reconnect)
-        late = partial(count_unlocked, tries=LATE_TRIES)
-        self._late_hits = Batch(url, late, self.reconnect)
-        self._locked: set[str] = set()  # ids of the keys whose hits go there
+        self._look_ups, self._hits = Pool(url, LOOK_UPS), Pool(url, HITS)
+        self._finding = Batches(LOOK_UPS, self._find)
+        self._counting = Batches(HITS, self._count)
+        self._chart = Counter[str]()  # requests of each key that are not in hourly_usage yet
 
     def _look_up(self, key_id: str) -> ApiKey | None:
-        return self._finds.ask(key_id)
+        return self._finding.ask(key_id)
+
+    def _find(self, key_id: str, items: list[None]) -> list[ApiKey | None]:
+        return [super()._look_up(key_id)] * len(items)
+
+    def left(self, key: ApiKey, quota: Quota) -> Allowance:
+        moment = time.time()
+        return key.usage.within(quota, moment).allowance(quota, moment, True)
 
     def hit(self, key_id: str, quota: Quota) -> Allowance | None:
-        if key_id not in self._locked:
-            allowance = self._hits.ask((key_id, quota))
-            if allowance is not LOCKED:
-                return allowance
-            self._locked.add(key_id)
-        allowance = self._late_hits.ask((key_id, quota))
-        if allowance is LOCKED:
-            raise OperationalError("the row of the key is locked")
-        self._locked.discard(key_id)
-        return allowance
+        return self._counting.ask(key_id, quota)
 
-    def owner(self, key: ApiKey) -> tuple[User, int] | None:
-        with database.connection_context():
-            return owner(key, database)
+    def _count(self, key_id: str, quotas: list[Quota]) -> list[Allowance | None]:
+        """The Allowance of each hit, or None if the key was deleted.
+
+        A key has one quota. If its tier was just changed, the one of its last hit holds for all.
+        """
+        quota, answers = quotas[-1], list[Allowance | None]()
+        hits = len(quotas)
+        while missing := len(quotas) - len(answers):
+            moment = time.time()
+            end, latest = quota.window_ends(moment)
+            values = {"id": key_id, "hits": hits, "end": end, "latest": latest}
+            values |= {"now": int(moment), "limit": quota.limit}
+            if rows := self._run(self._hits, HIT, values):
+                total, reset, used = rows[0]
+                self._chart[key_id] += hits
+                for later in reversed(range(hits)):
+                    usage = Usage(total - later, reset, used - later)
+                    answers.append(usage.allowance(quota, moment, True))
+                hits = missing - hits
+            elif rows := self._run(self._hits, USAGE, values):
+                usage = Usage(*rows[0]).within(quota, moment)
+                hits = min(missing, quota.limit - usage.used)
+                if hits <= 0:
+                    answers += [usage.allowance(quota, moment, False)] * missing
+            else:
+                answers += [None] * missing
+        return answers
 
     def ended(self, key_ids: set[str]) -> set[str]:
-        self._look_up("")  # it calls `reconnect` if the server is lost, before a request notices
-        with database.connection_context():
-            return ended_keys(key_ids, database)
+        self._check_server()
+        return super().ended(key_ids)
 
-    def save(self) -> None:
-        """Hits have already been saved."""
-        self._hits.ask(PROBE)  # so that a server that cannot be written is noticed before a request
-        with database.connection_context():
-            delete_old_rows(database)  # mostly none, so it may run at each save
+    def _check_server(self) -> None:
+        """Notice before a request does that the server is lost, or can't be written any more."""
+        try:
+            [(read_only,)] = self._ask("SHOW transaction_read_only")
+            if read_only == "on":
+                raise OperationalError("the server is read-only")
+        except PeeweeException:
+            self._reconnect()
+            raise
 
-    def reconnect(self) -> None:
-        """Replace all connections, because a query has failed.
-
-        Another host may be the primary by now, and this one may still answer.
-        """
-        for batch in (self._finds, self._hits, self._late_hits):
-            batch.renew()
+    def _reconnect(self) -> None:
+        """Replace all connections, because another host may be the primary by now."""
+        self._look_ups.renew()
+        self._hits.renew()
         gevent.spawn(database.close_idle)  # which may wait for somebody who is connecting
 
+    def _ask(self, query: str, *values: object) -> list[Any]:
+        with in_time():
+            return self._run(self._look_ups, query.replace("?", "%s"), values)
+
+    def _run(self, pool: Pool, query: str, values: Any) -> list[Any]:
+        try:
+            with pool.connection() as connection:
+                cursor = connection.execute(query.encode(), values)
+                return cursor.fetchall() if cursor.description else []
+        except LockNotAvailable as error:
+            raise Late(str(error)) from None
+        except psycopg.Error as error:
+            if error.sqlstate in LOST:
+                self._reconnect()
+            raise OperationalError(str(error)) from None
+
+    def _unsaved(self) -> Counter[str]:
+        return self._chart
+
+    def _save(self) -> None:
+        """A request counts for the hour in which it is saved."""
+        chart, self._chart = self._chart, Counter()
+        if not chart:
+            return
+        moment, ids = now(), sorted(chart)  # in one order in all processes, so without deadlock
+        try:
+            self._ask(ADD_HOUR, moment - moment % HOUR, ids, [chart[key_id] for key_id in ids])
+        except BaseException:
+            self._chart.update(chart)  # adds them
+            raise
+
     def close(self) -> None:
-        for batch in (self._finds, self._hits, self._late_hits):
-            batch.close()
-
-
-def find_keys(connection: Connection, ids: list[str]) -> list[ApiKey | None]:
-    """The key with each id, if there is one; raises psycopg.Error."""
-    rows = connection.execute(f"{FIND} = ANY(%s)".encode(), [ids])
-    found = {key.id: key for key in map(made_of, rows)}
-    return [found.get(key_id) for key_id in ids]
-
-
-def count_hits(connection: Connection, hits: list[Hit]) -> list[Any]:
-    """The Allowance of each hit, None if its key was deleted, or LOCKED; raises psycopg.Error."""
-    try:
-        return count(connection, COUNT, hits)
-    except LockNotAvailable:  # for some of the rows
-        return count_unlocked(connection, hits)
-
-
-def count_unlocked(connection: Connection, hits: list[Hit], tries: int = 4) -> list[Any]:
-    """As `count_hits`, but without waiting for a row: the rows before it would stay locked.
-
-    Leaves out the rows that are locked, and tries these again after a pause.
-    """
-    answers: list[Any] = [LOCKED] * len(hits)
-    while True:
-        left = [number for number, answer in enumerate(answers) if answer is LOCKED]
-        counted = count(connection, COUNT_UNLOCKED, [hits[number] for number in left])
-        for number, allowance in zip(left, counted, strict=True):
-            answers[number] = allowance or LOCKED
-        tries -= 1
-        if not tries or LOCKED not in answers:
-            return answers
-        gevent.sleep(PAUSE_SECONDS)
-
-
-def count(connection: Connection, query: bytes, hits: list[Hit]) -> list[Allowance | None]:
-    """The Allowance of each hit, None if the query has not found its row; raises psycopg.Error."""
-    ids, quotas = zip(*hits, strict=True)
-    _, limits, seconds = zip(*quotas, strict=True)
-    answers: list[Allowance | None] = [None] * len(hits)
-    rows = connection.execute(query, [list(ids), list(limits), list(seconds)])
-    for number, chosen, *allowance in rows:
-        answers[number - 1] = Allowance(quotas[chosen - 1], *allowance)
-    return answers
-
-
-def database_error(error: BaseException) -> BaseException:
-    """What peewee would raise in place of psycopg's errors; a bug stays what it is."""
-    if isinstance(error, gevent.Timeout):
-        return OperationalError(f"no answer within {ANSWER_SECONDS} s")
-    return OperationalError(str(error)) if isinstance(error, psycopg.Error) else error
+        super().close()
+        self._look_ups.close()
+        self._hits.close()

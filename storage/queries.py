@@ -1,20 +1,22 @@
 """The queries of both stores, in SQL where building them with peewee would take long."""
 
-import peewee
+from collections.abc import Callable, Iterable
+from typing import Any
 
-from models import CHART_HOURS, DAY, HOUR, ApiKey, HourlyUsage, User, now
+from models import CHART_HOURS, DAY, HOUR, ApiKey, now
+
+Ask = Callable[..., list[Any]]  # Store._ask
 
 COLUMNS = ApiKey._meta.columns
 FIELDS = [field.name for field in COLUMNS.values()]
 # The user may have been deleted by hand, without foreign keys. EXISTS, because with IN or JOIN
 # SQLite may go through all keys of each user.
 OWNED = 'EXISTS (SELECT 1 FROM "user" WHERE "user".id = api_key.user_id)'
-FIND = f"SELECT {', '.join(COLUMNS)} FROM api_key WHERE {OWNED} AND id "  # add `= ...`
-LIVE = "revoked_at IS NULL AND (expires_at IS NULL OR expires_at > {now})"
-# A join and no subquery that counts, because Citus refuses that.
+LIVE = "revoked_at IS NULL AND (expires_at IS NULL OR expires_at > ?)"
+FIND = f"SELECT {', '.join(COLUMNS)} FROM api_key WHERE {OWNED} AND id = ?"
+# A join, and no subquery that counts, because Citus refuses that.
 OWNER = f"""SELECT "user".id, username, email, "user".created_at, count(*)
-    FROM "user" JOIN api_key ON api_key.user_id = "user".id
-    WHERE "user".id = {{user_id}} AND {LIVE}
+    FROM "user" JOIN api_key ON api_key.user_id = "user".id WHERE {LIVE} AND "user".id = ?
     GROUP BY "user".id, username, email, "user".created_at"""
 KEEP_DAYS = 30  # how long ended keys are kept
 # Rows that are deleted at each sync, which takes 5 ms. That is 1,000 a second; a million keys in
@@ -22,48 +24,38 @@ KEEP_DAYS = 30  # how long ended keys are kept
 SOME = 500
 
 
-def made_of(row: tuple[object, ...]) -> ApiKey:
+def made_of(row: Iterable[object]) -> ApiKey:
     """The key in a row that FIND has returned; given to the constructor, it would take 10 µs."""
     key = ApiKey()
     key.__data__.update(zip(FIELDS, row, strict=True))
     return key
 
 
-def owner(key: ApiKey, database: peewee.Database) -> tuple[User, int] | None:
-    """As Store.owner; raises PeeweeException."""
-    query = OWNER.format(user_id=key.user_id, now=now())
-    row = database.execute_sql(query).fetchone()
-    if row is None:
-        return None
-    *columns, count = row
-    names = ("id", "username", "email", "created_at")
-    return User(**dict(zip(names, columns, strict=True))), count
-
-
-def ended_keys(ids: set[str], database: peewee.Database) -> set[str]:
-    """Those of the ids that belong to no live key of a user; raises PeeweeException."""
+def ended_keys(ask: Ask, ids: set[str]) -> set[str]:
+    """Those of the ids that belong to no live key of a user."""
     if not ids:
         return ids
-    places = ", ".join([database.param] * len(ids))
-    live = LIVE.format(now=now())
-    query = f"SELECT id FROM api_key WHERE {OWNED} AND {live} AND id IN ({places})"
-    return ids - {key_id for (key_id,) in database.execute_sql(query, tuple(ids))}
+    query = f"SELECT id FROM api_key WHERE {OWNED} AND {LIVE} AND id IN ({places(ids)})"
+    return ids - {key_id for (key_id,) in ask(query, now(), *ids)}
 
 
-def delete_old_rows(database: peewee.Database) -> None:
+def delete_old_rows(ask: Ask) -> bool:
     """Delete some hours of more than a day ago, and some keys that ended long ago.
 
-    Called at each sync. If nothing is old, it only reads: a DELETE takes a lock even if it finds no
-    row. Raises PeeweeException.
+    Returns whether there were any. If not, it has only read: a DELETE takes a lock in any case.
     """
-    hour, key_id = HourlyUsage.hour, HourlyUsage.key_id
-    past = hour < now() - (CHART_HOURS + 1) * HOUR
-    oldest = HourlyUsage.select(peewee.fn.MIN(hour)).where(past).bind(database).scalar()
-    if oldest is not None:
-        some = HourlyUsage.select(key_id).where(hour == oldest).limit(SOME)
-        HourlyUsage.delete().where(hour == oldest, key_id.in_(some)).bind(database).execute()
+    query = f"SELECT hour, key_id FROM hourly_usage WHERE hour < ? ORDER BY hour LIMIT {SOME}"
+    if hours := ask(query, now() - (CHART_HOURS + 1) * HOUR):
+        oldest = hours[0][0]
+        ids = [key_id for hour, key_id in hours if hour == oldest]
+        ask(f"DELETE FROM hourly_usage WHERE hour = ? AND key_id IN ({places(ids)})", oldest, *ids)
     long_ago = now() - KEEP_DAYS * DAY
-    ended = (ApiKey.revoked_at < long_ago) | (ApiKey.expires_at < long_ago)
-    some = ApiKey.select(ApiKey.id).where(ended).limit(SOME)
-    if some.bind(database).exists():
-        ApiKey.delete().where(ApiKey.id.in_(some)).bind(database).execute()
+    query = f"SELECT id FROM api_key WHERE revoked_at < ? OR expires_at < ? LIMIT {SOME}"
+    if keys := [key_id for (key_id,) in ask(query, long_ago, long_ago)]:
+        ask(f"DELETE FROM api_key WHERE id IN ({places(keys)})", *keys)
+    return bool(hours or keys)
+
+
+def places(values: Iterable[object]) -> str:
+    """A place in a query for each of the values."""
+    return ", ".join("?" for _ in values)

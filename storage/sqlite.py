@@ -5,7 +5,6 @@ connection must never wait. If another process holds a lock, the next sync tries
 checkpoint and the first commit after it wait for the disk, and both are made in a thread.
 """
 
-import logging
 import sqlite3
 import time
 from collections.abc import Callable
@@ -15,19 +14,14 @@ from typing import Any
 
 import gevent
 from gevent.threadpool import ThreadPool
-from peewee import OperationalError, PeeweeException, SqliteDatabase
+from peewee import OperationalError, SqliteDatabase
 from playhouse.pool import MaxConnectionsExceeded, PooledSqliteDatabase
 
-from models import HOUR, ApiKey, User, now
-from ratelimit import Allowance, Quota
+from models import HOUR, ApiKey, now
+from ratelimit import Allowance, Limiter, Quota
 from storage import Store
-from storage.outage import one_line
-from storage.queries import FIND, delete_old_rows, ended_keys, made_of, owner
-
-log = logging.getLogger(__name__)
 
 SAVES_PER_CHECKPOINT = 20  # every 10 seconds
-LAST_SECONDS = 1.2  # how long the last save is retried during a stop
 SAVE = """UPDATE api_key SET total = total + ?,
     used = ? + CASE WHEN reset = ? THEN used ELSE 0 END, reset = ?, last_used_at = ?
     WHERE id = ?"""
@@ -85,34 +79,28 @@ class Sqlite(PooledSqliteDatabase):
 
 
 class SqliteStore(Store):
-    """A Store of one process."""
+    """A Store of one process. The usage of a key is its row, plus what the Limiter has counted."""
+
+    saves_in = "api_key and hourly_usage"
 
     def __init__(self, file: Path) -> None:
         super().__init__()
         pragmas = PRAGMAS | {"cache_size": -CACHE_KIB}
         options = {"uri": True, "timeout": 0, "thread_safe": False, "pragmas": pragmas}
         self._database = SqliteDatabase(uri(file), **options)
+        self._limiter = Limiter()
         self._file, self._thread = file, ThreadPool(1)
         self._saves = 0
 
-    def _look_up(self, key_id: str) -> ApiKey | None:
-        row = self._database.execute_sql(f"{FIND} = ?", (key_id,)).fetchone()
-        return made_of(row) if row else None
+    def left(self, key: ApiKey, quota: Quota) -> Allowance:
+        return self._limiter.hit(key.id, quota, key.usage, cost=0)
 
     def hit(self, key_id: str, quota: Quota) -> Allowance | None:
         key = self.find(key_id)
         return key and self._limiter.hit(key_id, quota, key.usage)
 
-    def owner(self, key: ApiKey) -> tuple[User, int] | None:
-        return owner(key, self._database)
-
-    def ended(self, key_ids: set[str]) -> set[str]:
-        return ended_keys(key_ids, self._database)
-
     def save(self) -> None:
-        if self._limiter.counted:
-            self._save()
-        delete_old_rows(self._database)
+        super().save()
         if self._saves % SAVES_PER_CHECKPOINT == 0 and len(self._thread) == 0:  # `spawn` would wait
             self._thread.spawn(checkpoint, self._file)
         self._saves += 1
@@ -120,37 +108,32 @@ class SqliteStore(Store):
             raise OperationalError(f"{self._file} is gone; put it back before the service stops")
 
     def close(self) -> None:
-        deadline = time.monotonic() + LAST_SECONDS
-        while self._limiter.counted:
-            try:
-                self._save()
-            except PeeweeException as error:
-                if time.monotonic() > deadline:
-                    counted = self._limiter.counted
-                    requests = sum(use.total for use in counted.values())
-                    words = "the last %d requests of %d keys could not be saved: %s"
-                    log.error(words, requests, len(counted), one_line(error))
-                    break
-                gevent.sleep(0.1)
+        super().close()
         self._thread.apply(checkpoint, (self._file,))  # so that closing has nothing left to copy
         self._database.close()
 
+    def _ask(self, query: str, *values: object) -> list[Any]:
+        return list(self._database.execute_sql(query, values))
+
+    def _unsaved(self) -> dict[str, int]:
+        return {key_id: usage.total for key_id, usage in self._limiter.counted.items()}
+
     def _save(self) -> None:
-        """Save all counts or none. A request counts for the hour in which it is saved."""
-        moment = now()
-        counted = sorted(self._limiter.counted.items())  # in the table's order, so it writes less
-        usage = [(use.total, use.used, use.reset, use.reset, moment, key) for key, use in counted]
-        hours = [(moment - moment % HOUR, key, use.total) for key, use in counted]
-        connection = self._database.connection()
+        """A request counts for the hour in which it is saved."""
+        if not self._limiter.counted:
+            return
+        moment, connection = now(), self._database.connection()
+        self.forget()  # the rows lack what is saved now
         try:
-            with connection:  # commits, or rolls back
+            with self._limiter.hand_over() as counts, connection:  # commits, or rolls back
+                counted = sorted(counts.items())  # in the table's order, so it writes less
+                usage = [(u.total, u.used, u.reset, u.reset, moment, key) for key, u in counted]
+                hours = [(moment - moment % HOUR, key, use.total) for key, use in counted]
                 connection.execute("BEGIN IMMEDIATE")
                 connection.executemany(SAVE, usage)  # which peewee does not have
                 connection.executemany(SAVE_HOUR, hours)
         except sqlite3.Error as error:
             raise OperationalError(str(error)) from None
-        # The counts are in the rows now, so both are forgotten together, in one statement.
-        self._rows, self._limiter.counted = {}, {}
 
 
 def checkpoint(file: Path) -> None:

@@ -29,7 +29,7 @@ def test_clock_set_back_opens_no_window(limiter: Limiter, clock: Clock, back: in
     assert limiter.hit("ada", FIVE) == (FIVE, False, 0, NOON + 60, 60 + back, 5)
 
 
-@pytest.mark.parametrize("ahead", [61, 86_400])
+@pytest.mark.parametrize("ahead", [121, 86_400])
 def test_clock_set_far_back_is_right(limiter: Limiter, clock: Clock, ahead: int) -> None:
     clock.now += ahead
     use_up(limiter)

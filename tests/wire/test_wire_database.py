@@ -49,7 +49,7 @@ class TestSqlite:
     def test_moved_file_loses_nothing(self, start_server: StartServer, tmp_path: Path) -> None:
         """Before the first request, and later; its name has what a URI would take apart."""
         file, away = tmp_path / "50%20 of a?b=c#d.db", tmp_path / "away"
-        server, key = start_server(DATABASE_URL=f"sqlite:///{file}"), ""
+        server, key = start_server(DATABASE_URL=f"sqlite:///{file}", WEB_CONCURRENCY="1"), ""
         for name in ("ada", "bob"):
             file.rename(away)
             if key:
@@ -231,7 +231,7 @@ class TestPostgres:
         eventually(lambda: len(server.log_lines("database unavailable")) >= 2, 15)
         status, seconds = server.stop()
         assert (status, seconds < patience(5)) == (0, True)
-        assert not server.log_lines("could not be saved")
+        assert not server.log_lines("could not be saved in api_key")  # the chart may lack one
 
     @pytest.mark.parametrize("old_primary", ["is read-only", "is silent"])
     def test_after_a_failover_all_use_the_new_primary(
@@ -310,25 +310,24 @@ class TestPostgres:
             assert server.sign_up("after").status == 303
         assert "Traceback" not in server.log()
 
-    def test_locked_key_fails_alone(self, cluster: Cluster, start_server: StartServer) -> None:
+    def test_locked_keys_fail_alone(self, cluster: Cluster, start_server: StartServer) -> None:
+        """25 of them, all asked for, as while a user is being deleted at psql."""
         url = cluster.new_database()
-        server = start_server(DATABASE_URL=url)
-        keys = {key[8:16]: key for key in (server.new_key(), server.new_key())}
-        # Whoever waits for the row of the second one may have locked that of the first one.
-        free, held = (keys[id] for (id,) in server.execute("SELECT id FROM api_key ORDER BY id"))
-        with connected(url) as other, Load(server.port, held, free, rest=0.02) as load:
-            eventually(lambda: len(load.replies) > 100)
+        server = start_server(DATABASE_URL=url, RATE_LIMITS="free=1000000/day")
+        free, *held = [server.new_key() for _ in range(26)]
+        with connected(url) as other, Load(server.port, *held, free, rest=0.02) as load:
+            eventually(lambda: len(load.replies) > 500)
             other.execute("BEGIN")
-            other.execute(f"SELECT * FROM api_key WHERE id = '{held[8:16]}' FOR UPDATE")
+            other.execute(f"SELECT * FROM api_key WHERE id <> '{free[8:16]}' FOR UPDATE")
             locked = time.monotonic()
-            eventually(lambda: refused(load.replies) > 20)
-            other.execute("ROLLBACK")
+            eventually(lambda: refused(load.replies) > 3000, 30)
             unlocked = time.monotonic()
-            eventually(lambda: 200 in {r.status for r in load.replies if r.started > unlocked})
+            other.execute("ROLLBACK")
+            eventually(lambda: load.statuses(max(unlocked, time.monotonic() - 0.5)) == {200})
             replies = load.stop()
         assert {reply.status for reply in replies if reply.key == free} == {200}
-        during = [r for r in replies if locked < r.started < unlocked - 1]
-        before = [r.seconds for r in replies if r.key == free and r.started < locked]
-        assert median([r.seconds for r in during if r.key == free]) < median(before) + 0.05
-        assert {reply.status for reply in during if reply.key == held} == {503}
+        during = [reply for reply in replies if locked < reply.started < unlocked - 1]
+        waits = sorted(reply.seconds for reply in during if reply.key == free)
+        assert waits[len(waits) * 99 // 100] < patience(0.3)
+        assert {reply.status for reply in during if reply.key != free} == {503}
         assert max(reply.seconds for reply in replies) < patience(1)
