@@ -24,6 +24,7 @@ from ratelimit import Allowance
 from services import Services, services
 from settings import Settings, load
 from storage.database import open_database, open_store
+from storage.outage import outage
 
 API_VERSION = "1.0.0"
 
@@ -101,7 +102,8 @@ def create_app(settings: Settings | None = None, is_demo: bool = False) -> Flask
     app.config["IS_DEMO"] = is_demo
     app.before_request(check_request)
     app.register_blueprint(api)
-    for part in (sockets, web, cli, problems):
+    problems.register(app, outage.note)
+    for part in (sockets, web, cli):
         part.register(app)
     return app
 

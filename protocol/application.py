@@ -39,11 +39,16 @@ class Service(Flask):
         """
         if request is None:
             return super().create_url_adapter(request)
-        if "HTTP_UPGRADE" in request.environ:
-            return self.url_map.bind_to_environ(request.environ, server_name="", subdomain="")
-        nowhere = {"server_name": "", "subdomain": "", "url_scheme": "http"}
-        where = {"path_info": request.path, "default_method": request.method}
-        return MapAdapter(self.url_map, script_name=request.root_path, **nowhere, **where)
+        environ = request.environ
+        host = environ.get("HTTP_HOST") or environ["SERVER_NAME"]  # as it was sent
+        if "HTTP_UPGRADE" in environ:
+            adapter = self.url_map.bind_to_environ(environ, server_name="", subdomain="")
+            adapter.server_name = host
+            return adapter
+        names = {"server_name": host, "script_name": request.root_path, "subdomain": ""}
+        asked = {"path_info": request.path, "query_args": environ["QUERY_STRING"]}
+        how = {"url_scheme": environ["wsgi.url_scheme"], "default_method": request.method}
+        return MapAdapter(self.url_map, **names, **asked, **how)
 
     def make_default_options_response(self) -> Response:
         """Without a content type, because there is no content."""

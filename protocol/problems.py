@@ -2,9 +2,12 @@
 
 import json
 import logging
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from flask import Flask, Response, g, request
+from flask.json.provider import DefaultJSONProvider
 from peewee import DataError, IntegrityError, PeeweeException
 from werkzeug import exceptions
 from werkzeug.exceptions import HTTPException
@@ -12,7 +15,6 @@ from werkzeug.http import HTTP_STATUS_CODES
 from werkzeug.routing import WebsocketMismatch
 
 from protocol.requests import is_api
-from storage.outage import outage
 
 log = logging.getLogger(__name__)
 
@@ -24,8 +26,11 @@ KNOWN = {
     500: ("internal_error", "Something went wrong on our side."),
     503: ("unavailable", "The database cannot be reached; try again shortly."),
 }
-# JSON without spaces, for all responses and frames. Making an encoder each time would take 5 µs.
-json_text = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
+# JSON without spaces, for all responses and frames; dates and UUIDs as Flask writes them. Making an
+# encoder each time would take 5 µs.
+json_text = json.JSONEncoder(
+    ensure_ascii=False, separators=(",", ":"), default=DefaultJSONProvider.default
+).encode
 
 
 class Problem(HTTPException):
@@ -48,10 +53,10 @@ class Problem(HTTPException):
         super().__init__(detail, response)
 
 
-def register(app: Flask) -> None:
+def register(app: Flask, on_database_error: Callable[[BaseException], None]) -> None:
     """Turn every error under /api/ into a problem; errors elsewhere stay as they are."""
     app.register_error_handler(HTTPException, _http_error)
-    app.register_error_handler(PeeweeException, _database_error)
+    app.register_error_handler(PeeweeException, partial(_database_error, on_database_error))
     app.register_error_handler(Exception, _bug)
     # The client was too slow, or left in the middle of its request.
     app.register_error_handler(TimeoutError, lambda error: _http_error(exceptions.RequestTimeout()))
@@ -74,11 +79,13 @@ def _http_error(error: HTTPException) -> HTTPException:
     return Problem(error.code or 500, detail=detail, headers=error.get_headers())
 
 
-def _database_error(error: Exception) -> HTTPException:
+def _database_error(
+    on_database_error: Callable[[BaseException], None], error: Exception
+) -> HTTPException:
     # PostgreSQL cannot store a NUL; a user may be deleted while a key is made.
     if isinstance(error, (DataError, IntegrityError)):
         return _http_error(exceptions.BadRequest())
-    outage.note(error)
+    on_database_error(error)
     return _http_error(exceptions.ServiceUnavailable(retry_after=1))
 
 

@@ -5,11 +5,11 @@ from werkzeug.exceptions import MethodNotAllowed, abort
 
 MAX_BODY_BYTES = 16 * 1024  # forms are small, and the API takes no body
 
-PREFLIGHT = Response(status=204)  # one for all requests, so nothing may change it later
-del PREFLIGHT.headers["Content-Type"]  # there is no content
-PREFLIGHT.headers["Access-Control-Allow-Methods"] = "GET, HEAD, OPTIONS"
-PREFLIGHT.headers["Access-Control-Allow-Headers"] = "X-API-Key, Content-Type, Authorization, *"
-PREFLIGHT.headers["Access-Control-Max-Age"] = "86400"
+PREFLIGHT = {
+    "Access-Control-Allow-Methods": "GET, HEAD, OPTIONS",
+    "Access-Control-Allow-Headers": "X-API-Key, Content-Type, Authorization, *",
+    "Access-Control-Max-Age": "86400",
+}
 
 
 def is_api() -> bool:
@@ -29,5 +29,7 @@ def check_request() -> Response | None:
     if int(environ.get("CONTENT_LENGTH") or 0) > MAX_BODY_BYTES:
         abort(413)
     if "HTTP_ACCESS_CONTROL_REQUEST_METHOD" in environ and request.method == "OPTIONS" and is_api():
-        return PREFLIGHT
+        preflight = Response(status=204, headers=PREFLIGHT)
+        del preflight.headers["Content-Type"]  # there is no content
+        return preflight
     return None
