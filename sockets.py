@@ -14,7 +14,7 @@ from protocol import websocket
 from protocol.addresses import caller
 from protocol.headers import ALLOWANCE
 from protocol.timestamps import display, timestamp
-from protocol.websocket import Close, Closed, WebSocket, frame
+from protocol.websocket import CloseCode, Closing, WebSocket, frame
 from services import services
 
 log = logging.getLogger(__name__)
@@ -70,25 +70,13 @@ def serve(handler: Callable[[WebSocket], None], server: Server) -> None:
     with 1011. It may wait only for the socket, or in `sleep`, because `interrupt` may end it there:
     a query might be left half done.
     """
-    started, ws, code = time.monotonic(), WebSocket(server), int(Close.BUG)
-    sockets = services().sockets
-    sockets.open[ws] = g.key and g.key.id
+    started, ws, sockets = time.monotonic(), WebSocket(server), services().sockets
     log.info("open %s", request.path)
-    try:
-        if not sockets.limit:  # the server began to stop while this one was admitted
-            raise Closed(Close.GOING_AWAY)
+    with sockets.serving(ws, g.key and g.key.id):
+        if sockets.is_stopping:  # since this one was admitted
+            raise Closing(CloseCode.GOING_AWAY)
         handler(ws)
-    except Closed as closed:
-        code = closed.code
-    except OSError:  # the client has left
-        code = Close.ABNORMAL
-    except Exception:
-        log.exception("bug in %s", request.path)
-    # Nobody finds it any more, so nobody interrupts it. An interrupt that is already on its way is
-    # raised in `close`, which then sends nothing more.
-    del sockets.open[ws]
-    code = ws.close(code)
-    log.info("closed %s after %.1f s: %d", request.path, time.monotonic() - started, code)
+    log.info("closed %s after %.1f s: %d", request.path, time.monotonic() - started, ws.code)
 
 
 def add_route(name: str, handler: Callable[[WebSocket], None]) -> None:

@@ -1,15 +1,19 @@
 """The WebSockets that are open, and the ticker that sends the time to many of them."""
 
+import logging
 import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import gevent
+from flask import request
 
 from protocol.problems import Problem
 from protocol.timestamps import display, timestamp
-from protocol.websocket import Close, WebSocket, frame
+from protocol.websocket import CloseCode, Closing, WebSocket, frame
+
+log = logging.getLogger(__name__)
 
 RETRY = {"Retry-After": "10"}  # seconds
 
@@ -18,14 +22,15 @@ class OpenSockets:
     """Counts the sockets of each caller from the handshake on; `open` has the open ones."""
 
     def __init__(self, limit: int, limit_per_caller: int) -> None:
-        self.limit, self.limit_per_caller = limit, limit_per_caller  # the limit is 0 during a stop
+        self.limit, self.limit_per_caller = limit, limit_per_caller
+        self.is_stopping = False
         self.count = 0
         self.admitted: Counter[str] = Counter()  # by the key's id, or the client's address
         self.open: dict[WebSocket, str | None] = {}  # the key's id; None for an echo socket
 
     def reserve(self, who: str) -> None:
         """Admit a socket of this caller; raises Problem if there is no room for it."""
-        if self.count >= self.limit:
+        if self.is_stopping or self.count >= self.limit:
             raise Problem(503, "too_many_sockets", "The server has no socket left.", headers=RETRY)
         if self.admitted[who] >= self.limit_per_caller:
             raise Problem(429, "too_many_sockets", "You have too many sockets open.", headers=RETRY)
@@ -39,11 +44,30 @@ class OpenSockets:
         if not self.admitted[who]:
             del self.admitted[who]
 
+    @contextmanager
+    def serving(self, ws: WebSocket, key_id: str | None) -> Iterator[None]:
+        """Meanwhile, the socket may be interrupted; then close it, as the exception says.
+
+        First it leaves `open`, so nobody interrupts it while it closes. Returning is a bug.
+        """
+        self.open[ws], code = key_id, int(CloseCode.BUG)
+        try:
+            yield
+        except Closing as closing:
+            code = closing.code
+        except OSError:  # the client has left
+            code = CloseCode.ABNORMAL
+        except Exception:
+            log.exception("bug in %s", request.path)
+        finally:
+            del self.open[ws]
+            ws.close(code)
+
     def shut_down(self) -> None:
         """Admit no more sockets and close all with 1001."""
-        self.limit = 0
+        self.is_stopping = True
         for ws in self.open:
-            ws.interrupt(Close.GOING_AWAY)
+            ws.interrupt(CloseCode.GOING_AWAY)
 
     def keys(self) -> set[str]:
         """The ids of the keys that have sockets open."""
@@ -53,7 +77,7 @@ class OpenSockets:
         """Close the sockets of these keys with 1008."""
         for ws, key_id in self.open.items():
             if key_id in key_ids:
-                ws.interrupt(Close.REVOKED)
+                ws.interrupt(CloseCode.REVOKED)
 
 
 class Ticker:

@@ -1,6 +1,7 @@
 """Letting other connections have their turn, and closing one without losing what was sent last."""
 
 import socket
+from contextlib import suppress
 from typing import Any
 
 import gevent
@@ -15,12 +16,12 @@ READ_BYTES = 16_384
 
 
 def drain(sock: Any) -> None:
-    """Half-close, then discard input for DRAIN_SECONDS at most; raises OSError.
+    """Half-close, then discard input for DRAIN_SECONDS at most, unless the connection is lost.
 
     If input were left unread at the close, the kernel would reset the connection, and the client
     might lose what was sent last (RFC 9112 part 9.6).
     """
-    with gevent.Timeout(DRAIN_SECONDS, False):  # False: raises nothing
+    with suppress(OSError), gevent.Timeout(DRAIN_SECONDS, False):  # False: raises nothing
         sock.shutdown(socket.SHUT_WR)
         while sock.recv(READ_BYTES):
             gevent.sleep(TURN_SECONDS)

@@ -41,7 +41,7 @@ STALLED_SECONDS = 10  # how long a client may leave a ping unanswered, or a fram
 CLOSE_SECONDS = 0.8  # how long a client may take to read a close frame
 
 
-class Close(IntEnum):
+class CloseCode(IntEnum):
     """The close codes of this service (RFC 6455 part 7.4.1); wsproto adds 1002 and 1007.
 
     ABNORMAL is never sent, only logged: the connection was lost.
@@ -64,8 +64,8 @@ def no_thread(target: object) -> SimpleNamespace:
 SERVER_OPTIONS = {"thread_class": no_thread, "event_class": object}
 
 
-class Closed(gevent.GreenletExit):
-    """The connection is to be closed with this code; gunicorn logs nothing for a GreenletExit."""
+class Closing(BaseException):
+    """The connection is to be closed with this code; no `except Exception` may catch it."""
 
     def __init__(self, code: int) -> None:
         self.code = code
@@ -103,7 +103,7 @@ def frame(**message: str) -> bytes:
 
 
 class WebSocket:
-    """An open connection; its methods raise Closed, or OSError when the connection is lost."""
+    """An open connection; its methods raise Closing, or OSError when the connection is lost."""
 
     def __init__(self, server: Server) -> None:
         self._sock, self._wire = server.sock, server.ws
@@ -111,6 +111,7 @@ class WebSocket:
         self._fileno = server.sock.fileno()
         self._greenlet = gevent.getcurrent()
         self._unsent = memoryview(b"")
+        self.code = 0  # with which it was closed
         self._ping_at = time.monotonic() + PING_SECONDS
         # Frames may have come in the packet of the handshake, which gunicorn has read: this takes
         # them out of its buffer. See "Private APIs" in docs/design.md.
@@ -125,14 +126,14 @@ class WebSocket:
                     message += event.data
                     size += len(event.data.encode())
                     if size > MAX_MESSAGE_BYTES:
-                        raise Closed(Close.TOO_BIG)
+                        raise Closing(CloseCode.TOO_BIG)
                     if event.message_finished:
                         yield message
                         message, size = "", 0
                 case events.BytesMessage():
-                    raise Closed(Close.NOT_TEXT)
+                    raise Closing(CloseCode.NOT_TEXT)
                 case events.CloseConnection():  # sent by the client, or made for an invalid frame
-                    raise Closed(event.code)
+                    raise Closing(event.code)
 
     def send(self, data: bytes) -> None:
         """Send a whole frame, after the rest of one that `interrupt` has cut.
@@ -157,25 +158,27 @@ class WebSocket:
         except OSError:
             sent = 0
         if sent < len(data):
-            self.interrupt(Close.ABNORMAL)
+            self.interrupt(CloseCode.ABNORMAL)
 
     def interrupt(self, code: int) -> None:
         """Make the greenlet that serves this connection close it.
 
-        Closed is raised where that greenlet waits: in `recv` or `send` of the socket, in `sleep`
-        between two messages, or in `drain`. If the greenlet has just ended, gunicorn ignores
-        Closed, as it is a GreenletExit. This method returns at once.
+        Closing is raised where that greenlet waits: in `recv` or `send` of the socket, in `sleep`
+        between two messages, or in `close`. This method returns at once.
         """
-        gevent.kill(self._greenlet, Closed(code))
+        gevent.kill(self._greenlet, Closing(code))
 
-    def close(self, code: int) -> int:
-        """Send a close frame and await the client's; returns the code, 1006 if it was not sent."""
-        with suppress(OSError, Closed):
-            if code != Close.ABNORMAL:
+    def close(self, code: int) -> None:
+        """Send a close frame and await the client's; `code` becomes 1006 if it was not sent.
+
+        An interrupt that was on its way ends this; nothing that follows may wait.
+        """
+        with suppress(OSError, Closing):
+            if code != CloseCode.ABNORMAL:
                 with gevent.Timeout(CLOSE_SECONDS, TimeoutError()):  # which is an OSError
                     self.send(self._wire.send(events.CloseConnection(code)))
                 drain(self._sock)
-        return Close.ABNORMAL if self._unsent else code  # the client did not take the rest
+        self.code = CloseCode.ABNORMAL if self._unsent else code  # the client did not take the rest
 
     def _events(self) -> Iterator[events.Event]:
         while True:

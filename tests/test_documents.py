@@ -10,7 +10,7 @@ from flask.testing import FlaskClient
 import settings
 from documents import ASYNCAPI, CONTRIBUTING, DOCUMENTS, OPENAPI, README, rows, section
 from models import PREFIXES
-from protocol.websocket import PING_SECONDS, STALLED_SECONDS, Close
+from protocol.websocket import PING_SECONDS, STALLED_SECONDS, CloseCode
 from ratelimit import UNITS
 from server.worker import SEND_SECONDS
 from serving import REPOSITORY
@@ -99,7 +99,7 @@ def test_codes_of_errors_are_those_of_the_descriptions() -> None:
 
 
 def test_close_codes_are_those_of_the_service() -> None:
-    codes = {1000, 1002, 1007} | {int(code) for code in Close}
+    codes = {1000, 1002, 1007} | {int(code) for code in CloseCode}
     listed = {int(row[0]) for row in rows("WebSockets", CLIENTS) if row[0].isdigit()}
     assert listed == codes, "edit docs/testing-clients.md: close codes"
     described = set(map(int, json.loads(ASYNCAPI)["x-close-codes"]))

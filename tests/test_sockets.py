@@ -20,7 +20,7 @@ from models import ApiKey
 from paths import ECHO, TIME
 from protocol import websocket
 from protocol.problems import Problem
-from protocol.websocket import SERVER_OPTIONS, Close, Closed, WebSocket, simplify
+from protocol.websocket import SERVER_OPTIONS, CloseCode, Closing, WebSocket, simplify
 from ratelimit import Allowance
 from rawsocket import PING, PONG, UPGRADE, Frame, RawSocket, frame
 from services import Services
@@ -129,13 +129,12 @@ def start(accepted: Server, first: bytes = b"") -> tuple[Any, WebSocket]:
 
     def run() -> int:
         opened.append(ws := WebSocket(accepted))
-        code = 0
         try:
             ws.send(first)
             list(ws.messages())
-        except Closed as closed:
-            code = closed.code
-        return ws.close(code)
+        except Closing as closing:
+            ws.close(closing.code)
+        return ws.code
 
     serving = gevent.spawn(run)
     gevent.idle()
@@ -167,7 +166,7 @@ def test_push_that_does_not_fit_ends_all(accepted: Server, peer: RawSocket, befo
         assert set(peer.sock.recv(100_000)) == {0}  # so that a little would fit again
     for _ in range(100):
         ws.push(b"\1" * 5000)
-    assert serving.get(timeout=5) == Close.ABNORMAL
+    assert serving.get(timeout=5) == CloseCode.ABNORMAL
 
     data = b""
     peer.sock.settimeout(0.1)
@@ -212,7 +211,7 @@ def test_bug_closes_1011_and_is_logged(ended_by: EndedBy, caplog: pytest.LogCapt
     assert "private" not in caplog.text
 
 
-@pytest.mark.parametrize("ending", [ConnectionResetError(), TimeoutError(), Closed(1006)])
+@pytest.mark.parametrize("ending", [ConnectionResetError(), TimeoutError(), Closing(1006)])
 def test_client_that_is_lost_is_sent_nothing_and_is_no_bug(
     ended_by: EndedBy, caplog: pytest.LogCaptureFixture, ending: BaseException
 ) -> None:
@@ -220,3 +219,41 @@ def test_client_that_is_lost_is_sent_nothing_and_is_no_bug(
     assert ended_by(ending).ended()
     assert [record.levelname for record in caplog.records] == ["INFO", "INFO"]
     assert caplog.messages[-1].endswith(": 1006")
+
+
+def served(app: Flask, accepted: Server, handler: Callable[[WebSocket], None]) -> Any:
+    """The greenlet that serves this socket with this handler."""
+
+    def run() -> None:
+        with app.test_request_context(ECHO):
+            g.key = None
+            serve(handler, accepted)
+
+    return gevent.spawn(run)
+
+
+@pytest.mark.parametrize("ending", [ConnectionResetError(), Closing(CloseCode.REVOKED)])
+def test_interrupt_that_comes_too_late_is_dropped(
+    app: Flask, accepted: Server, ending: BaseException
+) -> None:
+    def handler(ws: WebSocket) -> None:
+        ws.interrupt(CloseCode.GOING_AWAY)
+        raise ending
+
+    serving = served(app, accepted, handler)
+    gevent.joinall([serving], timeout=5)
+    assert serving.successful()
+
+
+def test_socket_that_is_closing_is_not_interrupted(
+    app: Flask, accepted: Server, peer: RawSocket, services: Services
+) -> None:
+    """A client that is slow to answer a close frame still gets all of it."""
+    serving = served(app, accepted, mock.Mock(side_effect=Closing(CloseCode.REVOKED)))
+    assert peer.frame().close_code == 1008
+    services.sockets.shut_down()
+    gevent.idle()
+    assert not serving.ready()
+    peer.sock.close()
+    gevent.joinall([serving], timeout=5)
+    assert serving.successful()

@@ -9,7 +9,7 @@ import pytest
 from clock import NOON, Clock
 from protocol import open_sockets
 from protocol.open_sockets import Ticker
-from protocol.websocket import Closed, WebSocket
+from protocol.websocket import Closing, WebSocket
 
 
 class Sleeper(Clock):
@@ -53,10 +53,10 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Sleeper:
 def test_closed_socket_is_sent_nothing_more(clock: Sleeper) -> None:
     """Its descriptor may be that of another client by now."""
     ws = mock.Mock(WebSocket)
-    with suppress(Closed), clock.ticker.ticking(ws):
+    with suppress(Closing), clock.ticker.ticking(ws):
         clock.run(2)
         assert ws.push.call_count == 2
-        raise Closed(1000)
+        raise Closing(1000)
     clock.run(2)
     assert ws.push.call_count == 2
 

@@ -1,24 +1,26 @@
 """What the worker leans on inside gunicorn and gevent, where no wire test would notice a change."""
 
 import contextlib
+import itertools
 import os
 import signal
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
-from unittest.mock import Mock
 
+import gevent
 import pytest
 from gevent import socket as gsocket
+from gevent.event import Event
 from gevent.pool import Pool
 from gunicorn import util
 from gunicorn.config import Config
 from gunicorn.http import wsgi
 from gunicorn.workers.ggevent import GeventWorker
 
-from protocol.websocket import Close, Closed
+from server import repairs
 from server.log import Log
-from server.worker import Worker, speed_up
+from server.worker import Worker
 
 STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT)
 GET = b"GET / HTTP/1.1\r\nHost: a\r\n\r\n"
@@ -29,7 +31,7 @@ def worker() -> Iterator[Worker]:
     """A worker whose application answers `Hello`, as it is before it is run."""
     cfg = Config()
     worker = Worker(1, os.getpid(), [], None, 30, cfg, Log(cfg))
-    worker.pool, worker.idle = Pool(100), set()
+    worker.connections = Pool(100)
     worker.wsgi = hello
     yield worker
     worker.tmp.close()
@@ -40,13 +42,23 @@ def hello(environ: dict[str, Any], start_response: Any) -> list[bytes]:
     return [b"Hello"]
 
 
+def streaming(parts: Iterable[bytes]) -> Any:
+    """An application that streams these."""
+
+    def application(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
+        start_response("200 OK", [])
+        return parts
+
+    return application
+
+
 @contextlib.contextmanager
-def connected(worker: Worker) -> Iterator[Any]:
-    """A connection that the worker serves; each `recv` takes what was sent at once."""
-    here, there = gsocket.socketpair(type=socket.SOCK_DGRAM)
+def connected(worker: Worker, type: int = socket.SOCK_DGRAM) -> Iterator[Any]:
+    """A connection that the worker serves; by default, each `recv` takes what was sent at once."""
+    here, there = gsocket.socketpair(type=type)
     here.settimeout(10)
     with here:
-        serving = worker.pool.spawn(worker.handle, there, there, ("127.0.0.1", 1))
+        serving = worker.connections.spawn(worker.handle, there, there, ("127.0.0.1", 1))
         yield here
         serving.kill()
 
@@ -63,11 +75,11 @@ def test_stop_is_heard_before_the_load(worker: Worker, monkeypatch: pytest.Monke
     assert handlers == [worker.handle_exit] * 3
 
 
-def test_speed_up_spares_gunicorn_work(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_repairs_spare_gunicorn_work(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gc.freeze", lambda: None)
     monkeypatch.setattr(util, "http_date", lambda now: f"second {now:d}")
     monkeypatch.setattr(wsgi, "WSGIErrorsWrapper", lambda cfg: object())
-    speed_up(worker.cfg)
+    repairs.apply(worker.cfg)
     monkeypatch.delattr(Config, "__getattr__")  # plain attributes are left
     first, second = (wsgi.base_environ(worker.cfg)["wsgi.errors"] for _ in range(2))
     assert first is second
@@ -82,10 +94,65 @@ def test_response_is_sent_in_one_piece(worker: Worker) -> None:
         assert client.recv(4096).endswith(b"\r\n\r\nHello")
 
 
-def test_late_interrupt_is_not_logged(worker: Worker, caplog: pytest.LogCaptureFixture) -> None:
-    """One that comes when the socket has just been closed."""
-    worker.wsgi = Mock(side_effect=Closed(Close.GOING_AWAY))
-    with connected(worker) as client:
-        client.sendall(GET)
-        assert worker.pool.join(timeout=10)
-    assert not caplog.records
+class TestStream:
+    """A view that returns a generator."""
+
+    @pytest.fixture
+    def next_part(self) -> Event:
+        """Until it is set, a stream has sent one part of two."""
+        return Event()
+
+    @pytest.fixture
+    def two_parts(self, worker: Worker, next_part: Event) -> None:
+        def parts() -> Iterator[bytes]:
+            yield from (b"", b"first")
+            next_part.wait()
+            yield b"second"
+
+        worker.wsgi = streaming(parts())
+
+    @pytest.mark.usefixtures("two_parts")
+    def test_each_part_is_sent_at_once(self, worker: Worker, next_part: Event) -> None:
+        """The header with the first one that is not empty."""
+        with connected(worker) as client:
+            client.sendall(GET)
+            assert client.recv(4096).endswith(b"\r\n\r\n5\r\nfirst\r\n")
+            next_part.set()
+            assert client.recv(4096) == b"6\r\nsecond\r\n"
+            assert client.recv(4096) == b"0\r\n\r\n"
+
+    def test_others_have_their_turn_after_each_part(self, worker: Worker) -> None:
+        made = itertools.count()
+        worker.wsgi = streaming(b"%d" % number for number in made)
+        with connected(worker, socket.SOCK_STREAM) as client:
+            client.sendall(GET)
+            client.recv(4096)
+            assert next(made) < 10
+
+    def test_client_that_does_not_read_is_cut_off(
+        self, worker: Worker, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        monkeypatch.setattr("server.worker.SEND_SECONDS", 0.1)
+        parts = (b"x" * 10_000 for _ in itertools.count())
+        worker.wsgi = streaming(parts)
+        with connected(worker, socket.SOCK_STREAM) as client:
+            client.sendall(GET)
+            assert worker.connections.join(timeout=10)
+        assert not list(parts), "the generator was closed"
+        assert not caplog.records
+
+    @pytest.mark.usefixtures("two_parts")
+    def test_stop_waits_for_it_but_not_for_ever(
+        self, worker: Worker, next_part: Event, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("server.worker.IDLE_SECONDS", 0)
+        with connected(worker) as client:
+            client.sendall(GET)
+            client.recv(4096)
+            with gevent.Timeout(10), monkeypatch.context() as patch:
+                patch.setattr("server.worker.FINISH_SECONDS", 0.1)
+                worker.stop([])
+            assert worker.requests
+            next_part.set()
+            worker.stop([])
+            assert not worker.requests

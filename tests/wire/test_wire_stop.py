@@ -46,10 +46,10 @@ class TestStop:
             codes += [client.close_code() for client in sockets[1:]]
             told = time.monotonic() - started
             answer = under_way.answer()
-            assert silent.ended()
-            assert idle.ended()
+            assert idle.request(TEST, X_API_Key=key).status == 200  # as long as others go on
             slow.send(b"=ada")  # a body may take its time
             assert slow.answer().status == 303
+            assert silent.ended()
             status, seconds = stopping.result()
 
         assert codes == [1001] * 50
@@ -58,7 +58,7 @@ class TestStop:
         assert (status, seconds < patience(5)) == (0, True)
         assert "Traceback" not in server.log()
         assert not server.log_lines("could not be saved")
-        assert server.start().total(key) == 25 + 2
+        assert server.start().total(key) == 25 + 3
 
     def test_handshake_that_ends_during_a_stop_is_refused(self, start_patched: StartServer) -> None:
         server = start_patched("import server.worker as w; w.IDLE_SECONDS = 2")
@@ -73,6 +73,24 @@ class TestStop:
             answer = late.answer()
         assert (answer.status, answer.json()["code"]) == (503, "too_many_sockets")
         assert int(answer.headers["Retry-After"]) >= 1
+
+    @pytest.mark.one_process("PostgreSQL counts before it answers")
+    def test_request_whose_count_would_be_lost_is_not_answered(
+        self, start_patched: StartServer, tmp_path: Path
+    ) -> None:
+        """It arrives after the last save, which has just ended."""
+        saved = tmp_path / "saved"
+        server = start_patched(SAVED.format(saved=str(saved)))
+        key = server.new_key()
+        with RawSocket(server.port) as client:
+            assert client.request(TEST, X_API_Key=key).status == 200
+            os.kill(server.pid, signal.SIGTERM)
+            eventually(saved.exists)
+            client.send(request_bytes(TEST, {"Host": "a", "X-API-Key": key}))
+            assert client.ended()
+        saved.unlink()
+        assert server.wait() == 0
+        assert "Traceback" not in server.log()
 
     @pytest.mark.parametrize(
         "task", ["server.background.Background", "protocol.open_sockets.Ticker"]
@@ -95,6 +113,18 @@ class TestStop:
         assert server.stop()[0] == 0
 
 
+SAVED = """
+import gevent, os
+from storage.sqlite import SqliteStore
+
+def close(self, close=SqliteStore.close):
+    close(self)
+    open({saved!r}, "w").close()
+    while os.path.exists({saved!r}):
+        gevent.sleep(0.01)
+
+SqliteStore.close = close
+"""
 DYING = """
 import gevent, os, pkgutil
 
