@@ -170,10 +170,9 @@ def yaml_block(word: str) -> Any:
 
 CLIENT_TEST = """
 import os, urllib.request
-from paths import TEST
 def test_key():
     headers = {"X-API-Key": os.environ["KEY"]}
-    url = os.environ["URL"] + TEST
+    url = os.environ["URL"] + "/api/v1/protected/test"
     assert urllib.request.urlopen(urllib.request.Request(url, headers=headers)).status == 200
 """
 
