@@ -108,7 +108,7 @@ def bad_key() -> Problem:
 
 def used_up(allowance: Allowance) -> Problem:
     quota, reset = allowance.quota, date_time(allowance.reset)
-    detail = f"All {quota.limit:,} requests of this {quota.unit} are used up."
+    detail = f"All {quota.limit:,} requests of {quota.window} are used up."
     retry = {"Retry-After": str(allowance.seconds_left)}
     members = {"type": QUOTA_EXCEEDED, "violated-policies": [quota.tier], "reset_time": reset}
     return Problem(429, "rate_limited", detail, headers=retry, **members)

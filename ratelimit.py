@@ -25,9 +25,10 @@ class Quota(NamedTuple):
     seconds: int
 
     @property
-    def unit(self) -> str:
-        """The unit of time that is one window, such as "hour"."""
-        return next(unit for unit, seconds in UNITS.items() if seconds == self.seconds)
+    def window(self) -> str:
+        """The current window, in words: "this hour", or "today"."""
+        unit = next(unit for unit, seconds in UNITS.items() if seconds == self.seconds)
+        return "today" if unit == "day" else f"this {unit}"
 
     def window_ends(self, now: float) -> tuple[int, int]:
         """When the current window ends, at the earliest and at the latest.

@@ -8,8 +8,7 @@ import gevent
 
 # Sleeping for this time gives all other connections their turn. It must not be 0: greenlets that
 # call sleep(0) go on in the same round of gevent's loop, up to 50 times, before the loop looks for
-# new input of other connections. A timer, however short, ends in a later round. The tests in
-# test_wire_floods.py notice the difference.
+# new input of other connections. A timer, however short, ends in a later round.
 TURN_SECONDS = 1e-6
 DRAIN_SECONDS = 0.8  # how long a client may take to close its side
 READ_BYTES = 16_384

@@ -23,11 +23,15 @@ import auth
 import models
 import settings
 from models import User
-from postgresql import Cluster
 from ratelimit import Limiter
 from services import Services
-from serving import REPOSITORY, Server
 from storage.database import create_tables
+
+try:
+    from postgresql import Cluster
+    from serving import REPOSITORY, Server
+except ModuleNotFoundError as missing:  # after README's first command alone
+    pytest.exit(f"{missing}: run .venv/bin/pip install -r requirements-dev.txt", 4)
 
 # Beside the defaults, tiers small enough to use up.
 TIERS = "free=1000/hour,pro=10000/hour,five=5/day,once=1/day"
