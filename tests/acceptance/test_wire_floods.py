@@ -10,8 +10,8 @@ from conftest import StartServer
 from load import waits
 from serving import REPOSITORY, Server
 
-TIMES = 30  # who waits for the end of a flood waits a thousand times as long
-LEAST_SECONDS = 0.01  # a shorter wait says nothing on a machine with other things to do
+SHORT_SECONDS = 0.3  # which says enough; who waits for the end of a flood waits for ten
+TIMES = 30  # as long as beside two busy programs
 ATTACKERS = [sys.executable, str(REPOSITORY / "benchmarks" / "attacks.py")]
 BUSY = [sys.executable, "-c", "import os; os.nice(10)\nwhile True: pass"]
 
@@ -36,9 +36,8 @@ def test_flood_does_not_keep_owners_of_keys_waiting(start_server: StartServer, a
     server = start_server()
     key = server.new_key(tier="pro")
     for _ in range(3):  # while the machine has other things to do
-        usual = max(LEAST_SECONDS, wait_beside(server, key, *BUSY))
         during = wait_beside(server, key, *ATTACKERS, str(server.port), attack)
-        print(f"{attack}: {during / usual:.1f} times {1000 * usual:.1f} ms")
-        if during < TIMES * usual:
+        print(f"{attack}: {1000 * during:.1f} ms")
+        if during < SHORT_SECONDS or during < TIMES * wait_beside(server, key, *BUSY):
             return
-    pytest.fail("in three rounds")
+    pytest.fail("owners of keys waited in three rounds")
