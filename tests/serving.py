@@ -1,7 +1,6 @@
 """The real server, started as on a platform: the Procfile's command and an environment."""
 
 import contextlib
-import http.client
 import inspect
 import os
 import random
@@ -258,9 +257,6 @@ class Server:
         total: int = self.ask(STATS, X_API_Key=key).json()["total_requests"]
         return total - 1
 
-    def connection(self) -> http.client.HTTPConnection:
-        return http.client.HTTPConnection("127.0.0.1", self.port, timeout=10)
-
     def flask(self, *args: str, input: str = "") -> str:
         """What `flask ...` prints in this server's environment; it must succeed."""
         with self.start_flask(*args, stdin=subprocess.PIPE) as process:
@@ -295,10 +291,6 @@ class Server:
     def sign_up(self, name: str) -> Answer:
         fields = {"username": name, "email": f"{name}@example.com", "password": "long enough"}
         return self.send(form_bytes("/sign-up", **fields))
-
-    def new_user(self, name: str) -> None:
-        password, address = secrets.token_urlsafe(), f"{name}@example.com"
-        self.flask("user", "create", name, address, "--password-stdin", input=f"{password}\n")
 
     def execute(self, sql: str, *values: object) -> list[Any]:
         """Do something to the database by hand, whichever it is, or ask it."""

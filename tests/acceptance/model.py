@@ -57,31 +57,32 @@ class Key:
         others = [place for place, hit in enumerate(self.hits, 1) if hit[1] != reset]
         return len(self.hits) - max(others, default=0)
 
-    def answers(self, began: float, ended: float) -> Iterator[dict[str, Any]]:
-        """Every right answer to a request that was made between these moments."""
+    def answers(self, began: float, ended: float, stats: bool = False) -> Iterator[dict[str, Any]]:
+        """Every right answer to a request, for /usage/stats or not, between these moments."""
         known = [self.facts, *(facts for until, facts in self.earlier if began < until)]
         for moment in (began, *range(int(began) + 1, int(ended) + 1)):
             for facts in known:
-                yield self._answer(facts, moment)
+                yield self._answer(facts, moment, stats)
 
-    def _answer(self, facts: Facts, moment: float) -> dict[str, Any]:
+    def _answer(self, facts: Facts, moment: float, stats: bool) -> dict[str, Any]:
         if facts.ends_at <= moment:
             return {"status": 401}
         limit, seconds = TIERS[facts.tier]
         reset = (int(moment) // seconds + 1) * seconds
         left = limit - self.used(reset)
         window = {"tier": facts.tier, "limit": limit, "reset": reset}
+        about = {"name": facts.name, "type": self.type, "total": self.total + (left > 0)}
         if left <= 0:
-            return {"status": 429, "left": 0, **window}
-        about = {"name": facts.name, "type": self.type, "total": self.total + 1}
+            rest = {"status": 200, **about} if stats else {"status": 429}
+            return {"left": 0, **window, **rest}
         return {"status": 200, "left": left - 1, **window, **about}
 
-    def take(self, seen: dict[str, Any], began: float, ended: float) -> None:
+    def take(self, seen: dict[str, Any], began: float, ended: float, stats: bool = False) -> None:
         """What was seen of an answer must be right; then it counts."""
-        right = list(self.answers(began, ended))
+        right = list(self.answers(began, ended, stats))
         found = next((answer for answer in right if seen.items() <= answer.items()), None)
         assert found, f"{seen} is none of {right}"
-        if found["status"] == 200:
+        if found.get("total") == self.total + 1:
             self.total += 1
             self.hits.append((ended, found["reset"]))
 

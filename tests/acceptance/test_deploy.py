@@ -410,5 +410,5 @@ def test_a_sqlite_file_moves_to_postgresql(tmp_path: Path, cluster: Cluster) -> 
         script = script.replace("demo.db", str(old.database))
         subprocess.run(["bash", "-ec", script], env=new.env, check=True)
         assert new.start().total(key) == 1
-        new.new_user("grace")
+        assert new.sign_up("grace").status == 303
         assert new.execute('SELECT max(id) FROM "user"') == [(1001,)]
