@@ -1,6 +1,5 @@
 """The two WebSockets, echo and time: what is sent, and who is admitted."""
 
-import logging
 import time
 from collections.abc import Callable
 from functools import partial
@@ -17,7 +16,6 @@ from protocol.timestamps import display, timestamp
 from protocol.websocket import CloseCode, Closing, WebSocket, frame
 from services import services
 
-log = logging.getLogger(__name__)
 routes = Blueprint("sockets", __name__, url_prefix="/api/v1/ws")
 
 
@@ -70,13 +68,11 @@ def serve(handler: Callable[[WebSocket], None], server: Server) -> None:
     with 1011. It may wait only for the socket, or in `sleep`, because `interrupt` may end it there:
     a query might be left half done.
     """
-    started, ws, sockets = time.monotonic(), WebSocket(server), services().sockets
-    log.info("open %s", request.path)
+    ws, sockets = WebSocket(server), services().sockets
     with sockets.serving(ws, g.key and g.key.id):
         if sockets.is_stopping:  # since this one was admitted
             raise Closing(CloseCode.GOING_AWAY)
         handler(ws)
-    log.info("closed %s after %.1f s: %d", request.path, time.monotonic() - started, ws.code)
 
 
 def add_route(name: str, handler: Callable[[WebSocket], None]) -> None:

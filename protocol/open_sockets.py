@@ -50,18 +50,23 @@ class OpenSockets:
 
         First it leaves `open`, so nobody interrupts it while it closes. Returning is a bug.
         """
-        self.open[ws], code = key_id, int(CloseCode.BUG)
+        started, code, by = time.monotonic(), int(CloseCode.BUG), "server"
+        what = f"{request.path} of key {key_id}" if key_id else request.path
+        log.info("open %s", what)
+        self.open[ws] = key_id
         try:
             yield
         except Closing as closing:
-            code = closing.code
+            code, by = closing.code, closing.by
         except OSError:  # the client has left
-            code = CloseCode.ABNORMAL
+            code, by = CloseCode.ABNORMAL, "client"
         except Exception:
             log.exception("bug in %s", request.path)
         finally:
             del self.open[ws]
             ws.close(code)
+            seconds = time.monotonic() - started
+            log.info("closed %s by the %s after %.1f s: %d", what, by, seconds, ws.code)
 
     def shut_down(self) -> None:
         """Admit no more sockets and close all with 1001."""

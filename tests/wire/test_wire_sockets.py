@@ -133,6 +133,20 @@ class TestFraming:
                 client.send(frame(CONTINUATION, half))
                 assert len(client.frame().json()["message"]) == MAX_BYTES
 
+    def test_log_says_whose_socket_was_closed_and_by_whom(
+        self, server: Server, server_key: str
+    ) -> None:
+        key_id = server_key[8:16]
+        with RawSocket(server.port) as leaving, RawSocket(server.port) as wrong:
+            leaving.open(f"{TIME}?api_key={server_key}").send(close_frame(1001))
+            wrong.open(ECHO).send(frame(TEXT, b"hi", masked=False))
+            assert wrong.frame().close_code == 1002
+        closed = rf"closed {TIME} of key {key_id} by the client after \d+\.\d s: 1001\n"
+        eventually(lambda: re.search(closed, server.log()), what="the line of the time socket")
+        assert server.log_lines(f"open {TIME} of key {key_id}")
+        broken = rf"closed {ECHO} by the server after \d+\.\d s: 1002\n"
+        eventually(lambda: re.search(broken, server.log()), what="the line of the echo socket")
+
     def test_open_and_close_are_logged(self, server: Server) -> None:
         gone = len(server.log_lines(": 1006"))
         with RawSocket(server.port) as client, RawSocket(server.port) as vanishing:
@@ -140,7 +154,7 @@ class TestFraming:
             client.open(ECHO).send(close_frame(4321))
             assert client.frame().close_code == 4321
         eventually(lambda: server.log_lines(": 4321"))
-        assert re.search(rf"closed {ECHO} after \d+\.\d s: 4321\n", server.log())
+        assert re.search(rf"closed {ECHO} by the client after \d+\.\d s: 4321\n", server.log())
         assert server.log_lines(f"open {ECHO}")
         eventually(lambda: len(server.log_lines(": 1006")) > gone)
 
