@@ -3,7 +3,6 @@
 import json
 import logging
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 from flask import Flask, Response, g, request
@@ -55,8 +54,16 @@ class Problem(HTTPException):
 
 def register(app: Flask, on_database_error: Callable[[BaseException], None]) -> None:
     """Turn every error under /api/ into a problem; errors elsewhere stay as they are."""
+
+    def database_error(error: PeeweeException) -> HTTPException:
+        # PostgreSQL cannot store a NUL; a user may be deleted while a key is made.
+        if isinstance(error, (DataError, IntegrityError)):
+            return _http_error(exceptions.BadRequest())
+        on_database_error(error)
+        return _http_error(exceptions.ServiceUnavailable(retry_after=1))
+
     app.register_error_handler(HTTPException, _http_error)
-    app.register_error_handler(PeeweeException, partial(_database_error, on_database_error))
+    app.register_error_handler(PeeweeException, database_error)
     app.register_error_handler(Exception, _bug)
     # The client was too slow, or left in the middle of its request.
     app.register_error_handler(TimeoutError, lambda error: _http_error(exceptions.RequestTimeout()))
@@ -77,16 +84,6 @@ def _http_error(error: HTTPException) -> HTTPException:
         detail = f"This path supports {', '.join(others)}, and {last}."
     # The headers are needed for Allow and Retry-After; Problem sets the content type.
     return Problem(error.code or 500, detail=detail, headers=error.get_headers())
-
-
-def _database_error(
-    on_database_error: Callable[[BaseException], None], error: Exception
-) -> HTTPException:
-    # PostgreSQL cannot store a NUL; a user may be deleted while a key is made.
-    if isinstance(error, (DataError, IntegrityError)):
-        return _http_error(exceptions.BadRequest())
-    on_database_error(error)
-    return _http_error(exceptions.ServiceUnavailable(retry_after=1))
 
 
 def _bug(error: Exception) -> HTTPException:

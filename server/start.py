@@ -32,25 +32,16 @@ def lock(file: Path) -> None:
     The lock is on a file beside it: to close a second descriptor of the database would end SQLite's
     own locks. Worker processes inherit the descriptor, and the lock ends with the last of them.
     """
-    path = f"{file.resolve()}-lock"
-    deadline = time.monotonic() + LOCK_SECONDS
+    path, deadline = f"{file.resolve()}-lock", time.monotonic() + LOCK_SECONDS
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
-    except OSError as error:
-        raise SettingsError(f"DATABASE_URL: {path}: {error.strerror}") from None
-    while not is_locked(descriptor):
-        if time.monotonic() > deadline:
-            reason = "another service uses this file; stop that one, or use another file"
-            raise SettingsError(f"DATABASE_URL: {file}: {reason}")
-        time.sleep(0.1)
-
-
-def is_locked(descriptor: int) -> bool:
-    """Lock this file, unless another process has locked it."""
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError as error:  # a network drive, for example
-        log.warning("a second service on this file would not be noticed: flock: %s", error.strerror)
-    return True
+        while True:
+            try:
+                return fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    reason = "another service uses this file; stop that one, or use another file"
+                    raise SettingsError(f"DATABASE_URL: {file}: {reason}") from None
+            time.sleep(0.1)
+    except OSError as error:  # a network drive may have no locks
+        log.warning("%s: %s; a second service would not be noticed", path, error.strerror)

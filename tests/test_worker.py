@@ -122,6 +122,7 @@ class TestStream:
             assert client.recv(4096) == b"0\r\n\r\n"
 
     def test_others_have_their_turn_after_each_part(self, worker: Worker) -> None:
+        """Not in the same round of gevent's loop, as with TURN_SECONDS = 0."""
         made = itertools.count()
         worker.wsgi = streaming(b"%d" % number for number in made)
         with connected(worker, socket.SOCK_STREAM) as client:

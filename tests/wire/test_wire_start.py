@@ -169,7 +169,7 @@ class TestOneWorker:
     def test_file_system_without_locks_is_a_warning(self, start_patched: StartServer) -> None:
         broken = "def flock(*_): raise OSError(95, os.strerror(95))\nstart.fcntl.flock = flock"
         server = start_patched(broken)
-        assert server.log_lines("second service on this file would not be noticed: flock: Op")
+        assert server.log_lines("-lock: Operation not supported; a second service would")
 
 
 DOTENV = """
