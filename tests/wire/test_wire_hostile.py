@@ -69,7 +69,7 @@ class TestTurns:
             last = max(client.answer().json()["timestamp"] for client in new)
             times = [client.answer().json()["timestamp"] for client in busy for _ in range(100)]
         rounds = sum(moment < last for moment in times) / len(busy)
-        assert 2 < rounds <= 25
+        assert 4 < rounds <= 13
 
 
 class TestHolding:
