@@ -108,7 +108,5 @@ def finish(response: Response) -> Response:
             # For a path that does not exist, nobody has asked yet who is logged in.
             with suppress(PeeweeException):
                 people.recognize()
-            said = vars(error).get("description")  # by whoever aborted, not by werkzeug
-            page = render_template("error.html", error=error, said=said, response=response)
-            response.set_data(page)
+            response.set_data(render_template("error.html", error=error, response=response))
     return response

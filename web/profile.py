@@ -29,11 +29,9 @@ pages = Blueprint("profile", __name__, url_prefix="/settings")
 def require_log_in() -> ResponseReturnValue | None:
     """Ask for a log-in; refuse a form from a page that was opened under another account."""
     if g.user:
-        account = str(g.user.id)
-        if request.form.get("account", account) == account:
-            return None
-        other = "This page was opened under another account."
-        abort(409, f"{other} You are now logged in as {g.user.username}.")
+        account, name = str(g.user.id), g.user.username
+        words = f"This page was opened under another account. You are now logged in as {name}."
+        return None if request.form.get("account", account) == account else abort(409, words)
     if request.method == "POST":
         flash("You are logged out, so nothing was changed.")
     return redirect(url_for("web.people.entrance", page="log-in", next=request.path), 303)
