@@ -1,12 +1,14 @@
-"""Take the pictures in this folder from a running service: `python docs/screenshots.py`.
+"""Take the picture in this folder from a running service: `python docs/screenshots.py`.
 
-Needs the playwright package and Chromium; the key in the pictures is revoked afterwards.
+Needs the playwright package and Chromium. `console.sha256` says of what the picture was taken, so
+that `.ci/run` can tell when it no longer shows what there is.
 """
 
 import secrets
 import shutil
 import sys
 import tempfile
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,12 @@ sys.path[:0] = [str(HERE.parent), str(HERE.parent / "tests")]
 from serving import Server  # noqa: E402
 
 BROWSERS = ["chromium", "chromium-browser", "google-chrome"]
-NARROW = ViewportSize(width=620, height=1080)  # README shows two pictures side by side
+SIZE = ViewportSize(width=960, height=1180)
+SHOWN = [
+    "static/app.css",
+    "static/app.js",
+    *(f"templates/{n}.html" for n in ("console", "layout", "parts")),
+]
 
 
 def main() -> None:
@@ -29,21 +36,17 @@ def main() -> None:
         server.port, server.url = 8000, "http://127.0.0.1:8000"
         server.start()
         try:
-            visit(browser.new_page(base_url=server.url, viewport=NARROW, device_scale_factor=2))
+            page = browser.new_page(base_url=server.url, viewport=SIZE, device_scale_factor=1.5)
+            sign_up(page)
+            try_console(page, server.new_key("my laptop"))
+            page.screenshot(path=HERE / "console.png")
         finally:
             server.close()
-
-
-def visit(page: Any) -> None:
-    sign_up(page)
-    key = create_key(page)
-    page.screenshot(path=HERE / "key-created.png")
-    try_console(page, key)
-    page.screenshot(path=HERE / "console.png")
-    page.goto("/settings/security")
-    page.get_by_role("link", name="Revoke").click()
-    page.get_by_role("button", name="Revoke").click()
-    page.get_by_text("is revoked").wait_for()
+    lines = [
+        f"{sha256((HERE.parent / 'web' / name).read_bytes()).hexdigest()}  web/{name}\n"
+        for name in SHOWN
+    ]
+    (HERE / "console.sha256").write_text("".join(lines))
 
 
 def sign_up(page: Any) -> None:
@@ -54,29 +57,14 @@ def sign_up(page: Any) -> None:
     page.get_by_role("button", name="Sign up").click()
 
 
-def create_key(page: Any) -> str:
-    page.get_by_label("Name", exact=True).fill("my laptop")
-    page.get_by_label("Type").select_option("Production")
-    page.get_by_role("button", name="Create key").click()
-    key: str = page.locator("#key").inner_text()
-    page.get_by_role("button", name="Try it").click()
-    page.get_by_text("200 OK").wait_for()
-    settle(page)
-    return key
-
-
 def try_console(page: Any, key: str) -> None:
+    """The key is shown as dots, in its field and in the code."""
     page.goto("/")
     page.get_by_label("API key", exact=True).fill(key)
-    page.get_by_role("button", name="Try it: /demo/year").click()
-    page.get_by_text('"year": ').wait_for()
-    settle(page)
-
-
-def settle(page: Any) -> None:
-    """Show the page from its beginning, with no button under the pointer."""
-    page.mouse.move(0, 0)
-    page.evaluate("document.activeElement.blur(), scrollTo(0, 0)")
+    page.get_by_role("button", name="Try it: /protected/test").click()
+    page.get_by_text("200 OK").wait_for()
+    page.mouse.move(0, 0)  # no button under the pointer
+    page.evaluate("document.activeElement.blur(), scrollTo(0, 270)")  # to the field
     page.wait_for_timeout(300)
 
 
