@@ -1,6 +1,6 @@
 """The REST endpoints, and create_app(), which builds the service; `python app.py` runs the demo."""
 
-import server.check  # first, because it says which packages are missing
+import server.start  # first, because it says which packages are missing
 
 # isort: split
 import time
@@ -92,7 +92,7 @@ def create_app(settings: Settings | None = None, is_demo: bool = False) -> Flask
 
     For the demo, gunicorn.conf.py creates a user with a key once the port is bound.
     """
-    server.check.refuse_other_servers()
+    server.start.refuse_other_servers()
     settings = settings or load()
     open_database(settings)
     opened = OpenSockets(settings.socket_limit, settings.max_sockets_per_caller)

@@ -2,6 +2,7 @@
 
 import os
 import re
+import resource
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, fields
@@ -11,11 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from ratelimit import Quota, parse_quotas
-
-try:
-    import resource
-except ImportError:
-    raise SystemExit("This service needs a POSIX system; on Windows, run it in WSL.") from None
 
 HERE = Path(__file__).parent
 # How many entries the routers of each platform append to X-Forwarded-For.

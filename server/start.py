@@ -1,4 +1,14 @@
-"""What a start does before it opens the database: it reads `.env`, and locks the SQLite file."""
+"""What a start checks and prepares, before anything is served."""
+
+import sys
+from importlib.util import find_spec
+
+if sys.version_info < (3, 10):  # noqa: UP036
+    sys.exit("Python 3.10 or later is needed; this is {}.{}.".format(*sys.version_info))
+if not find_spec("fcntl"):
+    sys.exit("This service needs a POSIX system; on Windows, run it in WSL.")
+if not all(map(find_spec, ["flask", "flask_sock", "gevent", "gunicorn", "peewee"])):
+    sys.exit("Packages are missing: run the command of README's Quickstart.")
 
 import fcntl
 import logging
@@ -6,6 +16,7 @@ import os
 import time
 from pathlib import Path
 
+import click
 import flask.cli
 from flask.helpers import get_load_dotenv
 
@@ -14,6 +25,23 @@ from settings import HERE, SettingsError
 log = logging.getLogger(__name__)
 
 LOCK_SECONDS = 6  # how long a start waits for another service on the same file to stop
+
+
+def refuse_other_servers() -> None:
+    """Raises SystemExit under `flask run`, and under gunicorn without gunicorn.conf.py.
+
+    They would save no counts and send no ticks.
+    """
+    if "gunicorn.arbiter" in sys.modules and "server.worker" not in sys.modules:
+        file = HERE / "gunicorn.conf.py"
+        print(f"gunicorn needs its settings: --config {file}", file=sys.stderr)
+        raise SystemExit(4)  # with this status of a worker, gunicorn ends
+    context = click.get_current_context(silent=True)
+    if context and context.command is flask.cli.run_command:
+        raise SettingsError(
+            "`flask run` cannot serve this app: run `python app.py`, or, to reload changed files, "
+            "`GUNICORN_CMD_ARGS=--reload python app.py`"
+        )
 
 
 def read_dotenv() -> None:

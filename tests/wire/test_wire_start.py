@@ -85,9 +85,9 @@ def test_packages_that_are_not_installed_are_one_line(tmp_path: Path) -> None:
 
 
 def test_older_python_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    for file in ("app.py", "server/__init__.py", "server/check.py"):
+    for file in ("app.py", "server/__init__.py", "server/start.py"):
         ast.parse((REPOSITORY / file).read_text(), feature_version=(3, 8))
-    monkeypatch.delitem(sys.modules, "server.check")
+    monkeypatch.delitem(sys.modules, "server.start")
     monkeypatch.setattr(sys, "version_info", (3, 9, 18))
     with pytest.raises(SystemExit, match=r"^Python 3.10 or later is needed; this is 3.9\.$"):
         runpy.run_path(str(REPOSITORY / "app.py"))
