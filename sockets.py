@@ -1,7 +1,6 @@
 """The two WebSockets, echo and time: what is sent, and who is admitted."""
 
 import time
-from collections.abc import Callable
 from functools import partial
 
 from flask import Blueprint, Flask, g, request
@@ -12,8 +11,9 @@ import auth
 from protocol import websocket
 from protocol.addresses import caller
 from protocol.headers import ALLOWANCE
+from protocol.open_sockets import Handler
 from protocol.timestamps import display, timestamp
-from protocol.websocket import CloseCode, Closing, WebSocket, frame
+from protocol.websocket import WebSocket, frame
 from services import services
 
 routes = Blueprint("sockets", __name__, url_prefix="/api/v1/ws")
@@ -30,9 +30,12 @@ def echo(ws: WebSocket) -> None:
 def stream_time(ws: WebSocket) -> None:
     """Let the ticker send the time; what the client sends is discarded."""
     ws.send(frame(type="auth_success", api_key_name=g.key.name))
-    with services().ticker.ticking(ws):
+    listeners = services().ticker.join(ws)
+    try:
         for _ in ws.messages():
             pass
+    finally:
+        listeners.remove(ws)
 
 
 @routes.before_request
@@ -61,21 +64,17 @@ def release(error: BaseException | None) -> None:
         services().sockets.release(g.caller)
 
 
-def serve(handler: Callable[[WebSocket], None], server: Server) -> None:
+def serve(handler: Handler, server: Server) -> None:
     """Let the handler serve an open socket.
 
     A handler ends by raising an exception, which says how to close; returning is a bug, and closes
     with 1011. It may wait only for the socket, or in `sleep`, because `interrupt` may end it there:
     a query might be left half done.
     """
-    ws, sockets = WebSocket(server), services().sockets
-    with sockets.serving(ws, g.key and g.key.id):
-        if sockets.is_stopping:  # since this one was admitted
-            raise Closing(CloseCode.GOING_AWAY)
-        handler(ws)
+    services().sockets.serve(WebSocket(server), g.key and g.key.id, handler)
 
 
-def add_route(name: str, handler: Callable[[WebSocket], None]) -> None:
+def add_route(name: str, handler: Handler) -> None:
     """Serve a WebSocket at this path."""
     Sock().route(f"/{name}", bp=routes, endpoint=name)(partial(serve, handler))
     # The same endpoint, for requests without an Upgrade, which the rule above does not match. Its

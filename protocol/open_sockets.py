@@ -3,8 +3,7 @@
 import logging
 import time
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 import gevent
 from flask import request
@@ -16,6 +15,8 @@ from protocol.websocket import CloseCode, Closing, WebSocket, frame
 log = logging.getLogger(__name__)
 
 RETRY = {"Retry-After": "10"}  # seconds
+
+Handler = Callable[[WebSocket], None]
 
 
 class OpenSockets:
@@ -44,18 +45,20 @@ class OpenSockets:
         if not self.admitted[who]:
             del self.admitted[who]
 
-    @contextmanager
-    def serving(self, ws: WebSocket, key_id: str | None) -> Iterator[None]:
-        """Meanwhile, the socket may be interrupted; then close it, as the exception says.
+    def serve(self, ws: WebSocket, key_id: str | None, handler: Handler) -> None:
+        """Let the handler serve the socket, then close it, as the exception says that it raises.
 
-        First it leaves `open`, so nobody interrupts it while it closes. Returning is a bug.
+        Before that it leaves `open`, so that nobody interrupts it while it closes. This is no
+        context manager: Python 3.13 would keep the exception, and with it half a message.
         """
         started, code, by = time.monotonic(), int(CloseCode.BUG), "server"
         what = f"{request.path} of key {key_id}" if key_id else request.path
         log.info("open %s", what)
         self.open[ws] = key_id
         try:
-            yield
+            if self.is_stopping:  # since this one was admitted
+                raise Closing(CloseCode.GOING_AWAY)
+            handler(ws)
         except Closing as closing:
             code, by = closing.code, closing.by
         except OSError:  # the client has left
@@ -95,20 +98,16 @@ class Ticker:
     def __init__(self) -> None:
         self._listeners: dict[int, set[WebSocket]] = {tenth: set() for tenth in range(1, 10)}
 
-    @contextmanager
-    def ticking(self, ws: WebSocket) -> Iterator[None]:
-        """Meanwhile, send the time to this socket; the first time within 0.2 s.
+    def join(self, ws: WebSocket) -> set[WebSocket]:
+        """Send the time to this socket until it is removed from the returned set.
 
-        Of the next two tenths of a second, it gets the one that has fewer sockets.
+        The first time within 0.2 s: of the next two tenths, it gets the one with fewer sockets.
         """
         now = int(time.time() * 10)
         tenths = {(now + 1) % 10, (now + 2) % 10} & self._listeners.keys()  # 0 has no listeners
         listeners = min((self._listeners[tenth] for tenth in tenths), key=len)
         listeners.add(ws)
-        try:
-            yield
-        finally:
-            listeners.remove(ws)
+        return listeners
 
     def run(self) -> None:
         """Send the time forever."""

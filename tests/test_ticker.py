@@ -1,7 +1,6 @@
 """The ticker alone, with a clock that moves only when the ticker sleeps."""
 
 from collections.abc import Callable
-from contextlib import ExitStack, suppress
 from unittest import mock
 
 import pytest
@@ -9,7 +8,7 @@ import pytest
 from clock import NOON, Clock
 from protocol import open_sockets
 from protocol.open_sockets import Ticker
-from protocol.websocket import Closing, WebSocket
+from protocol.websocket import WebSocket
 
 
 class Sleeper(Clock):
@@ -19,7 +18,7 @@ class Sleeper(Clock):
         super().__init__()
         self.left = 0.0
         self.late: Callable[[float], float] = lambda now: now
-        self.ticker, self.joined = Ticker(), ExitStack()
+        self.ticker = Ticker()
 
     def sleep(self, seconds: float) -> None:
         self.left -= seconds
@@ -32,7 +31,7 @@ class Sleeper(Clock):
         moments: list[float] = []
         ws = mock.Mock(WebSocket)
         ws.push = lambda data: moments.append(self.now)
-        self.joined.enter_context(self.ticker.ticking(ws))
+        self.ticker.join(ws)
         return moments
 
     def run(self, seconds: float) -> None:
@@ -53,10 +52,10 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Sleeper:
 def test_closed_socket_is_sent_nothing_more(clock: Sleeper) -> None:
     """Its descriptor may be that of another client by now."""
     ws = mock.Mock(WebSocket)
-    with suppress(Closing), clock.ticker.ticking(ws):
-        clock.run(2)
-        assert ws.push.call_count == 2
-        raise Closing(1000)
+    listeners = clock.ticker.join(ws)
+    clock.run(2)
+    assert ws.push.call_count == 2
+    listeners.remove(ws)
     clock.run(2)
     assert ws.push.call_count == 2
 
