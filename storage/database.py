@@ -5,7 +5,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from shutil import disk_usage
 
 import peewee
 from playhouse.migrate import SchemaMigrator
@@ -69,9 +68,6 @@ def create_tables(settings: Settings) -> None:
         database.close_all()
     except (OSError, peewee.PeeweeException) as error:
         where, reason = settings.sqlite or "PostgreSQL", one_line(error)
-        if settings.sqlite and "disk" in reason:  # "disk I/O error" may mean that it is full
-            free = disk_usage(settings.sqlite.parent).free // 1024
-            reason += f"; {free} KiB are free on the disk"
         raise SettingsError(f"DATABASE_URL: {where}: {reason}") from None
 
 

@@ -1,7 +1,6 @@
 """The file in which all rows are stored."""
 
 import os
-import resource
 from pathlib import Path
 
 import peewee
@@ -29,19 +28,6 @@ def test_file_is_for_its_owner(config: Settings, tmp_path: Path, umask: int, is_
     modes = {path.name: path.stat().st_mode & 0o777 for path in tmp_path.glob("test.db*")}
     models.database.close_all()
     assert modes == dict.fromkeys(("test.db", "test.db-wal", "test.db-shm"), 0o600)
-
-
-def test_error_of_a_full_disk_says_how_much_is_free(config: Settings, tmp_path: Path) -> None:
-    """A limit on the size of files stands in for the disk."""
-    create_tables(config)
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
-    try:
-        error = f"^DATABASE_URL: {tmp_path}/test.db: disk I/O error; .* KiB are free on the disk$"
-        with pytest.raises(SettingsError, match=error):
-            create_tables(config)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 def test_file_that_is_no_database_stays_as_it_was(config: Settings, tmp_path: Path) -> None:
