@@ -73,6 +73,8 @@ def pytest_configure(config: pytest.Config) -> None:
     # Hundreds of processes start; each would compile all modules again where this is set.
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     sys.dont_write_bytecode = False
+    os.environ["TZ"] = "Asia/Tokyo"  # so that a time that is not UTC's is noticed
+    time.tzset()
     if not hasattr(config, "workerinput"):  # the process that starts the others
         mark, command = secrets.token_hex(), [sys.executable, "-c", TIDY_UP]
         config.stash[TIDYING] = subprocess.Popen(
@@ -196,9 +198,8 @@ def storage(request: pytest.FixtureRequest) -> Callable[[], dict[str, str]]:
 def server(
     tmp_path_factory: pytest.TempPathFactory, storage: Callable[[], dict[str, str]]
 ) -> Iterator[Server]:
-    """One real server for all tests that only talk to it, where it is not the time of UTC."""
-    settings = {"RATE_LIMITS": TIERS, "TZ": "Asia/Tokyo"} | storage()
-    running = Server(tmp_path_factory.mktemp("server"), **settings)
+    """One real server for all tests that only talk to it."""
+    running = Server(tmp_path_factory.mktemp("server"), **{"RATE_LIMITS": TIERS} | storage())
     try:
         yield running.start()
         running.close(signal.SIGTERM)

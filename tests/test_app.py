@@ -11,8 +11,10 @@ import pytest
 from flask.testing import FlaskClient
 from websockets.sync.client import connect
 
+import app as service
 import auth
 import models
+from clock import Clock
 from models import User
 from paths import ECHO, ME, PROTECTED, PUBLIC, STATS, STATUS, TEST, TIME, YEAR
 from rawsocket import Answer, RawSocket
@@ -48,6 +50,13 @@ def test_year(server: Server) -> None:
     year = datetime.now(timezone.utc).year
     message = f"The current year is {year}."
     assert get(server, YEAR) == {"year": year, "message": message, "timestamp": MILLISECOND}
+
+
+def test_year_is_that_of_utc(client: FlaskClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    new_year = 1_798_761_600  # 2027-01-01T00:00:00Z
+    for now, number in ((new_year - 1, 2026), (new_year, 2027)):
+        monkeypatch.setattr(service, "time", Clock(now))
+        assert client.get(YEAR).get_json()["year"] == number
 
 
 def test_status_says_whether_a_key_is_good(server: Server, server_key: str) -> None:
@@ -132,9 +141,11 @@ def test_every_bad_key_gets_the_same_answer(server: Server, server_key: str) -> 
     revoked = server.new_key("old")
     assert server.ask(ME, X_API_Key=revoked).status == 200
     server.flask("key", "revoke", revoked[8:16])
+    expired = server.new_key("expired")
+    server.execute("UPDATE api_key SET expires_at = 1 WHERE id = ?", expired[8:16])
     unknown = random_key()
     half = server_key[:17] + unknown[17:-6]
-    bad = ["x", revoked, unknown, half + auth.checksum(half), half + server_key[-6:]]
+    bad = ["x", revoked, expired, unknown, half + auth.checksum(half), half + server_key[-6:]]
     bad += [f'"{server_key}"', f"Bearer {server_key}", server_key[:-1]]
     bad += ["\xe9", "a" * 5000, f"{server_key},{server_key}"]
 
