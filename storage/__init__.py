@@ -42,8 +42,6 @@ class Store(ABC):
     never older than KNOWN_SECONDS and one query.
     """
 
-    saves_in: str  # tables
-
     def __init__(self) -> None:
         self._rows: dict[str, ApiKey] = {}  # by id
         self._forget_at = self._tidy_at = 0.0  # by `monotonic`
@@ -108,9 +106,8 @@ class Store(ABC):
             except PeeweeException as error:
                 gevent.sleep(0.1)
                 if monotonic() > deadline:
-                    words = "the last %d requests of %d keys could not be saved in %s: %s"
-                    requests, reason = sum(counted.values()), one_line(error)
-                    log.error(words, requests, len(counted), self.saves_in, reason)
+                    words = "the last %d requests of %d keys could not be saved: %s"
+                    log.error(words, sum(counted.values()), len(counted), one_line(error))
                     return
 
     @abstractmethod

@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -23,6 +23,7 @@ ONE_AT_A_TIME = "SELECT set_config('lock_timeout', '9s', true), pg_advisory_xact
 # While a new column or index waits for a table that is in use, all requests wait behind it. A hit
 # waits for 50 ms (connections.SESSION).
 SHORT_LOCKS = "SELECT set_config('lock_timeout', '20ms', true)"
+NAMES = ", ".join(table._meta.table_name for table in TABLES)
 
 
 def open_database(settings: Settings, patience: float | None = None) -> None:
@@ -86,7 +87,7 @@ def create_file(file: Path) -> None:
 def create_missing() -> None:
     """Create what is missing; a database that lacks nothing is only read, and nothing is locked."""
     deadline = time.monotonic() + COMMAND_SECONDS
-    while any(missing()):
+    while missing():
         try:
             with database.atomic():
                 if isinstance(database.obj, peewee.PostgresqlDatabase):
@@ -98,10 +99,14 @@ def create_missing() -> None:
             if time.monotonic() > deadline:
                 raise
             time.sleep(0.5)
+        else:
+            if missing():  # PostgreSQL shows a role only what it may use
+                raise peewee.OperationalError(f"this role needs a GRANT for each of {NAMES}")
 
 
-def missing() -> Iterator[Callable[[], object]]:
+def missing() -> list[Callable[[], object]]:
     """What creates each column, table and index that the database lacks, in this order."""
+    creates: list[Callable[[], object]] = []
     migrator = SchemaMigrator.from_database(database.obj)
     for table in TABLES:
         name, fields = table._meta.table_name, table._meta.sorted_fields
@@ -111,7 +116,8 @@ def missing() -> Iterator[Callable[[], object]]:
                 if not (field.null or field.constraints):
                     words = "must have null=True or a DEFAULT in `constraints`: the table exists"
                     raise SettingsError(f"models.py: {field} {words}")
-                yield migrator.alter_add_column(name, field.column_name, field, True).run
+                creates.append(migrator.alter_add_column(name, field.column_name, field, True).run)
         indexes = {index.name for index in database.get_indexes(name)}
         if not columns or {index._name for index in table._meta.fields_to_index()} - indexes:
-            yield table.create_table  # and its indexes; leaves alone what exists
+            creates.append(table.create_table)  # and its indexes; leaves alone what exists
+    return creates

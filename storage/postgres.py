@@ -4,6 +4,7 @@ A hit is one UPDATE of one row, so a key never waits for another. No request is 
 is counted. Needs psycopg, which is optional.
 """
 
+import math
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -14,18 +15,17 @@ import gevent
 import psycopg
 from gevent.event import AsyncResult
 from gevent.lock import BoundedSemaphore
-from peewee import OperationalError, PeeweeException
-from psycopg.errors import LockNotAvailable
+from peewee import OperationalError
 
 from models import HOUR, ApiKey, database, now
 from ratelimit import Allowance, Quota, Usage
 from storage import Store
-from storage.connections import Pool
+from storage.connections import SESSION, Pool
 
 HITS, LOOK_UPS = 4, 3  # connections of each process; with those of pages, at most 10
 ANSWER_SECONDS = 0.9  # for a hit or a look-up, from its arrival, all its waits included
-PAUSE_SECONDS = 0.5  # before a key is asked about again whose row is locked
-LOST = (None, "25006", "57P01", "57P03")  # SQLSTATE: no answer, read-only, shut down, starting
+PAUSE_SECONDS = 0.5  # before a key is asked about again after a failure
+MANY = 10_000  # failed keys that are remembered
 
 # The window of a row goes on if its end lies between %(end)s and %(latest)s: Quota.window_ends.
 # If not all hits are granted, none is counted.
@@ -39,31 +39,28 @@ ADD_HOUR = """INSERT INTO hourly_usage (hour, key_id, requests)
     ON CONFLICT (hour, key_id) DO UPDATE SET requests = hourly_usage.requests + excluded.requests"""
 
 
-class Late(OperationalError):
-    """A key was not answered in time."""
-
-
 def in_time() -> gevent.Timeout:
-    return gevent.Timeout(ANSWER_SECONDS, Late(f"no answer within {ANSWER_SECONDS} s"))
+    return gevent.Timeout(ANSWER_SECONDS, OperationalError(f"no answer within {ANSWER_SECONDS} s"))
 
 
 class Batches:
     """Asks one question at a time about each key; those that come meanwhile are asked together.
 
-    After a late answer, a key is left alone for PAUSE_SECONDS. Then it may use only half of the
-    connections, so that it keeps no other key waiting, until it is answered in time.
+    After a failure, because its row is locked, say, a key is left alone for PAUSE_SECONDS. Then it
+    may use only half of the connections until it succeeds, so that it keeps no other key waiting.
     """
 
     def __init__(self, connections: int, ask: Callable[[str, list[Any]], list[Any]]) -> None:
         self._ask = ask
         self._waiting: dict[str, list[tuple[Any, AsyncResult]]] = {}
-        self._late: dict[str, float] = {}  # when the key was late, by `monotonic`
-        self._lane = BoundedSemaphore(connections // 2)
+        self._failed: dict[str, tuple[float, str]] = {}  # when, by `monotonic`, and why
+        self._half = BoundedSemaphore(connections // 2)
 
     def ask(self, key_id: str, item: object = None) -> Any:
         """The answer to this item; raises PeeweeException."""
-        if time.monotonic() < self._late.get(key_id, 0) + PAUSE_SECONDS:
-            raise Late("the row of the key is locked")
+        failed_at, why = self._failed.get(key_id, (-math.inf, ""))
+        if time.monotonic() < failed_at + PAUSE_SECONDS:
+            raise OperationalError(why)
         answer = AsyncResult()
         if key_id not in self._waiting:
             self._waiting[key_id] = []
@@ -77,14 +74,15 @@ class Batches:
         try:
             while batch := self._waiting[key_id]:
                 self._waiting[key_id] = []
-                with in_time(), self._lane if key_id in self._late else nullcontext():
+                with in_time(), self._half if key_id in self._failed else nullcontext():
                     answers = self._ask(key_id, [item for item, _ in batch])
-                self._late.pop(key_id, None)
+                self._failed.pop(key_id, None)
                 for (_, answer), value in zip(batch, answers, strict=True):
                     answer.set(value)
         except Exception as error:
-            if isinstance(error, Late):
-                self._late[key_id] = time.monotonic()
+            if len(self._failed) > MANY:  # made-up keys during an outage
+                self._failed.clear()
+            self._failed[key_id] = time.monotonic(), str(error)
             # Those who came meanwhile fail, too, so that nobody waits twice.
             for _, answer in batch + self._waiting[key_id]:
                 answer.set_exception(error)
@@ -95,11 +93,10 @@ class Batches:
 class PostgresStore(Store):
     """A Store that any number of processes share."""
 
-    saves_in = "hourly_usage"  # hits have been counted in api_key
-
     def __init__(self, url: str) -> None:
         super().__init__()
-        self._look_ups, self._hits = Pool(url, LOOK_UPS), Pool(url, HITS)
+        self._look_ups = Pool(url, LOOK_UPS, ANSWER_SECONDS, SESSION)
+        self._hits = Pool(url, HITS, ANSWER_SECONDS, SESSION)
         self._finding = Batches(LOOK_UPS, self._find)
         self._counting = Batches(HITS, self._count)
         self._chart = Counter[str]()  # requests of each key that are not in hourly_usage yet
@@ -146,24 +143,16 @@ class PostgresStore(Store):
         return answers
 
     def ended(self, key_ids: set[str]) -> set[str]:
-        self._check_server()
-        return super().ended(key_ids)
-
-    def _check_server(self) -> None:
-        """Notice before a request does that the server is lost, or can't be written any more."""
         try:
             [(read_only,)] = self._ask("SHOW transaction_read_only")
             if read_only == "on":
                 raise OperationalError("the server is read-only")
-        except PeeweeException:
-            self._reconnect()
+        except OperationalError:
+            for pool in (self._look_ups, self._hits):
+                pool.close()
+            database.close_all()  # another host may be the primary by now
             raise
-
-    def _reconnect(self) -> None:
-        """Replace all connections, because another host may be the primary by now."""
-        self._look_ups.renew()
-        self._hits.renew()
-        gevent.spawn(database.close_idle)  # which may wait for somebody who is connecting
+        return super().ended(key_ids)
 
     def _ask(self, query: str, *values: object) -> list[Any]:
         with in_time():
@@ -174,11 +163,7 @@ class PostgresStore(Store):
             with pool.connection() as connection:
                 cursor = connection.execute(query.encode(), values)
                 return cursor.fetchall() if cursor.description else []
-        except LockNotAvailable as error:
-            raise Late(str(error)) from None
         except psycopg.Error as error:
-            if error.sqlstate in LOST:
-                self._reconnect()
             raise OperationalError(str(error)) from None
 
     def _unsaved(self) -> Counter[str]:

@@ -1,10 +1,11 @@
 """Keys and counts in SQLite: counts are kept in memory, and saved twice a second.
 
 Everything runs in the main thread, and no other greenlet runs while SQLite works. So this
-connection must never wait. If another process holds a lock, the next sync tries again. Only a
-checkpoint and the first commit after it wait for the disk, and both are made in a thread.
+connection must never wait for a lock: if it is held, the next sync tries again. Only a checkpoint,
+which is made in a thread, and the first commit after it wait for the disk.
 """
 
+import logging
 import sqlite3
 import time
 from collections.abc import Callable
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import gevent
+from gevent.event import AsyncResult
 from gevent.threadpool import ThreadPool
 from peewee import OperationalError, SqliteDatabase
 from playhouse.pool import MaxConnectionsExceeded, PooledSqliteDatabase
@@ -21,7 +23,11 @@ from models import HOUR, ApiKey, now
 from ratelimit import Allowance, Limiter, Quota
 from storage import Store
 
+log = logging.getLogger(__name__)
+
 SAVES_PER_CHECKPOINT = 20  # every 10 seconds
+FULL_CHECKPOINTS = 12  # 2 minutes
+READER = "another program has been reading or writing for minutes"
 SAVE = """UPDATE api_key SET total = total + ?,
     used = ? + CASE WHEN reset = ? THEN used ELSE 0 END, reset = ?, last_used_at = ?
     WHERE id = ?"""
@@ -81,8 +87,6 @@ class Sqlite(PooledSqliteDatabase):
 class SqliteStore(Store):
     """A Store of one process. The usage of a key is its row, plus what the Limiter has counted."""
 
-    saves_in = "api_key and hourly_usage"
-
     def __init__(self, file: Path) -> None:
         super().__init__()
         pragmas = PRAGMAS | {"cache_size": -CACHE_KIB}
@@ -90,7 +94,7 @@ class SqliteStore(Store):
         self._database = SqliteDatabase(uri(file), **options)
         self._limiter = Limiter()
         self._file, self._thread = file, ThreadPool(1)
-        self._saves = 0
+        self._saves = self._full = 0  # checkpoints in a row that could not empty the log
 
     def left(self, key: ApiKey, quota: Quota) -> Allowance:
         return self._limiter.hit(key.id, quota, key.usage, cost=0)
@@ -102,14 +106,21 @@ class SqliteStore(Store):
     def save(self) -> None:
         super().save()
         if self._saves % SAVES_PER_CHECKPOINT == 0 and len(self._thread) == 0:  # `spawn` would wait
-            self._thread.spawn(checkpoint, self._file)
+            self._thread.spawn(checkpoint, self._file).rawlink(self._note)
         self._saves += 1
         if not self._file.exists():  # the connections that are open still work
             raise OperationalError(f"{self._file} is gone; put it back before the service stops")
 
+    def _note(self, done: AsyncResult) -> None:
+        """Warn once if the log cannot be emptied for minutes."""
+        self._full = self._full + 1 if done.value else 0
+        if self._full == FULL_CHECKPOINTS:
+            size = Path(f"{self._file}-wal").stat().st_size // 1024
+            log.warning("%s-wal cannot be emptied and has %d KiB: %s", self._file, size, READER)
+
     def close(self) -> None:
+        self._thread.join()  # a checkpoint keeps the last save waiting
         super().close()
-        self._thread.apply(checkpoint, (self._file,))  # so that closing has nothing left to copy
         self._database.close()
 
     def _ask(self, query: str, *values: object) -> list[Any]:
@@ -136,14 +147,13 @@ class SqliteStore(Store):
             raise OperationalError(str(error)) from None
 
 
-def checkpoint(file: Path) -> None:
-    """Copy the write-ahead log (-wal) into the file, and begin a new log; waits for the disk."""
+def checkpoint(file: Path) -> bool:
+    """Copy the write-ahead log (-wal) into the file, and empty it; returns whether it failed.
+
+    It waits for the disk. Meanwhile nobody can write: a save is made at the next sync, and a page
+    waits.
+    """
     how: dict[str, Any] = {"timeout": 0, "uri": True}
     with suppress(sqlite3.Error), closing(sqlite3.connect(uri(file), **how)) as connection:
-        connection.execute("PRAGMA synchronous = 1")
-        _, frames, _ = connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
-        # The first commit after a complete checkpoint begins a new log, and waits for the disk. It
-        # is made here, in the thread, so the main thread never makes it. What it writes does not
-        # matter. If the log holds one frame, it is that commit: nobody has written since.
-        if frames != 1:
-            connection.execute("PRAGMA user_version = 1")
+        return bool(connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0])
+    return True

@@ -4,9 +4,11 @@ PostgreSQL needs `pytest --postgres`; test_wire_database.py has what a client se
 """
 
 import secrets
+import sqlite3
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -37,7 +39,7 @@ from server import background
 from services import Services
 from serving import eventually, patience, writing
 from settings import Settings, SettingsError, load
-from storage import Store, outage, postgres, transaction
+from storage import Store, outage, postgres, sqlite, transaction
 from storage.database import create_missing, create_tables, open_database, open_store
 from storage.outage import Outage
 from web import profile
@@ -326,6 +328,34 @@ def test_two_rotations_at_once_do_not_both_make_the_last_key_of_the_hour(
 
 
 @in_sqlite
+def test_log_is_emptied_and_a_long_reader_is_one_warning(
+    store: Store,
+    place: Settings,
+    new_id: NewId,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    new_id()
+    monkeypatch.setattr(sqlite, "SAVES_PER_CHECKPOINT", 1)
+    wal = Path(f"{place.sqlite}-wal")
+
+    def size_after_a_save() -> int:
+        by_hand_only("UPDATE api_key SET name = 'new'")
+        save(store)
+        gevent.sleep(0.01)
+        return wal.stat().st_size
+
+    with closing(sqlite3.connect(wal.with_name("test.db"))) as reader:
+        reader.execute("BEGIN")
+        reader.execute("SELECT * FROM api_key").fetchall()
+        eventually(lambda: size_after_a_save() and caplog.messages)
+        assert all(size_after_a_save() for _ in range(20))
+    eventually(lambda: not size_after_a_save())
+    [line] = caplog.messages
+    assert line.startswith(f"{wal} cannot be emptied and has ")
+
+
+@in_sqlite
 def test_half_a_save_saves_nothing(store: Store, new_id: NewId) -> None:
     saved = "SELECT total, (SELECT sum(requests) FROM hourly_usage WHERE key_id = id) FROM api_key"
     store.hit(new_id(), LONG)
@@ -502,6 +532,18 @@ def test_role_that_may_create_nothing_can_start(cluster: Cluster, place: Setting
     grants = "SELECT, INSERT, UPDATE, DELETE"
     Cluster.query(url, f"GRANT {grants} ON ALL TABLES IN SCHEMA public TO {role}")
     create_tables(load({"DATABASE_URL": url.replace("demo:", f"{role}:")}))
+
+
+@in_postgres
+def test_role_that_lacks_a_grant_gets_one_line(cluster: Cluster, place: Settings) -> None:
+    """Although it may create tables: to such a role PostgreSQL doesn't show this one."""
+    url, role = str(place.database_url), f"guest_{secrets.token_hex(4)}"
+    Cluster.query(url, f"CREATE ROLE {role} LOGIN PASSWORD '{cluster.password}'")
+    Cluster.query(url, f"GRANT ALL ON SCHEMA public TO {role}")
+    Cluster.query(url, f'GRANT ALL ON "user", api_key TO {role}')
+    names = "user, api_key, hourly_usage$"
+    with pytest.raises(SettingsError, match=f"^DATABASE_URL: PostgreSQL: .*a GRANT .*{names}"):
+        create_tables(load({"DATABASE_URL": url.replace("demo:", f"{role}:")}))
 
 
 @pytest.mark.parametrize(
