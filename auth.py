@@ -13,7 +13,7 @@ from flask import request
 
 import models
 from models import DEFAULT_TYPE, PREFIXES, ApiKey, Invalid, User, check_fields
-from protocol.headers import ALLOWANCE
+from protocol.application import ALLOWANCE
 from protocol.problems import Problem
 from protocol.timestamps import date_time
 from ratelimit import DEFAULT_TIER, Allowance, Quota
