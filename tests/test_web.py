@@ -367,6 +367,7 @@ def test_new_key_is_shown_once(ada: FlaskClient, tmp_path: Path) -> None:
     assert (answer.status_code, answer.headers["Cache-Control"]) == (200, "no-store")
     assert "Set-Cookie" not in answer.headers
     secret = secret_in(answer)
+    assert f"<code>{secret}</code>" in answer.text
     assert f'curl -H "X-API-Key: {secret}" http://localhost/api/v1/protected/test' in answer.text
     assert answer.text.count(f'"X-API-Key": "{secret}"') == 2  # in Python and in JavaScript
     body = ask_api(ada, secret).get_json()
@@ -477,12 +478,15 @@ def test_rotation_that_is_sent_twice_leaves_a_way_to_a_new_key(ada: FlaskClient)
     assert again.status_code == 422
     assert "The key “ci” is already replaced" in again.text
     assert ask_api(ada, old_secret).status_code == 200
-    assert SECRET.search(ada.post(f"{KEYS}/{secret_in(lost)[8:16]}/successor", data=form).text)
+    assert SECRET.search(ada.post(f"{KEYS}/{secret_in(lost)[8:16]}/successor").text)
+    now, ends = models.now(), sorted(key.expires_at for key in stored_keys() if key.rotated_at)
+    assert [end - now for end in ends] == pytest.approx([300, 86_400], abs=60)
 
 
 def test_change_in_a_page_holds_from_the_next_request_on(ada: FlaskClient) -> None:
     key = secret_in(create_key(ada, "old name"))
     assert ask_api(ada, key).get_json()["api_key_name"] == "old name"
+    assert "1 of 1,000" in ada.get(SECURITY).text
     ada.post(f"{path_of(0)}/rename", data={"name": "new name"})
     assert ask_api(ada, key).get_json()["api_key_name"] == "new name"
     ada.post(f"{path_of(0)}/revoke")

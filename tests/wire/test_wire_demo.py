@@ -15,6 +15,9 @@ from pathlib import Path
 
 import pytest
 
+import accounts
+from commands.demo import welcome
+from models import User
 from paths import SECURITY, TEST
 from rawsocket import RawSocket, form_bytes
 from serving import Server, StartError, eventually, start_refusal
@@ -126,3 +129,9 @@ def test_demo_on_a_platform_is_refused(tmp_path: Path, variable: str) -> None:
     message = start_refusal("app.py", tmp_path, **{variable: "anything"})
     assert message.startswith(f"{variable} is set: on a platform, start `gunicorn`")
     assert not (tmp_path / "demo.db").exists()
+
+
+def test_demo_makes_no_user_beside_others(owner: User, capfd: pytest.CaptureFixture[str]) -> None:
+    welcome(8000)
+    assert capfd.readouterr().out == ""
+    assert accounts.find("demo") is None
