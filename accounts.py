@@ -69,22 +69,19 @@ def find(name: str) -> User | None:
 
 
 def hash_password(password: str) -> str:
-    return str(_scrypt(generate_password_hash, _normal(password)))
+    return str(_scrypt(generate_password_hash, password))
 
 
 def verify_password(user: User | None, password: str) -> bool:
     """Whether this is the user's password; takes the same time when there is no user."""
     stored = user.password_hash if user else NOBODY
-    return bool(_scrypt(check_password_hash, stored, _normal(password)))
-
-
-def _normal(password: str) -> str:
-    """The same for every way to type the same characters: keyboards and systems differ."""
-    return normalize("NFKC", password)
+    return bool(_scrypt(check_password_hash, stored, password))
 
 
 def _scrypt(function: Callable[..., object], *args: str) -> object:
     """Run in a thread, because it takes 50 ms; raises ServiceUnavailable."""
+    # Systems differ in how they encode é, for example. A hash is ASCII, and stays as it is.
+    texts = [normalize("NFKC", text) for text in args]
     busy = ServiceUnavailable(retry_after=QUEUE_SECONDS)
     with gevent.Timeout(QUEUE_SECONDS, busy), HASHING:
-        return gevent.get_hub().threadpool.apply(function, args)
+        return gevent.get_hub().threadpool.apply(function, texts)

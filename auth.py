@@ -115,21 +115,16 @@ def used_up(allowance: Allowance) -> Problem:
 
 
 def create_key(
-    user: User,
-    name: str,
-    type: str = DEFAULT_TYPE,
-    tier: str = DEFAULT_TIER,
-    expires_at: int | None = None,
-    key_id: str = "",
+    user: User, name: str, type: str = DEFAULT_TYPE, **columns: Any
 ) -> tuple[ApiKey, str]:
     """Store a new key; the second value is the key itself, which is stored nowhere.
 
-    Raises Invalid, and peewee's IntegrityError if there is a key with this id.
+    Other columns may be given: `id`, `tier`, `expires_at`. Raises Invalid, and peewee's
+    IntegrityError if there is a key with this id.
     """
     check_fields(name=name, type=type)
     with transaction():
-        columns = {"name": name, "type": type, "tier": tier, "expires_at": expires_at}
-        return _store(ApiKey(id=key_id or random_text(8), user=user, **columns), MAX_KEYS)
+        return _store(ApiKey(user=user, name=name, type=type, **columns), MAX_KEYS)
 
 
 def rotate_key(old: ApiKey, end: int) -> tuple[ApiKey, str]:
@@ -147,7 +142,7 @@ def rotate_key(old: ApiKey, end: int) -> tuple[ApiKey, str]:
             raise Invalid(key="This key has ended or was rotated; create a new one.")
         saved = ApiKey.get_by_id(old.id)  # again, because requests may have been counted since
         columns = {name: getattr(saved, name) for name in INHERITED}
-        new = ApiKey(id=random_text(8), expires_at=lifetime and now + lifetime, **columns)
+        new = ApiKey(expires_at=lifetime and now + lifetime, **columns)
         return _store(new, MAX_KEYS_ROTATING)
 
 
@@ -160,6 +155,7 @@ def grace_end(key: ApiKey, grace_seconds: int) -> int:
 def _store(key: ApiKey, maximum: int) -> tuple[ApiKey, str]:
     # In PostgreSQL, this locks the user: two requests cannot both create the last key.
     User.update(id=User.id).where(User.id == key.user_id).execute()
+    key.id = key.id or random_text(8)
     secret = f"{PREFIXES[key.type]}{key.id}_{random_text(32)}"
     secret += checksum(secret)
     key.digest = digest(secret)

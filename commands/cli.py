@@ -120,7 +120,7 @@ def create_key(username: str, name: str, type: str, tier: str, expires: int | No
     end = None if expires is None else models.now() + expires
     if expires == 0:
         fail("--expires must be longer than 0.")
-    print_key(lambda: auth.create_key(user, name, type, tier, expires_at=end))
+    print_key(lambda: auth.create_key(user, name, type, tier=tier, expires_at=end))
 
 
 @keys.command("rotate")

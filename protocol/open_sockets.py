@@ -25,22 +25,19 @@ class OpenSockets:
     def __init__(self, limit: int, limit_per_caller: int) -> None:
         self.limit, self.limit_per_caller = limit, limit_per_caller
         self.is_stopping = False
-        self.count = 0
         self.admitted: Counter[str] = Counter()  # by the key's id, or the client's address
         self.open: dict[WebSocket, str | None] = {}  # the key's id; None for an echo socket
 
     def reserve(self, who: str) -> None:
         """Admit a socket of this caller; raises Problem if there is no room for it."""
-        if self.is_stopping or self.count >= self.limit:
+        if self.is_stopping or self.admitted.total() >= self.limit:
             raise Problem(503, "too_many_sockets", "The server has no socket left.", headers=RETRY)
         if self.admitted[who] >= self.limit_per_caller:
             raise Problem(429, "too_many_sockets", "You have too many sockets open.", headers=RETRY)
-        self.count += 1
         self.admitted[who] += 1
 
     def release(self, who: str) -> None:
         """Give back a place that was reserved."""
-        self.count -= 1
         self.admitted[who] -= 1
         if not self.admitted[who]:
             del self.admitted[who]
@@ -67,9 +64,9 @@ class OpenSockets:
             log.exception("bug in %s", request.path)
         finally:
             del self.open[ws]
-            ws.close(code)
+            code = ws.close(code)
             seconds = time.monotonic() - started
-            log.info("closed %s by the %s after %.1f s: %d", what, by, seconds, ws.code)
+            log.info("closed %s by the %s after %.1f s: %d", what, by, seconds, code)
 
     def shut_down(self) -> None:
         """Admit no more sockets and close all with 1001."""

@@ -109,10 +109,8 @@ class WebSocket:
     def __init__(self, server: Server) -> None:
         self._sock, self._wire = server.sock, server.ws
         server.connected = False  # or flask-sock would send a close frame, too
-        self._fileno = server.sock.fileno()
         self._greenlet = gevent.getcurrent()
         self._unsent = memoryview(b"")
-        self.code = 0  # with which it was closed
         self._ping_at = time.monotonic() + PING_SECONDS
         # Frames may have come in the packet of the handshake, which gunicorn has read: this takes
         # them out of its buffer. See "Private APIs" in docs/design.md.
@@ -156,7 +154,7 @@ class WebSocket:
         of the frame. So the connection is closed with ABNORMAL, for which `close` sends none.
         """
         try:
-            sent = 0 if self._unsent else os.write(self._fileno, data)
+            sent = 0 if self._unsent else os.write(self._sock.fileno(), data)
         except OSError:
             sent = 0
         if sent < len(data):
@@ -170,8 +168,8 @@ class WebSocket:
         """
         gevent.kill(self._greenlet, Closing(code))
 
-    def close(self, code: int) -> None:
-        """Send a close frame and await the client's; `code` becomes 1006 if it was not sent.
+    def close(self, code: int) -> int:
+        """Send a close frame and await the client's; returns 1006 if it was not sent, else `code`.
 
         An interrupt that was on its way ends this; nothing that follows may wait.
         """
@@ -180,7 +178,7 @@ class WebSocket:
                 with gevent.Timeout(CLOSE_SECONDS, TimeoutError()):  # which is an OSError
                     self.send(self._wire.send(events.CloseConnection(code)))
                 drain(self._sock)
-        self.code = CloseCode.ABNORMAL if self._unsent else code  # the client did not take the rest
+        return CloseCode.ABNORMAL if self._unsent else code  # the client did not take the rest
 
     def _events(self) -> Iterator[events.Event]:
         while True:

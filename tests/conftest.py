@@ -165,7 +165,7 @@ def new_key(owner: User) -> NewKey:
     """Makes keys for Ada: `new_key(tier="five")`."""
 
     def create(name: str = "ci", type: str = "production", tier: str = "free") -> str:
-        return auth.create_key(owner, name, type, tier)[1]
+        return auth.create_key(owner, name, type, tier=tier)[1]
 
     return create
 

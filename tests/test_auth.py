@@ -61,7 +61,7 @@ def test_key_of_each_type_is_good_until_it_is_revoked(
 
 @pytest.mark.parametrize(("type", "prefix"), [("production", "live"), ("development", "test")])
 def test_new_key_has_form_and_row(owner: User, clock: Clock, type: str, prefix: str) -> None:
-    made, key = auth.create_key(owner, "my ci", type, "pro", expires_at=NOON + 5)
+    made, key = auth.create_key(owner, "my ci", type, tier="pro", expires_at=NOON + 5)
     assert re.fullmatch(rf"sk_{prefix}_[0-9A-Za-z]{{8}}_[0-9A-Za-z]{{38}}", key)
     assert key == with_checksum(key)
     stored = row(key)
@@ -124,7 +124,7 @@ def test_ended_key_cannot_be_changed_or_rotated(key: str, ended: dict[str, objec
 
 
 def test_successor_goes_on_with_the_window(owner: User, clock: Clock) -> None:
-    _, key = auth.create_key(owner, "my ci", "development", "pro", expires_at=NOON + 1000)
+    _, key = auth.create_key(owner, "my ci", "development", tier="pro", expires_at=NOON + 1000)
     read_before = row(key)
     change(key, total=9, reset=8, used=7, last_used_at=9)
     clock.now += 900

@@ -133,8 +133,8 @@ def start(accepted: Server, first: bytes = b"") -> tuple[Any, WebSocket]:
             ws.send(first)
             list(ws.messages())
         except Closing as closing:
-            ws.close(closing.code)
-        return ws.code
+            code = ws.close(closing.code)
+        return code
 
     serving = gevent.spawn(run)
     gevent.idle()

@@ -111,7 +111,7 @@ def create_key() -> ResponseReturnValue:
     expires_at = models.now() + lifetime if lifetime else None
     try:
         with transaction():
-            key, secret = auth.create_key(g.user, name, type, expires_at=expires_at, key_id=key_id)
+            key, secret = auth.create_key(g.user, name, type, expires_at=expires_at, id=key_id)
             limit_new_keys(g.user)
     except IntegrityError:  # a second click, Reload or Back sent the same form
         words = f"This form was already sent, and made the key “{own_key(key_id).name}”. "
