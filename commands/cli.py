@@ -3,7 +3,7 @@
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from itertools import chain
 from typing import Any, NoReturn
 
@@ -35,8 +35,10 @@ class Command(click.Command):
     """A command that has a connection to the database, and reports errors in one line."""
 
     def invoke(self, ctx: click.Context) -> Any:
-        if sys.stdout:  # escape what the terminal cannot show
-            sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
+        if not sys.stdout:
+            fail("standard output is closed, so nothing was done")
+        # Escape what the terminal cannot show.
+        sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
         settings = services().settings
         for warning in warnings(settings):
             click.echo(f"Warning: {warning}", err=True)
@@ -120,7 +122,7 @@ def create_key(username: str, name: str, type: str, tier: str, expires: int | No
     end = None if expires is None else models.now() + expires
     if expires == 0:
         fail("--expires must be longer than 0.")
-    print_key(lambda: auth.create_key(user, name, type, tier=tier, expires_at=end))
+    print_key(*auth.create_key(user, name, type, tier=tier, expires_at=end))
 
 
 @keys.command("rotate")
@@ -129,7 +131,7 @@ def create_key(username: str, name: str, type: str, tier: str, expires: int | No
 def rotate_key(key_id: str, grace: int) -> None:
     """Create a successor and print it; the old key stops working after the grace period."""
     key = live_key(key_id)
-    print_key(lambda: auth.rotate_key(key, auth.grace_end(key, grace)))
+    print_key(*auth.rotate_key(key, auth.grace_end(key, grace)))
 
 
 @keys.command("list")
@@ -177,11 +179,8 @@ def read_password(from_stdin: bool) -> str:
     return str(click.prompt(prompt, hide_input=True, confirmation_prompt=True))
 
 
-def print_key(make: Callable[[], tuple[ApiKey, str]]) -> None:
-    """Store a key, then print it; if it cannot be printed, revoke it."""
-    if not sys.stdout:
-        fail("standard output is closed, so no key was created")
-    key, secret = make()
+def print_key(key: ApiKey, secret: str) -> None:
+    """Print a key that was stored; if it cannot be printed, revoke it."""
     try:
         write(f"{secret}\n")
     except (OSError, KeyboardInterrupt) as error:
