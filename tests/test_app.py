@@ -1,4 +1,4 @@
-"""The API as the specification shows it; then how the app is made, its errors, and proxies."""
+"""The specification: endpoints, keys and limits, errors, and both sockets."""
 
 import dataclasses
 import json
@@ -16,7 +16,7 @@ import auth
 import models
 from clock import Clock
 from models import User
-from paths import ECHO, ME, PROTECTED, PUBLIC, STATS, STATUS, TEST, TIME, YEAR
+from paths import ECHO, KEYS, ME, PROTECTED, PUBLIC, SECURITY, STATS, STATUS, TEST, TIME, YEAR
 from rawsocket import Answer, RawSocket
 from services import Services
 from serving import Server, eventually, random_key
@@ -124,6 +124,17 @@ def problem(answer: Answer) -> dict[str, object]:
 
 def status_and_code(answer: Answer) -> tuple[int, object]:
     return answer.status, problem(answer)["code"]
+
+
+def test_key_that_is_created_after_a_log_in_is_shown_once(client: FlaskClient) -> None:
+    form = {"username": "ada", "email": "ada@example.com", "password": "a long password"}
+    for page in ("/sign-up", "/log-out", "/log-in"):
+        assert client.post(page, data=form).status_code == 303
+    shown = client.post(KEYS, data={"name": "laptop", "type": "development"}).text
+    key = re.findall(r"sk_test_\w{47}", shown)[0]
+    assert key not in client.get(SECURITY).text
+    body = client.get(TEST, headers={"X-API-Key": key}).get_json()
+    assert (body["api_key_name"], body["api_key_type"]) == ("laptop", "development")
 
 
 @pytest.mark.parametrize("path", PROTECTED)
