@@ -1,6 +1,6 @@
 """Both stores: keys found, counts saved, old rows deleted; then what only one of them does.
 
-PostgreSQL needs `pytest --postgres`; test_wire_database.py has what a client sees.
+PostgreSQL needs `pytest --postgres`; test_wire_postgres.py has what a client sees.
 """
 
 import secrets

@@ -1,0 +1,204 @@
+"""The real server beside a PostgreSQL that is stopped, frozen, locked or replaced."""
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing
+from statistics import median
+
+import pytest
+
+from conftest import StartServer
+from load import Load, accepted, refused
+from paths import ME, PROFILE, STATUS, TEST, TIME
+from postgresql import Cluster, Network, connected
+from rawsocket import RawSocket
+from serving import eventually, patience
+
+pytestmark = pytest.mark.postgres
+
+
+@pytest.fixture
+def own() -> Iterator[Cluster]:
+    """A server that the test may stop."""
+    with closing(Cluster()) as cluster:
+        yield cluster.start()
+
+
+@pytest.mark.parametrize("outage", ["stop", "kill", "freeze"])
+def test_outage_under_load_is_503_within_a_second_and_no_count_is_wrong(
+    own: Cluster, start_server: StartServer, outage: str
+) -> None:
+    server = start_server(DATABASE_URL=own.new_database(), RATE_LIMITS="free=1000000/day")
+    key = server.new_key()
+    with Load(server.port, key, rest=0.02) as load:
+        eventually(lambda: len(load.replies) > 200)
+        began = time.monotonic()
+        getattr(own, outage)()
+        eventually(lambda: refused(load.replies) > 100)
+        own.thaw() if outage == "freeze" else own.start()
+        back = time.monotonic()
+        eventually(lambda: load.statuses(max(back, time.monotonic() - 0.5)) == {200}, 5)
+        replies = load.stop()
+
+    assert {reply.status for reply in replies} == {200, 503}
+    # Not all of them: a pause of the machine hits whoever is waiting.
+    assert median(reply.seconds for reply in replies if reply.status == 503) < patience(1)
+    counted, total = len(accepted(replies)), server.total(key)
+    if outage == "kill":  # a commit does not wait for the disk: its last second may be lost
+        lost = [r for r in accepted(replies) if began - 1.2 < r.started < back]
+        assert counted - len(lost) <= total <= counted
+    else:  # what was given up may have been counted
+        assert counted <= total <= counted + (64 if outage == "freeze" else 0)
+    assert 1 <= len(server.log_lines("database unavailable")) <= 2
+    eventually(lambda: server.log_lines("database available again"))
+    assert own.password not in server.log()
+    assert "Traceback" not in server.log()
+
+
+def test_pages_wait_for_a_connection_while_others_get_answers(
+    own: Cluster, start_server: StartServer
+) -> None:
+    """A user who asks for more at once than can be answered in time makes no page a 503."""
+    server = start_server(DATABASE_URL=own.new_database(), WEB_CONCURRENCY="1")
+    cookie, key = server.sign_up("flood").headers["Set-Cookie"], server.new_key()
+    server.execute('ALTER TABLE "user" RENAME TO stored')
+    slow = "pg_sleep(0.15) IS NOT NULL"
+    server.execute(f'CREATE VIEW "user" AS SELECT * FROM stored WHERE {slow}')
+
+    def timed(path: str) -> tuple[int, float]:
+        started = time.monotonic()
+        status = server.ask(path, Cookie=cookie, X_API_Key=key).status
+        return status, time.monotonic() - started
+
+    pages, me = [PROFILE] * 32, ME
+    with ThreadPoolExecutor(len(pages) + 1) as threads:
+        assert {status for status, _ in threads.map(timed, [*pages, me])} == {200}
+        assert not server.log_lines("database unavailable")
+        own.freeze()
+        (_, seconds), *_ = answers = list(threads.map(timed, [me, *pages]))
+        assert {status for status, _ in answers} == {503}
+        assert seconds < patience(1)
+    own.thaw()
+    eventually(lambda: timed(pages[0])[0] == timed(me)[0] == 200)
+
+
+def test_workers_start_without_a_server(own: Cluster, start_server: StartServer) -> None:
+    server = start_server(DATABASE_URL=own.new_database())
+    key, before = server.new_key(), server.worker_pids
+    own.stop()
+    for pid in before:
+        os.kill(pid, signal.SIGKILL)
+    eventually(lambda: len(set(server.worker_pids) - set(before)) == 2)
+    assert server.ask(STATUS).status == 200
+    assert server.ask(TEST, X_API_Key=key).status == 503
+    own.start()
+    eventually(lambda: server.ask(TEST, X_API_Key=key).status == 200)
+    own.freeze()
+    eventually(lambda: len(server.log_lines("database unavailable")) >= 2, 15)
+    status, seconds = server.stop()
+    assert (status, seconds < patience(5)) == (0, True)
+    assert len(server.log_lines("could not be saved")) <= 1, "at most that of the chart"
+
+
+@pytest.mark.parametrize("old_primary", ["is read-only", "is silent"])
+def test_after_a_failover_all_use_the_new_primary(
+    own: Cluster, start_server: StartServer, old_primary: str
+) -> None:
+    url = own.new_database()
+    with closing(Cluster(primary=own)) as standby, ExitStack() as stack:
+        standby.start()
+        both = url.replace(f":{own.port}/", f":{own.port},127.0.0.1:{standby.port}/")
+        server = start_server(DATABASE_URL=both)
+        key, other = server.new_key(), server.new_key()
+        client = stack.enter_context(RawSocket(server.port))
+        client.open(f"{TIME}?api_key={other}")
+        assert server.sign_up("before").status == 303
+        copy, users = standby.url(url.rpartition("/")[2]), 'SELECT count(*) FROM "user"'
+        eventually(lambda: Cluster.query(copy, users) == [(2,)])
+        if old_primary == "is silent":
+            own.freeze()
+        else:  # also for those who are connected
+            own.query(own.url(), "ALTER SYSTEM SET default_transaction_read_only = on")
+            own.query(own.url(), "SELECT pg_reload_conf()")
+        standby.query(standby.url(), "SELECT pg_promote()")
+        began = time.monotonic()
+        eventually(lambda: server.ask(TEST, X_API_Key=key).status == 200)
+        eventually(lambda: server.sign_up(f"a{time.monotonic_ns()}").status == 303)
+        assert time.monotonic() - began < patience(5)
+        began = time.monotonic()
+        server.flask("key", "revoke", other[8:16])
+        assert time.monotonic() - began < patience(15)
+        began = time.monotonic()
+        assert client.close_code() == 1008
+        assert time.monotonic() - began < patience(2)
+        if old_primary == "is silent":
+            own.thaw()
+    assert "Traceback" not in server.log()
+
+
+def test_command_on_a_dead_network(cluster: Cluster, start_server: StartServer) -> None:
+    server = start_server(DATABASE_URL=cluster.new_database())
+    server.new_key()
+    with ExitStack() as stack:
+        commands = []
+        for word in (b"", b"BEGIN", b"COMMIT"):
+            network = stack.enter_context(closing(Network(cluster)))
+            network.die(word)
+            url = network.url(server.env["DATABASE_URL"])
+            env = server.env | {"DATABASE_URL": url}
+            commands.append(server.start_flask("key", "create", "user0", "ci", env=env))
+        for command in commands:
+            printed, error = command.communicate(timeout=30)
+            assert (command.returncode, printed, error.count("\n")) == (1, "", 1), error
+            assert "DATABASE_URL" in error
+        assert "COMMIT was not answered, so the change may have been stored" in error
+
+
+def test_pages_on_a_dead_network_are_503(cluster: Cluster, start_server: StartServer) -> None:
+    direct, network = cluster.new_database(), Network(cluster)
+    with ExitStack() as stack:
+        stack.enter_context(closing(network))
+        server = start_server(DATABASE_URL=network.url(direct))
+        client = stack.enter_context(RawSocket(server.port))
+        threads = stack.enter_context(ThreadPoolExecutor(6))
+        client.open(f"{TIME}?api_key={server.new_key()}")
+        assert server.sign_up("before").status == 303
+        for word in (b"BEGIN", b"INSERT", b"COMMIT"):
+            network.die(word)
+            names = [f"{word.decode().lower()}{number}" for number in range(2)]
+            began = time.monotonic()
+            assert [page.status for page in threads.map(server.sign_up, names)] == [503, 503]
+            assert time.monotonic() - began < patience(2.5), word
+            network.heal()
+        Cluster.query(direct, "UPDATE api_key SET revoked_at = 1")
+        ended = time.monotonic()
+        assert client.close_code() == 1008
+        assert time.monotonic() - ended < patience(2)
+        assert server.sign_up("after").status == 303
+    assert "Traceback" not in server.log()
+
+
+def test_locked_keys_fail_alone(cluster: Cluster, start_server: StartServer) -> None:
+    """25 of them, all asked for, as while a user is being deleted at psql."""
+    url = cluster.new_database()
+    server = start_server(DATABASE_URL=url, RATE_LIMITS="free=1000000/day")
+    free, *held = [server.new_key() for _ in range(26)]
+    with connected(url) as other, Load(server.port, *held, free, rest=0.02) as load:
+        eventually(lambda: len(load.replies) > 500)
+        other.execute("BEGIN")
+        other.execute(f"SELECT * FROM api_key WHERE id <> '{free[8:16]}' FOR UPDATE")
+        locked = time.monotonic()
+        eventually(lambda: refused(load.replies) > 3000, 30)
+        unlocked = time.monotonic()
+        other.execute("ROLLBACK")
+        eventually(lambda: load.statuses(max(unlocked, time.monotonic() - 0.5)) == {200})
+        replies = load.stop()
+    assert {reply.status for reply in replies if reply.key == free} == {200}
+    during = [reply for reply in replies if locked < reply.started < unlocked - 1]
+    waits = sorted(reply.seconds for reply in during if reply.key == free)
+    assert waits[len(waits) * 99 // 100] < patience(0.3)
+    assert {reply.status for reply in during if reply.key != free} == {503}
+    assert max(reply.seconds for reply in replies) < patience(1)
