@@ -18,7 +18,6 @@ from models import ApiKey
 from protocol import problems
 from protocol.application import Service
 from protocol.open_sockets import OpenSockets
-from protocol.requests import check_request
 from protocol.timestamps import date_time, timestamp, utc
 from ratelimit import Allowance
 from services import Services, services
@@ -100,7 +99,6 @@ def create_app(settings: Settings | None = None, is_demo: bool = False) -> Flask
     app = Service(__name__, settings)
     app.extensions["services"] = Services(settings, open_store(settings), opened)
     app.config["IS_DEMO"] = is_demo
-    app.before_request(check_request)
     app.register_blueprint(api)
     problems.register(app, outage.note)
     for part in (sockets, web, cli):

@@ -9,8 +9,7 @@ from simple_websocket import Server
 
 import auth
 from protocol import websocket
-from protocol.addresses import caller
-from protocol.application import ALLOWANCE
+from protocol.application import ALLOWANCE, caller
 from protocol.open_sockets import Handler
 from protocol.timestamps import display, timestamp
 from protocol.websocket import WebSocket, frame

@@ -13,8 +13,6 @@ from werkzeug.exceptions import HTTPException
 from werkzeug.http import HTTP_STATUS_CODES
 from werkzeug.routing import WebsocketMismatch
 
-from protocol.requests import is_api
-
 log = logging.getLogger(__name__)
 
 KNOWN = {
@@ -50,6 +48,10 @@ class Problem(HTTPException):
         body |= {"detail": detail or known[1], "code": code or known[0], **members}
         response = Response(json_text(body) + "\n", status, headers, "application/problem+json")
         super().__init__(detail, response)
+
+
+def is_api() -> bool:
+    return request.path.startswith("/api/")
 
 
 def register(app: Flask, on_database_error: Callable[[BaseException], None]) -> None:

@@ -17,7 +17,7 @@ from gevent.server import StreamServer
 from gunicorn.workers.ggevent import GeventWorker
 
 from models import database
-from protocol.requests import MAX_BODY_BYTES
+from protocol.application import MAX_BODY_BYTES
 from protocol.tcp import TURN_SECONDS, drain
 from server import repairs
 from server.background import Background

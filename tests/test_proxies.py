@@ -7,7 +7,7 @@ from flask import request
 
 import app as service
 import settings
-from protocol.addresses import caller
+from protocol.application import caller
 from settings import Settings
 
 FORWARDED = {

@@ -10,7 +10,7 @@ from peewee import PeeweeException
 from werkzeug.exceptions import RequestTimeout, abort
 
 import models
-from protocol.requests import is_api
+from protocol.problems import is_api
 from protocol.timestamps import date_time, display
 from ratelimit import UNITS
 from settings import HERE

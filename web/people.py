@@ -13,7 +13,7 @@ from werkzeug.exceptions import TooManyRequests, abort
 
 import accounts
 from models import Invalid, User, check_fields, database
-from protocol.addresses import caller
+from protocol.application import caller
 from ratelimit import Quota
 from services import services
 

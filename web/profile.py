@@ -11,7 +11,7 @@ import accounts
 import auth
 import models
 from models import CHART_HOURS, DAY, HOUR, ApiKey, HourlyUsage, Invalid, User, check_fields
-from protocol.addresses import caller
+from protocol.application import caller
 from services import services
 from storage import transaction
 from web import people
