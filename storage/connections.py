@@ -3,32 +3,32 @@
 Every wait is bounded by one of these, because none of them bounds all:
 
 - The store bounds all its waits with one gevent.Timeout.
-- `Pool.take` waits for a free connection for FREE_SECONDS at most, and a gevent.Timeout there
-  bounds connecting, including the look-up of the host's name.
-- `Impatient.wait` bounds each answer to a page or a command. Commands are not patched by gevent, so
-  its Timeouts never fire there.
+- `Postgres` waits for a free connection for FREE_SECONDS at most, and a gevent.Timeout bounds
+  connecting, including the look-up of the host's name.
+- `Impatient.wait` bounds each answer. Commands are not patched by gevent, so its Timeouts never
+  fire there.
 - `connect_timeout` bounds connecting in a command, to CONNECT_SECONDS for each address.
 """
 
 import time
 from collections import defaultdict
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import nullcontext, suppress
 from typing import Any
 
 import gevent
-import peewee
 from gevent.queue import Empty, LifoQueue
-from psycopg import Connection, OperationalError
+from peewee import OperationalError, PostgresqlDatabase
+from psycopg import Connection, Error
 from psycopg.conninfo import conninfo_attempts, conninfo_to_dict, make_conninfo
 from psycopg.pq import TransactionStatus
 
-CONNECTIONS = 3  # for pages, in each process
+PAGES = 3  # connections of each process for pages; with those of the store, at most 10
 FREE_SECONDS = 5  # how long to wait for one while others use them all
 ANSWER_SECONDS = 0.6  # to connect, and again for an answer; a busy machine needs 0.4
 CONNECT_SECONDS = 2  # to connect to an address in a command; libpq's minimum
-# Of a connection of the store: no count waits for the disk, and none for a locked row for long.
-SESSION = "SET synchronous_commit = off; SET lock_timeout = '50ms'"
+# How long a connection is used: after a failover, all lead to the new primary by then. The old one
+# may still answer, and be read-only.
+USED_SECONDS = 3
 
 # When connecting to an address last failed; the others are tried before it.
 failed_at: defaultdict[str, float] = defaultdict(float)
@@ -42,6 +42,7 @@ class Impatient(Connection[Any]):
     """
 
     patience: float = ANSWER_SECONDS
+    made_at: float
 
     def wait(self, gen: Any, interval: float = 0.1, timeout: float | None = None) -> Any:
         return super().wait(gen, interval, timeout or self.patience)
@@ -58,7 +59,7 @@ def connect(url: str) -> Impatient:
     attempts: list[Any] = conninfo_attempts(wanted)
     *others, last = sorted((make_conninfo(**each) for each in attempts), key=failed_at.__getitem__)
     for address in others:
-        with suppress(OperationalError):
+        with suppress(Error):
             return connect_to(address)
     return connect_to(last)  # whose error, if there is one, is raised
 
@@ -71,88 +72,66 @@ def connect_to(address: str) -> Impatient:
         raise
 
 
-class Pool:
-    """A few connections that are used in turn; raises psycopg.Error. Each is made when needed."""
+class Postgres(PostgresqlDatabase):
+    """A database with a few connections, each made when needed; raises PeeweeException.
+
+    Who waits for one gets it in the order of arrival. `session` is what a new one executes.
+    """
 
     def __init__(self, url: str, size: int, patience: float, session: str) -> None:
-        self._url, self._patience, self._session = url, patience, session
-        self._free = LifoQueue(items=[None] * size)
-        self._new = set[Impatient]()  # those that were made since `close`
+        super().__init__(url, autoconnect=False, prefer_psycopg3=True)
+        self._patience, self._session = patience, session
+        self._free = LifoQueue(items=[None] * size)  # each a connection, or one to be made
+        # Who waits for a connection would hold this lock, and nobody could give one back. Nothing
+        # needs it, because each greenlet has a state of its own.
+        self._lock = nullcontext()
 
     def take(self) -> Impatient:
-        """A connection that nobody else has; give it back."""
+        """A connection that nobody else has; raises psycopg.Error, or OperationalError."""
         try:
             connection: Impatient | None = self._free.get(timeout=FREE_SECONDS)
         except Empty:
             raise OperationalError(f"no free connection within {FREE_SECONDS} s") from None
-        late = OperationalError(f"no connection within {self._patience} s")
         try:
-            if not connection:
-                with gevent.Timeout(self._patience, late):
-                    connection = connect(self._url)
-                    connection.patience = self._patience
-                    connection.execute(self._session.encode())
-                self._new.add(connection)
-        except BaseException:
-            if connection:
+            if connection and time.monotonic() > connection.made_at + USED_SECONDS:
                 connection.close()
+                connection = None
+            return connection or self._new_connection()
+        except BaseException:  # a Timeout, too
             self._free.put(None)
             raise
+
+    def _new_connection(self) -> Impatient:
+        late = OperationalError(f"no connection within {self._patience} s")
+        with gevent.Timeout(self._patience, late):
+            connection = connect(self.database)
+            connection.patience, connection.made_at = self._patience, time.monotonic()
+            connection.execute(self._session.encode())
         return connection
 
-    def give(self, connection: Impatient) -> None:
-        """Take a connection back; if it is lost, or waits for an answer, it is replaced."""
-        is_idle = connection.info.transaction_status == TransactionStatus.IDLE
-        if is_idle and connection in self._new:
-            self._free.put(connection)
-        else:
-            self._new.discard(connection)
+    def give_back(self, connection: Impatient) -> None:
+        """Let others have it, unless it is lost, or still waits for an answer."""
+        if connection.info.transaction_status != TransactionStatus.IDLE:
             connection.close()
-            self._free.put(None)
+        self._free.put(None if connection.closed else connection)
 
-    @contextmanager
-    def connection(self) -> Iterator[Impatient]:
-        connection = self.take()
-        try:
-            yield connection
-        finally:
-            self.give(connection)
+    _connect, _close = take, give_back  # as peewee calls them
 
-    def close(self) -> None:
-        """Close all connections, but those in use when they are given back; then make new ones."""
-        self._new.clear()
+    def close_all(self) -> None:
+        """Close the connections that are not in use."""
         for connection in [self._free.get() for _ in range(self._free.qsize())]:
             if connection:
                 connection.close()
             self._free.put(None)
 
-
-class Postgres(peewee.PostgresqlDatabase):
-    """The connections of pages and commands; raises PeeweeException."""
-
-    def __init__(self, url: str, patience: float) -> None:
-        super().__init__(url, autoconnect=False, prefer_psycopg3=True)
-        # A statement that was given up does not go on waiting for a lock on the server.
-        self._pool = Pool(url, CONNECTIONS, patience, f"SET lock_timeout = {int(900 * patience)}")
-        self._lock = nullcontext()  # peewee's own would be held while one waits for a connection
-
-    def _connect(self) -> Impatient:
-        return self._pool.take()
-
-    def _close(self, conn: Impatient) -> None:
-        self._pool.give(conn)
-
-    def close_all(self) -> None:
-        self._pool.close()
-
     def commit(self) -> Any:
         try:
             return super().commit()
-        except peewee.OperationalError as error:
+        except OperationalError as error:
             words = "COMMIT was not answered, so the change may have been stored"
-            raise peewee.OperationalError(f"{words}: {error}") from None
+            raise OperationalError(f"{words}: {error}") from None
 
     def rollback(self) -> Any:
         """After an error that has broken the connection, there is nothing to roll back."""
-        with suppress(peewee.OperationalError):
+        with suppress(OperationalError):
             return super().rollback()

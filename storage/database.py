@@ -21,7 +21,7 @@ COMMAND_SECONDS = 10  # in a command, with either database: nobody else waits fo
 # wait for less than COMMAND_SECONDS.
 ONE_AT_A_TIME = "SELECT set_config('lock_timeout', '9s', true), pg_advisory_xact_lock(20261121)"
 # While a new column or index waits for a table that is in use, all requests wait behind it. A hit
-# waits for 50 ms (connections.SESSION).
+# waits for 50 ms (SESSION in postgres.py).
 SHORT_LOCKS = "SELECT set_config('lock_timeout', '20ms', true)"
 NAMES = ", ".join(table._meta.table_name for table in TABLES)
 
@@ -36,9 +36,12 @@ def open_database(settings: Settings, patience: float | None = None) -> None:
     if settings.sqlite:
         database.initialize(Sqlite(settings.sqlite, patience or BUSY_SECONDS))
     else:
-        from storage.connections import ANSWER_SECONDS, Postgres  # the driver is optional
+        from storage.connections import ANSWER_SECONDS, PAGES, Postgres  # the driver is optional
 
-        database.initialize(Postgres(str(settings.database_url), patience or ANSWER_SECONDS))
+        patience = patience or ANSWER_SECONDS
+        # A statement that was given up does not go on waiting for a lock on the server.
+        session = f"SET lock_timeout = {int(900 * patience)}"
+        database.initialize(Postgres(str(settings.database_url), PAGES, patience, session))
 
 
 def open_store(settings: Settings) -> Store:

@@ -17,16 +17,18 @@ from gevent.event import AsyncResult
 from gevent.lock import BoundedSemaphore
 from peewee import OperationalError
 
-from models import HOUR, ApiKey, database, now
+from models import HOUR, ApiKey, now
 from ratelimit import Allowance, Quota, Usage
 from storage import Store
-from storage.connections import SESSION, Pool
+from storage.connections import Postgres
 
 HITS, LOOK_UPS = 4, 3  # connections of each process; with those of pages, at most 10
 ANSWER_SECONDS = 0.9  # for a hit or a look-up, from its arrival, all its waits included
 PAUSE_SECONDS = 0.5  # before a key is asked about again after a failure
 MANY = 10_000  # failed keys that are remembered
 
+# No count waits for the disk, and none for a locked row for long.
+SESSION = "SET synchronous_commit = off; SET lock_timeout = '50ms'"
 # The window of a row goes on if its end lies between %(end)s and %(latest)s: Quota.window_ends.
 # If not all hits are granted, none is counted.
 USED = "%(hits)s + CASE WHEN reset BETWEEN %(end)s AND %(latest)s THEN used ELSE 0 END"
@@ -41,6 +43,19 @@ ADD_HOUR = """INSERT INTO hourly_usage (hour, key_id, requests)
 
 def in_time() -> gevent.Timeout:
     return gevent.Timeout(ANSWER_SECONDS, OperationalError(f"no answer within {ANSWER_SECONDS} s"))
+
+
+def run(database: Postgres, query: str, values: Any) -> list[Any]:
+    """The rows that answer a query; raises OperationalError."""
+    try:
+        connection = database.take()
+        try:
+            cursor = connection.execute(query.encode(), values)
+            return cursor.fetchall() if cursor.description else []
+        finally:
+            database.give_back(connection)
+    except psycopg.Error as error:
+        raise OperationalError(str(error)) from None
 
 
 class Batches:
@@ -95,8 +110,8 @@ class PostgresStore(Store):
 
     def __init__(self, url: str) -> None:
         super().__init__()
-        self._look_ups = Pool(url, LOOK_UPS, ANSWER_SECONDS, SESSION)
-        self._hits = Pool(url, HITS, ANSWER_SECONDS, SESSION)
+        self._look_ups = Postgres(url, LOOK_UPS, ANSWER_SECONDS, SESSION)
+        self._hits = Postgres(url, HITS, ANSWER_SECONDS, SESSION)
         self._finding = Batches(LOOK_UPS, self._find)
         self._counting = Batches(HITS, self._count)
         self._chart = Counter[str]()  # requests of each key that are not in hourly_usage yet
@@ -126,14 +141,14 @@ class PostgresStore(Store):
             end, latest = quota.window_ends(moment)
             values = {"id": key_id, "hits": hits, "end": end, "latest": latest}
             values |= {"now": int(moment), "limit": quota.limit}
-            if rows := self._run(self._hits, HIT, values):
+            if rows := run(self._hits, HIT, values):
                 total, reset, used = rows[0]
                 self._chart[key_id] += hits
                 for later in reversed(range(hits)):
                     usage = Usage(total - later, reset, used - later)
                     answers.append(usage.allowance(quota, moment, True))
                 hits = missing - hits
-            elif rows := self._run(self._hits, USAGE, values):
+            elif rows := run(self._hits, USAGE, values):
                 usage = Usage(*rows[0]).within(quota, moment)
                 hits = min(missing, quota.limit - usage.used)
                 if hits <= 0:
@@ -143,28 +158,12 @@ class PostgresStore(Store):
         return answers
 
     def ended(self, key_ids: set[str]) -> set[str]:
-        try:
-            [(read_only,)] = self._ask("SHOW transaction_read_only")
-            if read_only == "on":
-                raise OperationalError("the server is read-only")
-        except OperationalError:
-            for pool in (self._look_ups, self._hits):
-                pool.close()
-            database.close_all()  # another host may be the primary by now
-            raise
+        self._ask("SELECT 1")  # so that an outage is noticed without a request, too
         return super().ended(key_ids)
 
     def _ask(self, query: str, *values: object) -> list[Any]:
         with in_time():
-            return self._run(self._look_ups, query.replace("?", "%s"), values)
-
-    def _run(self, pool: Pool, query: str, values: Any) -> list[Any]:
-        try:
-            with pool.connection() as connection:
-                cursor = connection.execute(query.encode(), values)
-                return cursor.fetchall() if cursor.description else []
-        except psycopg.Error as error:
-            raise OperationalError(str(error)) from None
+            return run(self._look_ups, query.replace("?", "%s"), values)
 
     def _unsaved(self) -> Counter[str]:
         return self._chart
@@ -183,5 +182,5 @@ class PostgresStore(Store):
 
     def close(self) -> None:
         super().close()
-        self._look_ups.close()
-        self._hits.close()
+        self._look_ups.close_all()
+        self._hits.close_all()

@@ -230,15 +230,15 @@ def test_what_is_known_of_a_key_is_forgotten_by_the_store_itself(
 def test_row_whose_query_began_before_a_change_is_not_remembered(
     store: Store, new_id: NewId, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    key_id, execute, may_go_on = new_id(), psycopg.Connection.execute, Event()
+    key_id, execute, may_go_on = new_id(), psycopg.Cursor.execute, Event()
 
-    def slow(connection: Any, query: Any, values: Any = None) -> Any:
-        done = execute(connection, query, values)
+    def slow(cursor: Any, query: Any, values: Any = None, **how: Any) -> Any:
+        done = execute(cursor, query, values, **how)
         may_go_on.wait()
         return done
 
     with monkeypatch.context() as patch:
-        patch.setattr(psycopg.Connection, "execute", slow)
+        patch.setattr(psycopg.Cursor, "execute", slow)
         finding = gevent.spawn(store.find, key_id)
         gevent.sleep(0.1)
         store.forget()
@@ -386,15 +386,15 @@ def test_hits_of_a_key_that_come_during_its_statement_share_the_next_one(
 ) -> None:
     """Also if not all of them can be granted: then as many as are left. Other keys don't wait."""
     key_id, other = new_id(), new_id()
-    execute, may_go_on, asked = psycopg.Connection.execute, Event(), list[Any]()
+    execute, may_go_on, asked = psycopg.Cursor.execute, Event(), list[Any]()
 
-    def watched(connection: Any, query: Any, values: Any = None) -> Any:
+    def watched(cursor: Any, query: Any, values: Any = None, **how: Any) -> Any:
         if isinstance(values, dict) and values["id"] == key_id:
             asked.append(values["hits"])
             may_go_on.wait()
-        return execute(connection, query, values)
+        return execute(cursor, query, values, **how)
 
-    monkeypatch.setattr(psycopg.Connection, "execute", watched)
+    monkeypatch.setattr(psycopg.Cursor, "execute", watched)
     first = gevent.spawn(store.hit, key_id, LONG)
     eventually(lambda: bool(gevent.sleep(0.01) or asked))
     others = [gevent.spawn(store.hit, key_id, LONG) for _ in range(6)]
@@ -482,8 +482,9 @@ def test_batch_goes_on_after_any_error(
 ) -> None:
     """Even after one that ends the greenlet that asks."""
     key_id = new_id()
+    assert store.hit(key_id, LONG)
     with monkeypatch.context() as patch:
-        patch.setattr(psycopg.Connection, "execute", mock.Mock(side_effect=GreenletExit))
+        patch.setattr(psycopg.Cursor, "execute", mock.Mock(side_effect=GreenletExit))
         with pytest.raises(peewee.OperationalError, match="no answer"):
             store.hit(key_id, LONG)
     assert store.hit(key_id, LONG)
