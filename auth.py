@@ -11,8 +11,7 @@ from typing import Any
 
 from flask import request
 
-import models
-from models import DEFAULT_TYPE, PREFIXES, ApiKey, Invalid, User, check_fields
+from models import DEFAULT_TYPE, PREFIXES, ApiKey, Invalid, User, check_fields, now
 from protocol.application import ALLOWANCE
 from protocol.problems import Problem
 from protocol.timestamps import date_time
@@ -133,22 +132,22 @@ def rotate_key(old: ApiKey, end: int) -> tuple[ApiKey, str]:
     The successor has the same name, type, tier and lifetime, and goes on with the window as it was
     last saved. Raises Invalid.
     """
-    now = models.now()
+    rotated_at = now()
     lifetime = old.expires_at and old.expires_at - old.created_at
     with transaction():
         # The condition is part of the UPDATE: of two rotations at once, one makes a successor.
         can_rotate = (ApiKey.id == old.id) & ApiKey.live() & ApiKey.rotated_at.is_null()
-        if not ApiKey.update(rotated_at=now, expires_at=end).where(can_rotate).execute():
+        if not ApiKey.update(rotated_at=rotated_at, expires_at=end).where(can_rotate).execute():
             raise Invalid(key="This key has ended or was rotated; create a new one.")
         saved = ApiKey.get_by_id(old.id)  # again, because requests may have been counted since
         columns = {name: getattr(saved, name) for name in INHERITED}
-        new = ApiKey(expires_at=lifetime and now + lifetime, **columns)
+        new = ApiKey(expires_at=lifetime and rotated_at + lifetime, **columns)
         return _store(new, MAX_KEYS_ROTATING)
 
 
 def grace_end(key: ApiKey, grace_seconds: int) -> int:
     """When the key ends if it is rotated now: after the grace period, or earlier by itself."""
-    end = models.now() + grace_seconds
+    end = now() + grace_seconds
     return min(key.expires_at or end, end)
 
 
@@ -178,7 +177,7 @@ def change_key(key_id: str, **columns: object) -> bool:
 
 def revoke_key(key_id: str) -> bool:
     """End a live key for good; False if there is none with this id."""
-    return change_key(key_id, revoked_at=models.now())
+    return change_key(key_id, revoked_at=now())
 
 
 def digest(key: str) -> str:
