@@ -5,7 +5,6 @@ import server.start  # first, because it says which packages are missing
 # isort: split
 import time
 from functools import partial
-from typing import Any
 
 from flask import Blueprint, Flask, request
 
@@ -106,7 +105,7 @@ def create_app(settings: Settings | None = None, is_demo: bool = False) -> Flask
     return app
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> Flask:
     """`app.app`, for `gunicorn app:app`: made when it is first asked for."""
     if name != "app":
         raise AttributeError(name)

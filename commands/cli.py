@@ -14,15 +14,14 @@ from peewee import PeeweeException
 
 import accounts
 import auth
-import models
-from models import ApiKey, User, check_fields, database
+from models import DAY, DEFAULT_TYPE, HOUR, PREFIXES, ApiKey, User, check_fields, database, now
 from protocol.timestamps import date_time
 from services import services
 from settings import warnings
 from storage.database import create_tables
 from storage.outage import one_line
 
-SECONDS = {"s": 1, "m": 60, "h": models.HOUR, "d": models.DAY}
+SECONDS = {"s": 1, "m": 60, "h": HOUR, "d": DAY}
 PAGE = 100  # users that are listed at a time
 USER_COLUMNS = ("id", "username", "email", "created_at")
 KEY_COLUMNS = (
@@ -113,13 +112,13 @@ def delete_user(username: str) -> None:
 @keys.command("create")
 @click.argument("username")
 @click.argument("name")
-@click.option("--type", type=click.Choice(list(models.PREFIXES)), default=models.DEFAULT_TYPE)
+@click.option("--type", type=click.Choice(list(PREFIXES)), default=DEFAULT_TYPE)
 @click.option("--tier", default="free", show_default=True)
 @click.option("--expires", type=duration, help="For example 90d; by default, never.")
 def create_key(username: str, name: str, type: str, tier: str, expires: int | None) -> None:
     """Create a key and print only the key, which cannot be shown again."""
     user, tier = user_named(username), existing_tier(tier)
-    end = None if expires is None else models.now() + expires
+    end = None if expires is None else now() + expires
     if expires == 0:
         fail("--expires must be longer than 0.")
     print_key(*auth.create_key(user, name, type, tier=tier, expires_at=end))
