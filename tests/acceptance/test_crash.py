@@ -80,7 +80,7 @@ def image(writes: list[Write], moment: Moment, chance: random.Random) -> dict[st
 
 
 def test_a_power_failure_loses_ten_seconds(start_server: StartServer, tmp_path: Path) -> None:
-    """Nor does anybody wait for the disk: a thread does, at each checkpoint."""
+    """Nor does the process wait for the disk more than once in ten seconds; a thread does."""
     if not shutil.which("strace"):
         pytest.skip("strace is not installed")
     trace = tmp_path / "trace"
@@ -99,7 +99,8 @@ def test_a_power_failure_loses_ten_seconds(start_server: StartServer, tmp_path: 
     main = Counter(write.thread for write in writes).most_common(1)[0][0]
     served = [m for m in moments if started + LOST_SECONDS + 2 < m.seconds < users[-1]]
     assert sum(bool(moment.flusher) for moment in served) >= 1
-    assert sum(moment.flusher == main for moment in served) <= 1, "nobody waits for the disk"
+    seconds = served[-1].seconds - served[0].seconds
+    assert sum(moment.flusher == main for moment in served) <= 1 + seconds / 10
 
     seed, images, lost = random.randrange(10**6), 0, 0.0
     chance = random.Random(seed)

@@ -1,6 +1,7 @@
 """The commands of README and CONTRIBUTING, pasted into a copy of the project."""
 
 import contextlib
+import faulthandler
 import json
 import os
 import re
@@ -180,4 +181,5 @@ def test_recipes_leave_the_whole_suite_green(installed: Checkout) -> None:
             installed.follow(*step)
             described.remove(step)
     (checks,) = blocks("sh", recipes)
+    faulthandler.cancel_dump_traceback_later()  # pytest's, after three minutes
     assert " passed" in installed.paste(checks, seconds=900)
