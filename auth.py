@@ -20,8 +20,7 @@ from services import services
 from storage import transaction
 
 BASE62 = digits + ascii_letters
-ID = re.compile(f"[{BASE62}]{{8}}")
-KEY_START = re.compile(f"(?:{'|'.join(PREFIXES.values())})({ID.pattern})")
+KEY_START = re.compile(f"(?:{'|'.join(PREFIXES.values())})([{BASE62}]{{8}})")  # with the ID
 MAX_KEYS = 25  # live keys of one user
 MAX_KEYS_ROTATING = 50  # the same, with those that were rotated and are in their grace period
 GRACE_SECONDS = 86400  # how long a rotated key stays valid
@@ -167,6 +166,11 @@ def _store(key: ApiKey, maximum: int) -> tuple[ApiKey, str]:
 def random_text(length: int) -> str:
     """Random base62 characters, 5.95 bits each."""
     return "".join(secrets.choice(BASE62) for _ in range(length))
+
+
+def id_for(text: str) -> str:
+    """The ID of a key that is made only once for this text; nobody can choose it."""
+    return "".join(BASE62[byte % 62] for byte in sha256(text.encode()).digest()[:8])
 
 
 def change_key(key_id: str, **columns: object) -> bool:

@@ -59,7 +59,7 @@ def _database(url: str) -> Path | str:
     if not found or ":memory:" in url:  # the URL may hold a password, so no error quotes it
         raise ValueError(f"must be {URL_FORMS}")
     path = HERE / found[1]  # the same file, from whatever folder a command runs
-    if path.is_dir() or not os.access(path.parent, os.W_OK | os.X_OK):
+    if (path.exists() and not path.is_file()) or not os.access(path.parent, os.W_OK | os.X_OK):
         raise ValueError(f"{path} cannot be created or opened")
     return path
 

@@ -37,6 +37,10 @@ PREFLIGHT = {
 }
 
 
+# Files have ETags instead. For some dates, werkzeug would raise an OverflowError.
+UNUSED_HEADERS = ("IF_MODIFIED_SINCE", "IF_UNMODIFIED_SINCE", "IF_RANGE", "RANGE")
+
+
 class CompactJson(DefaultJSONProvider):
     """Writes JSON as the problems are written."""
 
@@ -110,6 +114,8 @@ def limit_headers(allowance: Allowance) -> list[tuple[str, str]]:
 def check_request() -> ResponseReturnValue | None:
     """Refuse a request that no view could answer, and answer a CORS preflight."""
     environ = request.environ
+    for name in UNUSED_HEADERS:
+        environ.pop(f"HTTP_{name}", None)
     if environ["REQUEST_METHOD"] == "CONNECT":  # of which gunicorn makes some path
         raise MethodNotAllowed(["GET", "HEAD", "OPTIONS"])
     lacks_host = environ["SERVER_PROTOCOL"] == "HTTP/1.1" and not environ.get("HTTP_HOST")

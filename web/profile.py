@@ -52,7 +52,7 @@ def save_profile() -> ResponseReturnValue:
     check_fields(**fields)
     if fields:  # what is taken tells who has an account
         people.throttle(people.NAMES, caller(request.remote_addr))
-        people.throttle(people.NAMES, g.user.username)
+        people.throttle(people.NAMES, f"user {g.user.id}")
         accounts.change(g.user, **fields)
     return redirect_to("/settings/profile", "Your profile is saved.")
 
@@ -67,7 +67,8 @@ def security() -> str:
         listed = list(g.user.keys.where(ApiKey.live() | expired).order_by(*order))
         hours = hourly_requests(g.user)
     page = {"keys": [(key, auth.left(key)) for key in listed], "hours": hours}
-    return render_template("security.html", lifetimes=LIFETIMES, new_id=auth.random_text(8), **page)
+    page |= {"lifetimes": LIFETIMES, "form_id": auth.random_text(8)}
+    return render_template("security.html", **page)
 
 
 def hourly_requests(user: User) -> dict[int, int]:
@@ -106,8 +107,8 @@ def change_password() -> ResponseReturnValue:
 @errors_shown_by(security)
 def create_key() -> ResponseReturnValue:
     name, type, lifetime = typed("name"), typed("type"), chosen("expires", LIFETIMES)
-    key_id = request.form.get("key_id") or auth.random_text(8)
-    auth.ID.fullmatch(key_id) or abort(400)
+    form_id = request.form.get("key_id") or auth.random_text(8)
+    key_id = auth.id_for(f"{g.user.id} {form_id}")  # sending the form again makes no second key
     expires_at = models.now() + lifetime if lifetime else None
     try:
         with transaction():
