@@ -4,11 +4,14 @@ from collections.abc import Callable
 from unittest import mock
 
 import pytest
+from flask import Flask, g
 
+import sockets
 from clock import NOON, Clock
+from models import ApiKey
 from protocol import open_sockets
 from protocol.open_sockets import Ticker
-from protocol.websocket import WebSocket
+from protocol.websocket import Closing, WebSocket
 
 
 class Sleeper(Clock):
@@ -101,3 +104,15 @@ def test_clock_that_is_set_makes_no_burst_and_no_silence(clock: Sleeper, jump: i
     clock.run(12)
     assert next(jumps, None) is None, "it was set"
     assert 11 <= len(moments) <= 13
+
+
+def test_closed_socket_gets_no_more_updates(app: Flask, clock: Sleeper) -> None:
+    """It would otherwise stay in memory, and its descriptor may belong to another client."""
+    ws = mock.Mock(WebSocket)
+    ws.messages.side_effect = Closing(1000)
+    app.extensions["services"].ticker = clock.ticker
+    with app.test_request_context(), pytest.raises(Closing):
+        g.key = ApiKey(name="ci")
+        sockets.stream_time(ws)
+    clock.run(2)
+    ws.push.assert_not_called()
