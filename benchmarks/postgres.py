@@ -1,39 +1,48 @@
 """Compare GET /api/v1/protected/test on SQLite with PostgreSQL, with one worker and with more.
 
-    python benchmarks/postgres.py [--rounds 7] [--seconds 3]
+    python benchmarks/postgres.py [--rounds 7] [--seconds 3] [--citus]
 
-Needs requirements-dev.txt, wrk, and PostgreSQL's binaries; it starts a PostgreSQL of its own.
+Needs requirements-dev.txt, wrk, and PostgreSQL's binaries; it starts a PostgreSQL of its own. With
+--citus it compares one server of PostgreSQL with a Citus cluster instead, and needs that extension.
 Nothing is pinned to a core: the service, PostgreSQL and the load share the machine. All servers
 stay up; they are measured in turn, round after round, and the medians count.
 """
 
 import argparse
 import os
+import re
 import signal
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 
 BENCHMARKS = Path(__file__).parent
 sys.path += [str(BENCHMARKS.parent / "tests"), str(BENCHMARKS.parent)]
 
-from postgresql import Cluster  # noqa: E402
+from postgresql import CitusCluster, Cluster  # noqa: E402
 from serving import Server  # noqa: E402
+from settings import load  # noqa: E402
+from storage.database import create_tables  # noqa: E402
 
 HERTZ = os.sysconf("SC_CLK_TCK")
+DISTRIBUTE = re.findall(  # as docs/growing.md says
+    r"SELECT create_\w+_table\([^;]*\)", (BENCHMARKS.parent / "docs" / "growing.md").read_text()
+)
 LIMIT = "free=1000000000/day"
 
 
 class Case:
     """One server under one load: requests a second, p50 and p99 in ms, processor time in µs."""
 
-    def __init__(self, name: str, server: Server, keys: Path, connections: int, cluster: Cluster):
+    def __init__(
+        self, name: str, server: Server, keys: Path, connections: int, *databases: Cluster
+    ) -> None:
         self.name, self.connections, self.keys = name, connections, keys
-        self.server, self.cluster = server, cluster
+        self.server, (self.first, *self.nodes) = server, databases
         self.rounds = list[list[float]]()
 
     def measure(self, seconds: int) -> list[float]:
@@ -55,9 +64,10 @@ class Case:
         spent = [1e6 * (b - a) / requests for a, b in zip(before, after, strict=True)]
         return [rate, p50, p99, *spent]
 
-    def processor_times(self) -> tuple[float, float]:
-        """In seconds: of the service, and of PostgreSQL."""
-        return seconds_of(self.server.pid), seconds_of(self.cluster.pid)
+    def processor_times(self) -> tuple[float, float, float]:
+        """In seconds: of the service, of PostgreSQL or the coordinator, and of the nodes."""
+        nodes = sum(seconds_of(node.pid) for node in self.nodes)
+        return seconds_of(self.server.pid), seconds_of(self.first.pid), nodes
 
     def medians(self) -> list[float]:
         return [statistics.median(column) for column in zip(*self.rounds, strict=True)]
@@ -78,8 +88,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--seconds", type=int, default=3, help="of each round and case")
+    parser.add_argument("--citus", action="store_true", help="compare with a Citus cluster")
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that nothing is left running
+    if options.citus:
+        return compare_with_citus(options.rounds, options.seconds)
     cluster = Cluster()
     servers: list[Server] = []
     with tempfile.TemporaryDirectory() as folder:
@@ -108,11 +121,7 @@ def main() -> None:
                 Case("SQLite, 1 worker, 1 connection", sqlite[0], sqlite[1], 1, cluster),
                 Case("PostgreSQL, 1 worker, 1 connection", one[0], one[1], 1, cluster),
             ]
-            for number in range(options.rounds + 1):
-                for case in cases:
-                    figures = case.measure(options.seconds)
-                    if number:  # the first round warms up
-                        case.rounds.append(figures)
+            measure(cases, options.rounds, options.seconds)
             report(cases)
         finally:
             for server in servers:
@@ -121,10 +130,53 @@ def main() -> None:
             cluster.close()
 
 
+def measure(cases: list[Case], rounds: int, seconds: int) -> None:
+    for number in range(rounds + 1):
+        for case in cases:
+            figures = case.measure(seconds)
+            if number:  # the first round warms up
+                case.rounds.append(figures)
+
+
+def compare_with_citus(rounds: int, seconds: int) -> None:
+    """The same load of 20 and of 2,000 keys, with 32 connections and one worker each."""
+    with closing(CitusCluster()) as citus, tempfile.TemporaryDirectory() as folder:
+        cases, servers = list[Case](), list[Server]()
+        plain = citus.nodes[0].new_database()  # a database of its own, not distributed
+        try:
+            for name, url in (("one server", plain), ("Citus", citus.new_database())):
+                create_tables(load({"DATABASE_URL": url}))
+                server = Server(Path(folder, name), DATABASE_URL=url, RATE_LIMITS=LIMIT)
+                servers.append(server)
+                if name == "Citus":
+                    for sql in DISTRIBUTE:
+                        Cluster.query(url, sql)
+                databases = [citus.nodes[0]] if url == plain else citus.all
+                server.start()
+                keys = [server.new_key() for _ in range(2000)]
+                for count in (20, 2000):
+                    file = Path(folder, name, str(count))
+                    file.write_text("\n".join(keys[:count]))
+                    cases.append(Case(f"{name}, {count} keys", server, file, 32, *databases))
+            measure(cases, rounds, seconds)
+            print(f"{'':48} requests/s   p50 ms   p99 ms   CPU µs  coordinator   nodes")
+            for case in cases:
+                print_line(case)
+        finally:
+            for server in servers:
+                server.close()
+
+
+def print_line(case: Case) -> None:
+    rate, p50, p99, service, first, nodes = case.medians()
+    times = f"{service:8.0f} {first:8.0f} {nodes:11.0f}"
+    print(f"{case.name:48} {rate:10.0f} {p50:8.1f} {p99:8.1f} {times}")
+
+
 def report(cases: list[Case]) -> None:
     print(f"{'':48} requests/s   p50 ms   p99 ms   CPU µs   of PostgreSQL")
     for case in cases:
-        rate, p50, p99, service, postgres = case.medians()
+        rate, p50, p99, service, postgres, _ = case.medians()
         print(f"{case.name:48} {rate:10.0f} {p50:8.1f} {p99:8.1f} {service:8.0f} {postgres:8.0f}")
     rate, time = ratio(cases[1], cases[0], 0), [ratio(case, cases[1], 3) for case in cases[2:4]]
     print(f"One worker on PostgreSQL makes {rate:.2f} of SQLite's requests a second.")

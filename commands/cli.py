@@ -18,6 +18,7 @@ from models import DAY, DEFAULT_TYPE, HOUR, PREFIXES, ApiKey, User, check_fields
 from protocol.timestamps import date_time
 from services import services
 from settings import warnings
+from storage import transaction
 from storage.database import create_tables
 from storage.outage import one_line
 
@@ -105,7 +106,7 @@ def set_password(username: str, password_stdin: bool) -> None:
 def delete_user(username: str) -> None:
     """Delete a user and all their keys; a running server notices within two seconds."""
     user = user_named(username)
-    with database.atomic():
+    with transaction():
         user.delete_instance(recursive=True)
 
 

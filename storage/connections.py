@@ -29,6 +29,8 @@ CONNECT_SECONDS = 2  # to connect to an address in a command; libpq's minimum
 # How long a connection is used: after a failover, all lead to the new primary by then. The old one
 # may still answer, and be read-only.
 USED_SECONDS = 3
+# The server ends a statement that was given up, instead of carrying it out later. Needs version 14.
+GIVE_UP = "SET client_connection_check_interval = '500ms'"
 
 # When connecting to an address last failed; the others are tried before it.
 failed_at: defaultdict[str, float] = defaultdict(float)
@@ -106,7 +108,7 @@ class Postgres(PostgresqlDatabase):
         with gevent.Timeout(self._patience, late):
             connection = connect(self.database)
             connection.patience, connection.made_at = self._patience, time.monotonic()
-            connection.execute(self._session.encode())
+            connection.execute(f"{GIVE_UP}; {self._session}".encode())
         return connection
 
     def give_back(self, connection: Impatient) -> None:

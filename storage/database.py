@@ -11,7 +11,7 @@ from playhouse.migrate import SchemaMigrator
 
 from models import TABLES, database
 from settings import Settings, SettingsError
-from storage import Store
+from storage import Store, transaction
 from storage.outage import one_line
 from storage.sqlite import Sqlite, SqliteStore
 
@@ -92,7 +92,7 @@ def create_missing() -> None:
     deadline = time.monotonic() + COMMAND_SECONDS
     while missing():
         try:
-            with database.atomic():
+            with transaction():
                 if isinstance(database.obj, peewee.PostgresqlDatabase):
                     database.execute_sql(ONE_AT_A_TIME)
                     database.execute_sql(SHORT_LOCKS)

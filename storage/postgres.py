@@ -8,7 +8,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from typing import Any
 
 import gevent
@@ -21,10 +21,12 @@ from models import HOUR, ApiKey, now
 from ratelimit import Allowance, Quota, Usage
 from storage import Store
 from storage.connections import Postgres
+from storage.queries import FIND, made_of
 
 HITS, LOOK_UPS = 4, 3  # connections of each process; with those of pages, at most 10
 ANSWER_SECONDS = 0.9  # for a hit or a look-up, from its arrival, all its waits included
 PAUSE_SECONDS = 0.5  # before a key is asked about again after a failure
+NODE_SECONDS = 0.3  # for the keys on other nodes of a Citus cluster while one is away
 MANY = 10_000  # failed keys that are remembered
 
 # No count waits for the disk, and none for a locked row for long.
@@ -114,13 +116,15 @@ class PostgresStore(Store):
         self._hits = Postgres(url, HITS, ANSWER_SECONDS, SESSION)
         self._finding = Batches(LOOK_UPS, self._find)
         self._counting = Batches(HITS, self._count)
+        self._one = BoundedSemaphore()  # what is not about one key leaves connections for keys
         self._chart = Counter[str]()  # requests of each key that are not in hourly_usage yet
 
     def _look_up(self, key_id: str) -> ApiKey | None:
         return self._finding.ask(key_id)
 
     def _find(self, key_id: str, items: list[None]) -> list[ApiKey | None]:
-        return [super()._look_up(key_id)] * len(items)
+        rows = run(self._look_ups, FIND.replace("?", "%s"), [key_id])
+        return [made_of(rows[0]) if rows else None] * len(items)
 
     def left(self, key: ApiKey, quota: Quota) -> Allowance:
         moment = time.time()
@@ -159,10 +163,21 @@ class PostgresStore(Store):
 
     def ended(self, key_ids: set[str]) -> set[str]:
         self._ask("SELECT 1")  # so that an outage is noticed without a request, too
-        return super().ended(key_ids)
+        try:
+            return super().ended(key_ids)
+        except OperationalError:  # of a Citus cluster, a node may be away
+            asking = {key_id: gevent.spawn(self._has_ended, key_id) for key_id in key_ids}
+            gevent.joinall(asking.values(), timeout=NODE_SECONDS)
+            return {key_id for key_id, answer in asking.items() if answer.value}
+
+    def _has_ended(self, key_id: str) -> bool:
+        with suppress(OperationalError):
+            key = self.find(key_id)
+            return key is None or key.has_ended()
+        return False
 
     def _ask(self, query: str, *values: object) -> list[Any]:
-        with in_time():
+        with in_time(), self._one:
             return run(self._look_ups, query.replace("?", "%s"), values)
 
     def _unsaved(self) -> Counter[str]:

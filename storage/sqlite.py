@@ -22,6 +22,7 @@ from playhouse.pool import MaxConnectionsExceeded, PooledSqliteDatabase
 from models import HOUR, ApiKey, now
 from ratelimit import Allowance, Limiter, Quota
 from storage import Store
+from storage.queries import FIND, made_of
 
 log = logging.getLogger(__name__)
 
@@ -95,6 +96,10 @@ class SqliteStore(Store):
         self._limiter = Limiter()
         self._file, self._thread = file, ThreadPool(1)
         self._saves = self._full = 0  # checkpoints in a row that could not empty the log
+
+    def _look_up(self, key_id: str) -> ApiKey | None:
+        rows = self._ask(FIND, key_id)
+        return made_of(rows[0]) if rows else None
 
     def left(self, key: ApiKey, quota: Quota) -> Allowance:
         return self._limiter.hit(key.id, quota, key.usage, cost=0)

@@ -45,6 +45,7 @@ TIDYING = pytest.StashKey["subprocess.Popen[bytes]"]()
 GROUPS = {
     "ci": "what takes long or needs what few machines have: all of tests/acceptance, and more",
     "postgres": "what needs a PostgreSQL server; other tests of tests/wire run on it, too",
+    "citus": "what needs a cluster of PostgreSQL servers with the extension Citus",
 }
 
 

@@ -37,8 +37,11 @@ def binaries() -> Path:
 class Cluster:
     """A running server with its data; root runs it as the user `postgres`, as it refuses root."""
 
-    def __init__(self, primary: "Cluster | None" = None) -> None:
+    def __init__(
+        self, primary: "Cluster | None" = None, options: dict[str, str] | None = None
+    ) -> None:
         """A new server, or one that follows the `primary` until `pg_promote` is called."""
+        self._settings = OPTIONS | (options or {})
         self._binaries, self.port = binaries(), free_port()
         self.password: str = primary.password if primary else secrets.token_hex()
         self._directory = Path(tempfile.mkdtemp(prefix="pg-"))
@@ -63,8 +66,13 @@ class Cluster:
     def pid(self) -> int:
         return self._process.pid
 
+    def trust_this_machine(self) -> None:
+        """Ask for no password: the nodes of a CitusCluster connect to each other."""
+        file = self._directory / "data" / "pg_hba.conf"
+        file.write_text("local all all trust\nhost all all 127.0.0.1/32 trust\n")
+
     def start(self) -> "Cluster":
-        options = [part for option in OPTIONS.items() for part in ("-c", "=".join(option))]
+        options = [part for option in self._settings.items() for part in ("-c", "=".join(option))]
         place = ["-D", "data", "-k", str(self._directory), "-p", str(self.port)]
         with (self._directory / "log").open("ab") as log:
             how = self._options | {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": log}
@@ -131,6 +139,36 @@ class Cluster:
 def connected(url: str) -> "closing[psycopg.Connection[Any]]":
     """A connection on which each statement is a transaction of its own."""
     return closing(psycopg.connect(url, autocommit=True, connect_timeout=5))
+
+
+class CitusCluster:
+    """A coordinator and two nodes that hold the rows, each a server of its own."""
+
+    def __init__(self) -> None:
+        if not any(DEBIAN.glob("*/lib/citus.so")):
+            pytest.skip("Citus is not installed")
+        options = {"shared_preload_libraries": "citus", "citus.node_conninfo": "sslmode=disable"}
+        self.coordinator, *self.nodes = self.all = [Cluster(options=options) for _ in range(3)]
+        for server in self.all:
+            server.trust_this_machine()
+            server.start()
+
+    def new_database(self) -> str:
+        """The URL of a new and empty database, which is on all nodes."""
+        name = f"test_{secrets.token_hex(4)}"
+        for server in self.all:
+            server.query(server.url(), f"CREATE DATABASE {name}")
+            server.query(server.url(name), "CREATE EXTENSION citus")
+        url = self.coordinator.url(name)
+        host = "SELECT citus_set_coordinator_host('127.0.0.1', %s)"
+        Cluster.query(url, host, self.coordinator.port)
+        for node in self.nodes:
+            Cluster.query(url, "SELECT citus_add_node('127.0.0.1', %s)", node.port)
+        return url
+
+    def close(self) -> None:
+        for server in self.all:
+            server.close()
 
 
 class Network:
