@@ -67,8 +67,7 @@ def security() -> str:
         listed = list(g.user.keys.where(ApiKey.live() | expired).order_by(*order))
         hours = hourly_requests(g.user)
     page = {"keys": [(key, auth.left(key)) for key in listed], "hours": hours}
-    page |= {"lifetimes": LIFETIMES, "form_id": auth.random_text(8)}
-    return render_template("security.html", **page)
+    return render_template("security.html", lifetimes=LIFETIMES, nonce=auth.random_text(8), **page)
 
 
 def hourly_requests(user: User) -> dict[int, int]:
@@ -107,8 +106,8 @@ def change_password() -> ResponseReturnValue:
 @errors_shown_by(security)
 def create_key() -> ResponseReturnValue:
     name, type, lifetime = typed("name"), typed("type"), chosen("expires", LIFETIMES)
-    form_id = request.form.get("key_id") or auth.random_text(8)
-    key_id = auth.id_for(f"{g.user.id} {form_id}")  # sending the form again makes no second key
+    nonce = request.form.get("key_id") or auth.random_text(8)
+    key_id = auth.id_for(f"{g.user.id} {nonce}")  # sending the form again makes no second key
     expires_at = models.now() + lifetime if lifetime else None
     try:
         with transaction():
