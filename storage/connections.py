@@ -16,7 +16,8 @@ from contextlib import nullcontext, suppress
 from typing import Any
 
 import gevent
-from gevent.queue import Empty, LifoQueue
+from gevent.lock import BoundedSemaphore
+from gevent.queue import LifoQueue
 from peewee import OperationalError, PostgresqlDatabase
 from psycopg import Connection, Error
 from psycopg.conninfo import conninfo_attempts, conninfo_to_dict, make_conninfo
@@ -83,6 +84,7 @@ class Postgres(PostgresqlDatabase):
     def __init__(self, url: str, size: int, patience: float, session: str) -> None:
         super().__init__(url, autoconnect=False, prefer_psycopg3=True)
         self._patience, self._session = patience, session
+        self._turn = BoundedSemaphore()  # of who waits: else one who comes later might go first
         self._free = LifoQueue(items=[None] * size)  # each a connection, or one to be made
         # Who waits for a connection would hold this lock, and nobody could give one back. Nothing
         # needs it, because each greenlet has a state of its own.
@@ -90,10 +92,9 @@ class Postgres(PostgresqlDatabase):
 
     def take(self) -> Impatient:
         """A connection that nobody else has; raises psycopg.Error, or OperationalError."""
-        try:
-            connection: Impatient | None = self._free.get(timeout=FREE_SECONDS)
-        except Empty:
-            raise OperationalError(f"no free connection within {FREE_SECONDS} s") from None
+        late = OperationalError(f"no free connection within {FREE_SECONDS} s")
+        with gevent.Timeout(FREE_SECONDS, late), self._turn:
+            connection: Impatient | None = self._free.get()
         try:
             if connection and time.monotonic() > connection.made_at + USED_SECONDS:
                 connection.close()

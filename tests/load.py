@@ -92,7 +92,7 @@ def waits(port: int, key: str, count: int) -> list[float]:
     with RawSocket(port) as client:
         while len(seconds) < count and sum(seconds) < 20:  # which says enough
             reply = ask(client, key)
-            assert reply.status == 200
+            assert reply.status == 200, reply
             seconds.append(reply.seconds)
             time.sleep(0.005)
     return sorted(seconds)

@@ -39,7 +39,7 @@ from server import background
 from services import Services
 from serving import eventually, patience, writing
 from settings import Settings, SettingsError, load
-from storage import Store, outage, postgres, sqlite, transaction
+from storage import Store, connections, outage, postgres, sqlite, transaction
 from storage.database import create_missing, create_tables, open_database, open_store
 from storage.outage import Outage
 from web import profile
@@ -488,6 +488,21 @@ def test_batch_goes_on_after_any_error(
         with pytest.raises(peewee.OperationalError, match="no answer"):
             store.hit(key_id, LONG)
     assert store.hit(key_id, LONG)
+
+
+@in_postgres
+def test_connection_goes_to_whoever_has_waited_longest(place: Settings) -> None:
+    """Or a flood of made-up keys, each of which is looked up, would let no other key be found."""
+    database = connections.Postgres(str(place.database_url), 1, 1, "")
+    held = database.take()
+    waiting = gevent.spawn(database.take)
+    gevent.idle()
+    database.give_back(held)
+    with pytest.raises(gevent.Timeout), gevent.Timeout(0.2):
+        database.take()
+    assert waiting.get(timeout=5) is held
+    database.give_back(held)
+    database.close_all()
 
 
 @in_postgres
