@@ -103,7 +103,7 @@ def main() -> None:
             place = Path(folder, str(workers))
             server = Server(place, RATE_LIMITS=LIMIT, **(postgres if workers else {}))
             servers.append(server.start())
-            keys = [server.new_key() for _ in range(20 if workers == 2 else 1)]
+            keys = [server.new_key() for _ in range(20 if workers in (1, 2) else 1)]
             (place / "one").write_text(keys[0])
             (place / "many").write_text("\n".join(keys))
             return server, place / "one", place / "many"
@@ -115,6 +115,7 @@ def main() -> None:
                 Case("SQLite, 1 worker, 32 connections", sqlite[0], sqlite[1], 32, cluster),
                 Case("PostgreSQL, 1 worker, 32 connections", one[0], one[1], 32, cluster),
                 Case("PostgreSQL, 2 workers, 32 connections", two[0], two[1], 32, cluster),
+                Case("PostgreSQL, 1 worker, 32 connections, 20 keys", one[0], one[2], 32, cluster),
                 Case("PostgreSQL, 2 workers, 64 connections", two[0], two[1], 64, cluster),
                 Case("PostgreSQL, 2 workers, 64 connections, 20 keys", two[0], two[2], 64, cluster),
                 Case("PostgreSQL, 4 workers, 64 connections", four[0], four[1], 64, cluster),
@@ -178,8 +179,10 @@ def report(cases: list[Case]) -> None:
     for case in cases:
         rate, p50, p99, service, postgres, _ = case.medians()
         print(f"{case.name:48} {rate:10.0f} {p50:8.1f} {p99:8.1f} {service:8.0f} {postgres:8.0f}")
-    rate, time = ratio(cases[1], cases[0], 0), [ratio(case, cases[1], 3) for case in cases[2:4]]
+    rate, time = ratio(cases[1], cases[0], 0), [ratio(cases[n], cases[1], 3) for n in (2, 4)]
     print(f"One worker on PostgreSQL makes {rate:.2f} of SQLite's requests a second.")
+    many, one = ratio(cases[3], cases[0], 3), ratio(cases[1], cases[0], 3)
+    print(f"Its processor time per request is {one:.2f} of SQLite's, with 20 keys {many:.2f}.")
     print("Two workers' processor time per request, of one worker's at 32 connections:")
     print(f"{time[0]:.2f} at 32, {time[1]:.2f} at 64 connections.")
 

@@ -5,6 +5,7 @@ PostgreSQL needs `pytest --postgres`; test_wire_postgres.py has what a client se
 
 import secrets
 import sqlite3
+import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
@@ -366,6 +367,29 @@ def test_half_a_save_saves_nothing(store: Store, new_id: NewId) -> None:
     assert by_hand(saved) == [(0, None)]
     save(store)
     assert by_hand(saved) == [(1, 1)]
+
+
+@in_sqlite
+def test_close_saves_after_a_checkpoint_that_takes_long(
+    store: Store, new_id: NewId, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A checkpoint holds the lock of whoever writes."""
+    key_id, began = new_id(), threading.Event()
+
+    def slow(file: Path) -> bool:
+        with closing(sqlite3.connect(file)) as connection:
+            connection.execute("BEGIN IMMEDIATE")
+            began.set()
+            time.sleep(0.5)
+        return False
+
+    monkeypatch.setattr(sqlite, "checkpoint", slow)
+    monkeypatch.setattr(storage, "LAST_SECONDS", 0.1)
+    save(store)
+    assert began.wait(5)
+    store.hit(key_id, LONG)
+    store.close()
+    assert by_hand("SELECT total FROM api_key") == [(1,)]
 
 
 @in_sqlite
