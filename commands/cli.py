@@ -19,7 +19,7 @@ from protocol.timestamps import date_time
 from services import services
 from settings import warnings
 from storage import transaction
-from storage.database import create_tables
+from storage.database import COMMAND_SECONDS, create_tables, open_database
 from storage.outage import one_line
 
 SECONDS = {"s": 1, "m": 60, "h": HOUR, "d": DAY}
@@ -43,6 +43,7 @@ class Command(click.Command):
         for warning in warnings(settings):
             click.echo(f"Warning: {warning}", err=True)
         create_tables(settings)
+        open_database(settings, COMMAND_SECONDS)
         try:
             with database.connection_context():
                 return super().invoke(ctx)

@@ -54,10 +54,7 @@ def open_store(settings: Settings) -> Store:
 
 
 def create_tables(settings: Settings) -> None:
-    """Create what is missing in the database; raises SettingsError if it cannot be used.
-
-    Afterwards the database is configured for a command; create_app configures it for a service.
-    """
+    """Create what is missing in the database; raises SettingsError if it cannot be used."""
     open_database(settings, COMMAND_SECONDS)
     try:
         if settings.sqlite and not settings.sqlite.exists():
@@ -69,7 +66,7 @@ def create_tables(settings: Settings) -> None:
                 settings.sqlite.chmod(0o600)
             if not os.access(settings.sqlite, os.W_OK):
                 raise OSError("the file cannot be written")
-        database.close_all()
+        open_database(settings)
     except (OSError, peewee.PeeweeException) as error:
         where, reason = settings.sqlite or "PostgreSQL", one_line(error)
         raise SettingsError(f"DATABASE_URL: {where}: {reason}") from None
