@@ -22,9 +22,10 @@ from serving import Server, eventually, listens, patience, serve_command
 class TestStop:
     @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
     def test_everybody_is_told_and_nothing_is_lost(
-        self, start_server: StartServer, number: signal.Signals
+        self, start_patched: StartServer, number: signal.Signals
     ) -> None:
-        server = start_server()
+        """One request is under way; others are served as long as that one is."""
+        server = start_patched("import server.worker as w; w.IDLE_SECONDS = 0")
         key = server.new_key()
         with contextlib.ExitStack() as stack:
             threads = stack.enter_context(ThreadPoolExecutor(1))
@@ -34,9 +35,9 @@ class TestStop:
             silent, idle, under_way, slow = (
                 stack.enter_context(RawSocket(server.port)) for _ in range(4)
             )
-            assert idle.request(TEST, X_API_Key=key).status == 200
             form = {"Host": "a", "Content-Length": "8"}
             slow.send(request_bytes("/log-out", form, "POST") + b"name")
+            assert idle.request(TEST, X_API_Key=key).status == 200  # by then, it has begun
             under_way.send(request_bytes(TEST, {"Host": "a", "X-API-Key": key})[:-2])
 
             started = time.monotonic()
