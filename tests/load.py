@@ -9,6 +9,7 @@ from paths import TEST
 from rawsocket import RawSocket
 
 LOAD_SECONDS = 120  # after which the load ends by itself
+FAILED_SECONDS = 9  # what a request that fails counts for among waits
 
 
 class Reply(NamedTuple):
@@ -92,7 +93,6 @@ def waits(port: int, key: str, count: int) -> list[float]:
     with RawSocket(port) as client:
         while len(seconds) < count and sum(seconds) < 20:  # which says enough
             reply = ask(client, key)
-            assert reply.status == 200, reply
-            seconds.append(reply.seconds)
+            seconds.append(reply.seconds if reply.status == 200 else FAILED_SECONDS)
             time.sleep(0.005)
     return sorted(seconds)

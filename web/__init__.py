@@ -105,8 +105,10 @@ def finish(response: Response) -> Response:
     if response.mimetype == "text/html":
         response.headers["Cache-Control"] = "no-store"
         if error := g.pop("error", None):  # not a page that a view made for its own error
-            # For a path that does not exist, nobody has asked yet who is logged in.
-            with suppress(PeeweeException):
-                people.recognize()
+            # For a path that does not exist, nobody has asked yet who is logged in. If the database
+            # has just failed, to ask again might take as long again.
+            if "user" not in g and error.code != 503:
+                with suppress(PeeweeException):
+                    people.recognize()
             response.set_data(render_template("error.html", error=error, response=response))
     return response

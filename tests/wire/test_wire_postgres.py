@@ -187,7 +187,7 @@ def test_locked_keys_fail_alone(cluster: Cluster, start_server: StartServer) -> 
     server = start_server(DATABASE_URL=url, RATE_LIMITS="free=1000000/day")
     free, *held = [server.new_key() for _ in range(26)]
     with connected(url) as other, Load(server.port, *held, free, rest=0.02) as load:
-        eventually(lambda: len(load.replies) > 500)
+        eventually(lambda: len(load.replies) > 500, 20)
         other.execute("BEGIN")
         other.execute(f"SELECT * FROM api_key WHERE id <> '{free[8:16]}' FOR UPDATE")
         locked = time.monotonic()
