@@ -17,7 +17,6 @@ from protocol.application import caller
 from ratelimit import Quota
 from services import services
 
-INVALID = 422  # the status of a page that shows what is wrong with a form
 # How often forms may be sent that hash a password, or that tell whether a name is taken.
 ATTEMPTS = Quota("attempts of a caller", 30, 60)
 ATTEMPTS_AT_ONCE = 4  # of a caller
@@ -44,7 +43,7 @@ def errors_shown_by(page: Callable[..., str]) -> Callable[[View], View]:
                 return view(**arguments)
             except Invalid as invalid:
                 g.errors = invalid.errors
-                return page(**arguments), INVALID
+                return page(**arguments), 422  # Unprocessable Content
 
         return handle
 
@@ -155,14 +154,14 @@ def destination() -> str:
 
 def recognize() -> None:
     """Find out who is logged in: `g.user`, or None; raises PeeweeException."""
-    user = None
+    g.errors, user = {}, None
     if "user" in session:
         with database.connection_context():
             user = User.get_or_none(User.id == session["user"])
         if not user or not compare_digest(session_mark(user.password_hash), session["mark"]):
             user = None
             session.clear()
-    g.user, g.errors = user, {}
+    g.user = user
 
 
 def session_mark(password_hash: str) -> str:
