@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -109,10 +110,12 @@ def test_signal_during_the_start_stops_the_demo_in_order(
         threads.submit(server.start)
         eventually(lambda: server.log_lines(moment), 30)
         os.kill(server.pid, number)
+        signalled = time.monotonic()
     assert server.wait() == 0
     assert "Traceback" not in server.log()
-    # A worker that has only just been forked hears no signal, and is killed.
-    assert moment == "Listening at" or not [*tmp_path.glob("demo.db-wal")]
+    # A worker is killed that has only just been forked, and hears no signal, or that takes 5 s.
+    is_killed = moment == "Listening at" or time.monotonic() - signalled > 5
+    assert is_killed or not [*tmp_path.glob("demo.db-wal")]
 
 
 def test_taken_port_is_one_line_and_spends_no_secret(tmp_path: Path) -> None:
