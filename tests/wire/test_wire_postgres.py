@@ -65,7 +65,7 @@ def test_pages_wait_for_a_connection_while_others_get_answers(
     server = start_server(DATABASE_URL=own.new_database(), WEB_CONCURRENCY="1")
     cookie, key = server.sign_up("flood").headers["Set-Cookie"], server.new_key()
     server.execute('ALTER TABLE "user" RENAME TO stored')
-    slow = "pg_sleep(0.15) IS NOT NULL"
+    slow = "pg_sleep(0.1) IS NOT NULL"
     server.execute(f'CREATE VIEW "user" AS SELECT * FROM stored WHERE {slow}')
 
     def timed(path: str) -> tuple[int, float]:
