@@ -19,9 +19,9 @@ class Background:
 
     def run(self) -> None:
         """Sync until `stopping` is set."""
-        self.sync()  # now, because it connects to a file that somebody might move away
-        while not self.stopping.wait(SYNC_SECONDS):
-            self.sync()
+        while not self.stopping.is_set():  # it may be set before this begins
+            self.sync()  # at first at once: it connects to a file that somebody might move away
+            self.stopping.wait(SYNC_SECONDS)
 
     def sync(self) -> None:
         """Sync once. A single failure may be a lock that a command holds, so it is not logged."""

@@ -646,3 +646,12 @@ def test_only_the_second_failure_of_a_sync_is_logged(
         syncing.sync()
         assert caplog.messages == ["database unavailable: database is locked"] * lines
     assert row(key).total == 3
+
+
+def test_stop_before_the_first_sync_opens_no_database_again(services: Services) -> None:
+    """A signal may come so early that the background has not begun when the store is closed."""
+    task = background.Background(services)
+    task.stopping.set()
+    with mock.patch.object(services.store, "save") as save:
+        task.run()
+    save.assert_not_called()
