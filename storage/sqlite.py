@@ -109,10 +109,12 @@ class SqliteStore(Store):
         return key and self._limiter.hit(key_id, quota, key.usage)
 
     def save(self) -> None:
+        if len(self._thread) > 0:  # a checkpoint, during which nobody can write
+            return
         super().save()
-        if self._saves % SAVES_PER_CHECKPOINT == 0 and len(self._thread) == 0:  # `spawn` would wait
-            self._thread.spawn(checkpoint, self._file).rawlink(self._note)
         self._saves += 1
+        if self._saves % SAVES_PER_CHECKPOINT == 0:
+            self._thread.spawn(checkpoint, self._file).rawlink(self._note)
         if not self._file.exists():  # the connections that are open still work
             raise OperationalError(f"{self._file} is gone; put it back before the service stops")
 
@@ -155,8 +157,7 @@ class SqliteStore(Store):
 def checkpoint(file: Path) -> bool:
     """Copy the write-ahead log (-wal) into the file, and empty it; returns whether it failed.
 
-    It waits for the disk. Meanwhile nobody can write: a save is made at the next sync, and a page
-    waits.
+    It waits for the disk. Meanwhile nobody can write: counts are saved after it, and a page waits.
     """
     how: dict[str, Any] = {"timeout": 0, "uri": True}
     with suppress(sqlite3.Error), closing(sqlite3.connect(uri(file), **how)) as connection:
