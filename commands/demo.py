@@ -19,6 +19,7 @@ from commands import cli
 from models import Invalid, User, database
 from server import start
 from settings import HERE, SettingsError, load, platform
+from storage import transaction
 
 log = logging.getLogger(__name__)
 
@@ -73,7 +74,7 @@ def welcome(port: int) -> None:
         try:
             cli.write(text)
         except OSError:
-            with database.connection_context():
+            with transaction():
                 user.delete_instance(recursive=True)
             raise
     except Invalid:

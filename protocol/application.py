@@ -7,7 +7,7 @@ import re
 from ipaddress import IPv6Address, ip_address
 from typing import Any
 
-from flask import Flask, Request, Response, request
+from flask import Flask, Request, request
 from flask.json.provider import DefaultJSONProvider
 from flask.typing import ResponseReturnValue
 from werkzeug.exceptions import MethodNotAllowed, abort
@@ -35,8 +35,6 @@ PREFLIGHT = {
     "Access-Control-Allow-Headers": "X-API-Key, Content-Type, Authorization, *",
     "Access-Control-Max-Age": "86400",
 }
-
-
 # Files have ETags instead. For some dates, werkzeug would raise an OverflowError.
 UNUSED_HEADERS = ("IF_MODIFIED_SINCE", "IF_UNMODIFIED_SINCE", "IF_RANGE", "RANGE")
 
@@ -91,12 +89,6 @@ class Service(Flask):
         asked = {"path_info": request.path, "query_args": environ["QUERY_STRING"]}
         how = {"url_scheme": environ["wsgi.url_scheme"], "default_method": request.method}
         return MapAdapter(self.url_map, **names, **asked, **how)
-
-    def make_default_options_response(self) -> Response:
-        """Without a content type, because there is no content."""
-        response = super().make_default_options_response()
-        del response.headers["Content-Type"]
-        return response
 
 
 def limit_headers(allowance: Allowance) -> list[tuple[str, str]]:

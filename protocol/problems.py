@@ -11,7 +11,6 @@ from peewee import DataError, IntegrityError, PeeweeException
 from werkzeug import exceptions
 from werkzeug.exceptions import HTTPException
 from werkzeug.http import HTTP_STATUS_CODES
-from werkzeug.routing import WebsocketMismatch
 
 log = logging.getLogger(__name__)
 
@@ -79,11 +78,6 @@ def _http_error(error: HTTPException) -> HTTPException:
         g.error = error  # the website shows it in a page
         return error
     detail = "" if error.code in KNOWN else error.description or ""
-    if isinstance(error, WebsocketMismatch):
-        detail = "This path is not a WebSocket."
-    elif isinstance(error, exceptions.MethodNotAllowed) and error.valid_methods:
-        *others, last = sorted(error.valid_methods)
-        detail = f"This path supports {', '.join(others)}, and {last}."
     # The headers are needed for Allow and Retry-After; Problem sets the content type.
     return Problem(error.code or 500, detail=detail, headers=error.get_headers())
 

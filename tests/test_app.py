@@ -256,7 +256,6 @@ def test_wrong_method(server: Server, method: str) -> None:
     for path in PUBLIC + PROTECTED:
         answer = server.ask(path, method)
         assert status_and_code(answer) == (405, "method_not_allowed")
-        assert answer.json()["detail"] == "This path supports GET, HEAD, and OPTIONS."
         assert set(answer.headers["Allow"].split(", ")) == {"GET", "HEAD", "OPTIONS"}
 
 
@@ -264,7 +263,6 @@ def test_websocket_on_another_path(server: Server) -> None:
     with RawSocket(server.port) as client:
         answer = client.handshake(STATUS)
     assert status_and_code(answer) == (400, "bad_request")
-    assert answer.json()["detail"] == "This path is not a WebSocket."
 
 
 @pytest.mark.parametrize("path", ["/api/v1//status", "/api/v1/status//"])
@@ -277,7 +275,6 @@ def test_other_doubled_slash_is_no_redirect(client: FlaskClient, path: str) -> N
 def test_options_lists_the_methods(client: FlaskClient, path: str) -> None:
     answer = client.options(path)
     assert (answer.status_code, answer.data) == (200, b"")
-    assert "Content-Type" not in answer.headers
     assert set(answer.headers["Allow"].split(", ")) == {"GET", "HEAD", "OPTIONS"}
 
 
