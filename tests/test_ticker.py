@@ -52,17 +52,6 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Sleeper:
     return clock
 
 
-def test_closed_socket_is_sent_nothing_more(clock: Sleeper) -> None:
-    """Its descriptor may be that of another client by now."""
-    ws = mock.Mock(WebSocket)
-    listeners = clock.ticker.join(ws)
-    clock.run(2)
-    assert ws.push.call_count == 2
-    listeners.remove(ws)
-    clock.run(2)
-    assert ws.push.call_count == 2
-
-
 @pytest.mark.parametrize("tenth", range(10))
 @pytest.mark.parametrize("offset", [0.001, 0.05, 0.099])
 def test_first_update_comes_within_200_ms(clock: Sleeper, tenth: int, offset: float) -> None:

@@ -143,11 +143,6 @@ def test_log_out_works_whoever_is_logged_in_meanwhile(ada: FlaskClient) -> None:
         assert not is_logged_in(ada)
 
 
-def test_new_secret_key_ends_all_sessions(app: Flask, ada: FlaskClient) -> None:
-    app.secret_key = secrets.token_hex()
-    assert not is_logged_in(ada)
-
-
 @pytest.mark.parametrize("page", ["/settings", PROFILE, SECURITY])
 def test_settings_lead_to_log_in_and_back(ada: FlaskClient, client: FlaskClient, page: str) -> None:
     answer = client.get(page)

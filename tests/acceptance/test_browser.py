@@ -205,27 +205,6 @@ def test_code_of_a_socket_does_it(page: Page, server: Server, path: str, seen: s
         client.terminate()
 
 
-def test_browser_finds_most_mistakes_and_the_server_leads_to_the_others(page: Page) -> None:
-    page.goto("/sign-up")
-    right = {"User name": "ada.Lovelace_1-2", "Email": "a@example.com", "Password": "long enough"}
-    for label, text in right.items():
-        page.get_by_label(label, exact=True).fill(text)
-    wrong = [("User name", "a"), ("User name", "-ada"), ("Email", "nowhere"), ("Password", "short")]
-    for label, text in wrong:
-        field = page.get_by_label(label, exact=True)
-        field.fill("")
-        field.press_sequentially(text)
-        page.get_by_role("button", name="Sign up").click()
-        expect(page.locator("input:invalid")).to_have_count(1)
-        expect(page.get_by_role("alert")).to_have_count(0)
-        field.fill(right[label])
-    page.get_by_label("Email").fill("nowhere@home")
-    page.get_by_role("button", name="Sign up").click()
-    expect(page.get_by_label("Email")).to_be_focused()
-    message = "Enter an address like ada@example.com."
-    expect(page.get_by_label("Email")).to_have_accessible_description(message)
-
-
 @pytest.mark.parametrize("page", [{"java_script_enabled": False}], indirect=True)
 def test_pages_work_without_a_script_and_without_a_mouse(page: Page, server: Server) -> None:
     """The whole journey but for the console."""
@@ -288,18 +267,6 @@ def test_form_on_its_way_is_sent_again_only_from_a_kept_page(page: Page, server:
     expect(button).to_be_disabled()
     page.evaluate('dispatchEvent(new PageTransitionEvent("pageshow", { persisted: true }))')
     expect(button).to_be_enabled()
-
-
-def test_log_of_a_socket_is_bounded(page: Page) -> None:
-    page.goto("/")
-    press(page, "/ws/echo", "Connect")
-    card(page, "/ws/echo").get_by_label("Message", exact=True).fill("Grüße")
-    log = card(page, "/ws/echo").get_by_role("log")
-    for _ in range(30):  # 60 lines
-        press(page, "/ws/echo", "Send")
-    expect(log).to_contain_text('"message":"Grüße"')
-    expect(log.locator("p")).to_have_count(50)
-    expect(press(page, "/ws/echo", "Disconnect")).to_have_text("Disconnected")
 
 
 def test_refused_time_socket_says_what_is_wrong_with_the_key(page: Page, server: Server) -> None:

@@ -14,7 +14,7 @@ import pytest
 from websockets.sync.client import connect
 
 from conftest import StartServer
-from paths import ECHO, STATUS, TIME
+from paths import ECHO, TIME
 from rawsocket import (
     BINARY,
     CONTINUATION,
@@ -26,7 +26,6 @@ from rawsocket import (
     close_frame,
     frame,
     handshake_bytes,
-    request_bytes,
 )
 from serving import Server, eventually, patience
 
@@ -147,17 +146,6 @@ class TestFraming:
         broken = rf"closed {ECHO} by the server after \d+\.\d s: 1002\n"
         eventually(lambda: re.search(broken, server.log()), what="the line of the echo socket")
 
-    def test_open_and_close_are_logged(self, server: Server) -> None:
-        gone = len(server.log_lines(": 1006"))
-        with RawSocket(server.port) as client, RawSocket(server.port) as vanishing:
-            vanishing.open(ECHO)
-            client.open(ECHO).send(close_frame(4321))
-            assert client.frame().close_code == 4321
-        eventually(lambda: server.log_lines(": 4321"))
-        assert re.search(rf"closed {ECHO} by the client after \d+\.\d s: 4321\n", server.log())
-        assert server.log_lines(f"open {ECHO}")
-        eventually(lambda: len(server.log_lines(": 1006")) > gone)
-
 
 class TestHandshake:
     @pytest.mark.parametrize(
@@ -227,13 +215,6 @@ class TestHandshake:
             assert [client.frame().json()["message"] for _ in texts] == texts
             assert client.frame().close_code == 1000
             assert client.ended()
-
-    def test_request_behind_a_refused_handshake_is_answered(self, server: Server) -> None:
-        """What comes with a handshake is frames only if the handshake is accepted."""
-        with RawSocket(server.port) as client:
-            client.send(handshake_bytes(TIME) + request_bytes(STATUS, {"Host": "a"}))
-            assert client.answer().status == 401
-            assert client.answer().status == 200
 
 
 class TestTime:
