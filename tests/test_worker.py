@@ -13,7 +13,9 @@ import pytest
 from gevent import socket as gsocket
 from gevent.event import Event
 from gevent.pool import Pool
+from gunicorn import util
 from gunicorn.config import Config
+from gunicorn.http import wsgi
 from gunicorn.workers.ggevent import GeventWorker
 
 from server import repairs
@@ -75,11 +77,15 @@ def test_stop_is_heard_before_the_load(worker: Worker, monkeypatch: pytest.Monke
 
 def test_repairs_spare_gunicorn_work(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gc.freeze", lambda: None)
+    monkeypatch.setattr(util, "http_date", lambda now: f"second {now:d}")
+    monkeypatch.setattr(wsgi, "WSGIErrorsWrapper", lambda cfg: object())
     repairs.apply(worker.cfg)
     monkeypatch.delattr(Config, "__getattr__")  # plain attributes are left
+    first, second = (wsgi.base_environ(worker.cfg)["wsgi.errors"] for _ in range(2))
+    assert first is second
     with connected(worker) as client:
         client.sendall(GET)
-        assert client.recv(4096).endswith(b"Hello")
+        assert b"\r\nDate: second " in client.recv(4096)
 
 
 def test_response_is_sent_in_one_piece(worker: Worker) -> None:
