@@ -52,7 +52,7 @@ class Honest(threading.Thread):
         self.stopping = threading.Event()
 
     def run(self) -> None:
-        connection = self._server.connection()
+        connection = http.client.HTTPConnection("127.0.0.1", self._server.port, timeout=10)
         while not self.stopping.wait(0.01):
             started = time.perf_counter()
             try:
@@ -106,7 +106,8 @@ def count_greenlets(folder: Path) -> str:
     """Write a configuration that lets the worker count its greenlets; returns the arguments."""
     file = folder / "counting.conf.py"
     counting = COUNT_GREENLETS.format(file=str(greenlets_file(folder)))
-    file.write_text((REPOSITORY / "gunicorn.conf.py").read_text() + counting)
+    original = f"__file__ = {str(REPOSITORY / 'gunicorn.conf.py')!r}\nexec(open(__file__).read())\n"
+    file.write_text(original + counting)
     return f"--config {file}"
 
 
