@@ -27,6 +27,7 @@ from storage.queries import FIND, made_of
 log = logging.getLogger(__name__)
 
 SAVES_PER_CHECKPOINT = 20  # every 10 seconds
+CHECKPOINT_SECONDS = 2  # how long one may keep counts from being saved before that is an error
 FULL_CHECKPOINTS = 12  # 2 minutes
 READER = "another program has been reading or writing for minutes"
 SAVE = """UPDATE api_key SET total = total + ?,
@@ -95,6 +96,7 @@ class SqliteStore(Store):
         self._database = SqliteDatabase(uri(file), **options)
         self._limiter = Limiter()
         self._file, self._thread = file, ThreadPool(1)
+        self._checkpoint_at = 0.0  # when the last one began
         self._saves = self._full = 0  # checkpoints in a row that could not empty the log
 
     def _look_up(self, key_id: str) -> ApiKey | None:
@@ -109,11 +111,13 @@ class SqliteStore(Store):
         return key and self._limiter.hit(key_id, quota, key.usage)
 
     def save(self) -> None:
-        if len(self._thread) > 0:  # a checkpoint, during which nobody can write
+        is_busy = len(self._thread) > 0  # with a checkpoint, during which nobody can write
+        if is_busy and time.monotonic() < self._checkpoint_at + CHECKPOINT_SECONDS:
             return
         super().save()
         self._saves += 1
-        if self._saves % SAVES_PER_CHECKPOINT == 0:
+        if self._saves % SAVES_PER_CHECKPOINT == 0 and not is_busy:
+            self._checkpoint_at = time.monotonic()
             self._thread.spawn(checkpoint, self._file).rawlink(self._note)
         if not self._file.exists():  # the connections that are open still work
             raise OperationalError(f"{self._file} is gone; put it back before the service stops")

@@ -364,7 +364,7 @@ def test_half_a_save_saves_nothing(store: Store, new_id: NewId) -> None:
 def test_close_saves_after_a_checkpoint_that_takes_long(
     store: Store, new_id: NewId, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A checkpoint keeps everybody from writing, which is not an error."""
+    """A checkpoint keeps everybody from writing, which is an error only after some seconds."""
     key_id, began = new_id(), threading.Event()
 
     def slow(file: Path) -> bool:
@@ -381,6 +381,9 @@ def test_close_saves_after_a_checkpoint_that_takes_long(
     assert began.wait(5)
     store.hit(key_id, LONG)
     store.save()
+    monkeypatch.setattr(sqlite, "CHECKPOINT_SECONDS", 0)
+    with pytest.raises(peewee.OperationalError, match="locked"):
+        store.save()
     store.close()
     assert by_hand("SELECT total FROM api_key") == [(1,)]
 
