@@ -26,6 +26,7 @@ from models import User
 from ratelimit import Limiter
 from services import Services
 from storage.database import create_tables
+from web import people
 
 try:
     from postgresql import Cluster
@@ -127,6 +128,7 @@ def app(
     cheap = partial(generate_password_hash, method="scrypt:128:8:1")
     monkeypatch.setattr(accounts, "generate_password_hash", cheap)
     monkeypatch.setattr(accounts, "NOBODY", cheap("known to nobody"))
+    monkeypatch.setattr(people, "BUCKETS", 10**12)  # so that no two names share one by chance
     create_tables(config)
     made = service.create_app(config)
     made.jinja_env.bytecode_cache = templates

@@ -175,25 +175,6 @@ def test_key_that_was_made_by_1_0_0_stays_valid(owner: User, find: Find) -> None
     assert find(f"sk_live_{'a' * 8}_{'b' * 32}119ada")
 
 
-def test_key_found_while_all_are_forgotten_is_not_remembered(
-    find: Find, services: Services, key: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """With PostgreSQL others run during a look-up; what it finds may have changed since."""
-    store = services.store
-    look_up = store._look_up
-
-    def look_up_and_forget(key_id: str) -> ApiKey | None:
-        found = look_up(key_id)
-        change(key, revoked_at=1)
-        store.forget()
-        return found
-
-    with monkeypatch.context() as patch:
-        patch.setattr(store, "_look_up", look_up_and_forget)
-        assert find(key), "it was good when it was looked up"
-    assert find(key) is None
-
-
 def test_unlisted_tier_is_treated_as_free(client: FlaskClient, new_key: NewKey) -> None:
     answer = client.get(TEST, headers={"X-API-Key": new_key(tier="dropped")})
     assert answer.get_json()["rate_limit_tier"] == "free"
