@@ -26,6 +26,7 @@ from storage.queries import FIND, made_of
 HITS, LOOK_UPS = 4, 3  # connections of each process; with those of pages, at most 10
 ANSWER_SECONDS = 0.9  # for a hit or a look-up, from its arrival, all its waits included
 PAUSE_SECONDS = 0.5  # before a key is asked about again after a failure
+STATEMENT_SECONDS = 0.6  # for a statement; less, so that time is left for who waits behind it
 NODE_SECONDS = 0.3  # for the keys on other nodes of a Citus cluster while one is away
 MANY = 10_000  # failed keys that are remembered
 
@@ -65,13 +66,14 @@ class Batches:
 
     After a failure, because its row is locked, say, a key is left alone for PAUSE_SECONDS. Then it
     may use only half of the connections until it succeeds, so that it keeps no other key waiting.
+    This does not concern a key that failed because others had all the connections.
     """
 
     def __init__(self, connections: int, ask: Callable[[str, list[Any]], list[Any]]) -> None:
         self._ask = ask
         self._waiting: dict[str, list[tuple[Any, AsyncResult]]] = {}
         self._failed: dict[str, tuple[float, str]] = {}  # when, by `monotonic`, and why
-        self._half = BoundedSemaphore(connections // 2)
+        self._all, self._half = BoundedSemaphore(connections), BoundedSemaphore(connections // 2)
 
     def ask(self, key_id: str, item: object = None) -> Any:
         """The answer to this item; raises PeeweeException."""
@@ -91,7 +93,9 @@ class Batches:
         try:
             while batch := self._waiting[key_id]:
                 self._waiting[key_id] = []
-                with in_time(), self._half if key_id in self._failed else nullcontext():
+                suspect = key_id in self._failed
+                with in_time(), self._half if suspect else nullcontext(), self._all:
+                    suspect = True
                     answers = self._ask(key_id, [item for item, _ in batch])
                 self._failed.pop(key_id, None)
                 for (_, answer), value in zip(batch, answers, strict=True):
@@ -99,7 +103,8 @@ class Batches:
         except Exception as error:
             if len(self._failed) > MANY:  # made-up keys during an outage
                 self._failed.clear()
-            self._failed[key_id] = time.monotonic(), str(error)
+            if suspect:
+                self._failed[key_id] = time.monotonic(), str(error)
             # Those who came meanwhile fail, too, so that nobody waits twice.
             for _, answer in batch + self._waiting[key_id]:
                 answer.set_exception(error)
@@ -112,8 +117,8 @@ class PostgresStore(Store):
 
     def __init__(self, url: str) -> None:
         super().__init__()
-        self._look_ups = Postgres(url, LOOK_UPS, ANSWER_SECONDS, SESSION)
-        self._hits = Postgres(url, HITS, ANSWER_SECONDS, SESSION)
+        self._look_ups = Postgres(url, LOOK_UPS, STATEMENT_SECONDS, SESSION)
+        self._hits = Postgres(url, HITS, STATEMENT_SECONDS, SESSION)
         self._finding = Batches(LOOK_UPS, self._find)
         self._counting = Batches(HITS, self._count)
         self._one = BoundedSemaphore()  # what is not about one key leaves connections for keys
