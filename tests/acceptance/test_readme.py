@@ -58,8 +58,6 @@ class Checkout:
         )
         (folder / "python3").chmod(0o755)
         self.env = clean_environment(HOME=str(folder), PIP_DRY_RUN="1", PIP_NO_INDEX="1")
-        for name in [name for name in self.env if name.startswith("COVERAGE")]:
-            del self.env[name]  # the copy is gone when coverage looks for its files
         self.env |= {"PATH": f"{folder}:{self.env['PATH']}", "PORT": str(self.ports["8000"])}
         self._log = folder / "log"
 
