@@ -138,6 +138,7 @@ class TestFraming:
         key_id = server_key[8:16]
         with RawSocket(server.port) as leaving, RawSocket(server.port) as wrong:
             leaving.open(f"{TIME}?api_key={server_key}").send(close_frame(1001))
+            assert leaving.close_code() == 1001
             wrong.open(ECHO).send(frame(TEXT, b"hi", masked=False))
             assert wrong.frame().close_code == 1002
         closed = rf"closed {TIME} of key {key_id} by the client after \d+\.\d s: 1001\n"

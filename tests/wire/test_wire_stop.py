@@ -145,6 +145,7 @@ class TestHangUp:
         command = f"exec {sys.executable} app.py"
         server = Server(tmp_path, "script", "-qfc", command, "/dev/null")
         with contextlib.closing(server.start()):
+            eventually(lambda: re.search(r"sk_live_\w+\s", server.log()))  # script(1) copies it
             key = re.findall(r"sk_live_\w+", server.log())[0]
             assert {server.ask(TEST, X_API_Key=key).status for _ in range(7)} == {200}
             server.stop(signal.SIGKILL)  # the terminal, and not the demo
