@@ -186,6 +186,7 @@ def test_user_who_was_just_deleted_has_no_key(
         answer = client.get(path, headers={"X-API-Key": key})
         assert (answer.status_code, answer.get_json(force=True)["code"]) == (401, "invalid_api_key")
         services.store.forget()  # which it does by itself after a moment
+    assert services.store.ended({key[8:16]}) == {key[8:16]}, "its sockets are closed"
 
 
 def test_limit_refuses_the_sixth_of_five_calls(server: Server) -> None:
