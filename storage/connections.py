@@ -37,6 +37,10 @@ GIVE_UP = "SET client_connection_check_interval = '500ms'"
 failed_at: defaultdict[str, float] = defaultdict(float)
 
 
+class NoFreeConnection(OperationalError):
+    """Others used all connections, so nothing was asked."""
+
+
 class Impatient(Connection[Any]):
     """A connection on which each answer has to come within `patience` seconds.
 
@@ -93,8 +97,11 @@ class Postgres(PostgresqlDatabase):
     def take(self) -> Impatient:
         """A connection that nobody else has; raises psycopg.Error, or OperationalError."""
         late = OperationalError(f"no free connection within {FREE_SECONDS} s")
-        with gevent.Timeout(FREE_SECONDS, late), self._turn:
-            connection: Impatient | None = self._free.get()
+        try:
+            with gevent.Timeout(FREE_SECONDS, late), self._turn:
+                connection: Impatient | None = self._free.get()
+        except OperationalError as error:  # also of a Timeout around this one
+            raise NoFreeConnection(str(error)) from None
         try:
             if connection and time.monotonic() > connection.made_at + USED_SECONDS:
                 connection.close()

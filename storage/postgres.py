@@ -20,7 +20,7 @@ from peewee import OperationalError
 from models import HOUR, ApiKey, now
 from ratelimit import Allowance, Quota, Usage
 from storage import Store
-from storage.connections import Postgres
+from storage.connections import NoFreeConnection, Postgres
 from storage.queries import FIND, made_of
 
 HITS, LOOK_UPS = 4, 3  # connections of each process; with those of pages, at most 10
@@ -73,7 +73,7 @@ class Batches:
         self._ask = ask
         self._waiting: dict[str, list[tuple[Any, AsyncResult]]] = {}
         self._failed: dict[str, tuple[float, str]] = {}  # when, by `monotonic`, and why
-        self._all, self._half = BoundedSemaphore(connections), BoundedSemaphore(connections // 2)
+        self._half = BoundedSemaphore(connections // 2)
 
     def ask(self, key_id: str, item: object = None) -> Any:
         """The answer to this item; raises PeeweeException."""
@@ -93,9 +93,7 @@ class Batches:
         try:
             while batch := self._waiting[key_id]:
                 self._waiting[key_id] = []
-                suspect = key_id in self._failed
-                with in_time(), self._half if suspect else nullcontext(), self._all:
-                    suspect = True
+                with in_time(), self._half if key_id in self._failed else nullcontext():
                     answers = self._ask(key_id, [item for item, _ in batch])
                 self._failed.pop(key_id, None)
                 for (_, answer), value in zip(batch, answers, strict=True):
@@ -103,7 +101,7 @@ class Batches:
         except Exception as error:
             if len(self._failed) > MANY:  # made-up keys during an outage
                 self._failed.clear()
-            if suspect:
+            if not isinstance(error, NoFreeConnection):
                 self._failed[key_id] = time.monotonic(), str(error)
             # Those who came meanwhile fail, too, so that nobody waits twice.
             for _, answer in batch + self._waiting[key_id]:
