@@ -77,7 +77,7 @@ class ApiKey(Table):
         """`revoked`, `expired`, `rotated` (replaced, but still valid), or `live`."""
         if self.revoked_at is not None:
             return "revoked"
-        if self.expires_at is not None and self.expires_at <= now():
+        if isinstance(self.expires_at, int) and self.expires_at <= now():  # text ends nothing
             return "expired"
         return "live" if self.rotated_at is None else "rotated"
 
@@ -105,13 +105,15 @@ class HourlyUsage(Table):
 
 TABLES = [User, ApiKey, HourlyUsage]
 
+MAX_PASSWORD = 256  # characters
 USERNAME = r"[A-Za-z0-9][A-Za-z0-9_.-]{1,31}"
 EMAIL = r"(?=[!-~]{3,254}$)[^@]{1,64}@[^@.]+(\.[^@.]+)+"  # ASCII: databases differ in the rest
+PASSWORD = rf"[^\ud800-\udfff]{{10,{MAX_PASSWORD}}}"  # without lone surrogates
 NAMING = "Use 2 to 32 letters, digits, dots, dashes or underscores; start with a letter or digit."
 RULES = {
     "username": (USERNAME, NAMING),
     "email": (EMAIL, "Enter an address like ada@example.com."),
-    "password": (r"[^\ud800-\udfff]{10,256}", "Use 10 to 256 characters."),  # no lone surrogates
+    "password": (PASSWORD, f"Use 10 to {MAX_PASSWORD} characters."),
     "name": (r"\S.{0,63}", "Give the key a name of 1 to 64 printable characters."),
     "type": ("|".join(PREFIXES), f"Choose {' or '.join(map(str.capitalize, PREFIXES))}."),
 }

@@ -67,7 +67,7 @@ class Usage(NamedTuple):
     def within(self, quota: Quota, now: float) -> "Usage":
         """What is used of the current window: nothing, if it is another one than at `reset`."""
         earliest, latest = quota.window_ends(now)
-        return self if earliest <= self.reset <= latest else Usage(self.total, earliest)
+        return self if self.reset in range(earliest, latest + 1) else Usage(self.total, earliest)
 
     def allowance(self, quota: Quota, now: float, accepted: bool) -> Allowance:
         """What is left of the window that ends at `reset`."""

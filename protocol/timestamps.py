@@ -1,5 +1,6 @@
 """How the API writes times; all are given in Unix seconds and written in UTC."""
 
+from collections.abc import Callable
 from datetime import datetime, timezone
 from functools import lru_cache
 
@@ -23,3 +24,15 @@ def date_time(seconds: float) -> str:
 def display(seconds: float) -> str:
     """For people: `2026-11-20 23:52:07 UTC`."""
     return utc(seconds).isoformat(sep=" ", timespec="seconds")[:-6] + " UTC"
+
+
+def or_as_it_is(write: Callable[[float], str]) -> Callable[[object], str]:
+    """What is no time, in a row that was damaged by hand, is shown as it is."""
+
+    def shown(value: object) -> str:
+        try:
+            return write(value)  # type: ignore[arg-type]
+        except (TypeError, ValueError, OverflowError, OSError):
+            return str(value)
+
+    return shown
