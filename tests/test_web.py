@@ -14,7 +14,7 @@ from unittest import mock
 import gevent
 import pytest
 from flask import Flask, abort
-from flask.testing import FlaskClient
+from flask.testing import FlaskClient, FlaskCliRunner
 from peewee import OperationalError
 from werkzeug.exceptions import TooManyRequests
 from werkzeug.test import TestResponse
@@ -424,6 +424,20 @@ def test_bad_name_makes_no_key_and_keeps_what_was_chosen(ada: FlaskClient) -> No
     assert count() == 0
 
 
+def test_row_that_was_damaged_by_hand_is_shown_as_it_is(
+    ada: FlaskClient, cli: FlaskCliRunner
+) -> None:
+    secret = secret_in(create_key(ada))
+    for times in ({"expires_at": 10**18, "reset": 10**18}, {"expires_at": "soon", "reset": "x"}):
+        with models.database.connection_context():
+            ApiKey.update(created_at="long ago", last_used_at=-(10**15), **times).execute()
+        for page in ("rename", "rotate", "revoke"):
+            assert ada.get(f"{path_of(0)}/{page}").status_code == 200
+        assert "long ago" in ada.get(SECURITY).text
+        assert "long ago" in cli.invoke(args=["key", "list"]).output
+        assert ask_api(ada, secret).status_code == 200
+
+
 def test_key_ends_when_it_was_told_to(ada: FlaskClient) -> None:
     create_key(ada)
     create_key(ada, expires="90 days")
@@ -543,6 +557,8 @@ def test_form_after_the_log_out_changes_nothing_and_says_so(client: FlaskClient)
     [
         *((path, {"Origin": "https://mallory.example"}) for path in FORMS),
         (KEYS, {"Origin": "null"}),
+        (KEYS, {"Origin": "null", "Host": "my_host"}),
+        (KEYS, {"Origin": "http://", "Host": "localhost:99999"}),
         (KEYS, {"Origin": "http://mallory/://localhost"}),
         (KEYS, {"Sec-Fetch-Site": "cross-site"}),
         (KEYS, {"Sec-Fetch-Site": "same-site", "Origin": "http://localhost"}),
@@ -565,6 +581,8 @@ def test_post_from_our_own_pages_is_taken(ada: FlaskClient) -> None:
         {"Sec-Fetch-Site": "same-origin", "Origin": "null"},
         {"Sec-Fetch-Site": "none"},
         {"Origin": "https://localhost"},  # TLS ended in front of us
+        {"Origin": "http://my_host", "Host": "my_host"},
+        {"Origin": "http://localhost:99999", "Host": "localhost:99999"},
         {},
     ]:
         assert ada.post("/log-out", headers=headers).status_code == 303
@@ -582,6 +600,24 @@ def test_no_host_name_makes_a_page_fail(
         assert ada.get(path).status_code in (200, 400, 404)
     page = create_key(ada)
     assert len(set(SECRET.findall(page.text))) == count() == (upgrade != "websocket")
+
+
+def test_host_is_no_longer_than_a_name_can_be(client: FlaskClient) -> None:
+    for size, status in [(255, 200), (256, 400)]:
+        for path in ("/", STATUS):
+            assert client.get(path, headers={"Host": "a" * size}).status_code == status
+    assert "http://my_host/api/v1/status" in client.get("/", headers={"Host": "my_host"}).text
+
+
+def test_form_is_urlencoded_utf_8(client: FlaskClient) -> None:
+    form = b"username=ada&password=wrong+password"
+    for kind in ("multipart/form-data; boundary=a", "text/plain", "application/json"):
+        answer = client.post("/log-in", data=form, content_type=kind)
+        assert answer.status_code == 415
+        assert "A form must be sent as application/x-www-form-urlencoded." in answer.text
+    for body, status in [(form, 422), (form + b"%ff", 400), (form + b"&a=b" * 20, 400)]:
+        kind = "Application/X-WWW-Form-Urlencoded; charset=UTF-8"
+        assert client.post("/log-in", data=body, content_type=kind).status_code == status
 
 
 def test_large_form_is_refused(client: FlaskClient) -> None:
@@ -620,6 +656,17 @@ def test_cookie_is_out_of_reach_of_scripts_and_sites(client: FlaskClient) -> Non
     form = {"username": "ada", "password": PASSWORD}
     answer = client.post("/log-in", base_url="https://localhost", data=form)
     assert "Secure" in answer.headers["Set-Cookie"].split("; ")
+
+
+def test_log_in_lasts_beside_other_cookies_of_the_host(ada: FlaskClient) -> None:
+    cookie = ada.get_cookie("session")
+    assert cookie
+    ours = f"session={cookie.value}"
+    for header in (f'a="b; {ours}', f"a=b;{ours}; c", f"not-{ours}x; {ours}", f"a=b,{ours}"):
+        answer = ada.application.test_client(use_cookies=False).get(
+            SECURITY, headers={"Cookie": header}
+        )
+        assert answer.status_code == 200, header
 
 
 # Errors

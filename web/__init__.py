@@ -1,22 +1,27 @@
 """The web application: where people sign up, make keys and try the API."""
 
+import re
 from contextlib import suppress
+from urllib.parse import parse_qsl
 
 import gevent
 from flask import Blueprint, Flask, Request, Response, g, render_template, request, send_file
 from flask.sessions import SecureCookieSession, SecureCookieSessionInterface
 from flask.typing import ResponseReturnValue
 from peewee import PeeweeException
+from werkzeug.datastructures import ImmutableMultiDict
 from werkzeug.exceptions import RequestTimeout, abort
 
 import models
 from protocol.problems import is_api
-from protocol.timestamps import date_time, display
+from protocol.timestamps import date_time, display, or_as_it_is
 from ratelimit import UNITS
 from settings import HERE
 from web import people, profile
 
 FORM_SECONDS = 10  # for a form to arrive, in total
+MAX_FIELDS = 20  # of a form
+FORM_TYPE = "application/x-www-form-urlencoded"
 SECURITY_HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
     "img-src 'self'; connect-src 'self'; form-action 'self'; base-uri 'none'; "
@@ -35,7 +40,16 @@ class PageSessions(SecureCookieSessionInterface):
     """Opens the session for pages only: the API needs none, and it takes 10 % of a request."""
 
     def open_session(self, app: Flask, request: Request) -> SecureCookieSession | None:
-        return None if is_api() else super().open_session(app, request)
+        if is_api():
+            return None
+        # Leave only our cookie: the time that werkzeug's parser takes may grow with the square of
+        # what others contain. What has to precede the name is looked at once the name is found,
+        # which is sixty times faster. gunicorn joins several headers with a comma.
+        name = f"{self.get_cookie_name(app)}="
+        ours = rf"{name}(?<![^;, \t]{name})([A-Za-z0-9_.-]+)"
+        found = re.search(ours, request.environ.get("HTTP_COOKIE", ""))
+        request.environ["HTTP_COOKIE"] = name + found[1] if found else ""
+        return super().open_session(app, request)
 
     def get_cookie_secure(self, app: Flask) -> bool:
         return request.is_secure
@@ -46,7 +60,8 @@ def register(app: Flask) -> None:
     app.session_interface = PageSessions()
     app.config["SESSION_COOKIE_SAMESITE"] = "Lax"
     app.jinja_env.trim_blocks = app.jinja_env.lstrip_blocks = True
-    app.jinja_env.filters |= {"date_time": date_time, "display": display, "number": "{:,}".format}
+    times = {"date_time": or_as_it_is(date_time), "display": or_as_it_is(display)}
+    app.jinja_env.filters |= {"number": "{:,}".format, **times}
     units = {seconds: unit for unit, seconds in UNITS.items()}
     signups = app.extensions["services"].settings.signups
     app.jinja_env.globals |= {"models": models, "signups": signups, "units": units}
@@ -72,15 +87,28 @@ def prepare() -> None:
 
 
 def receive_form() -> None:
-    """Read a form; refuse one that another site sent, or that is slow or incomplete."""
+    """Read a form; refuse one that another site sent, or that is slow or incomplete.
+
+    It is parsed here, because werkzeug would parse multipart forms and the type's parameters, too.
+    """
+    request.form = ImmutableMultiDict()
     if request.method != "POST":
         return
     if not sent_from_here():
         abort(403, "This form was sent from another site, so nothing was changed.")
+    if (request.content_type or FORM_TYPE).partition(";")[0].strip().lower() != FORM_TYPE:
+        abort(415, f"A form must be sent as {FORM_TYPE}.")
     with gevent.Timeout(FORM_SECONDS, RequestTimeout()):
-        received = len(request.get_data())
-    if received < (request.content_length or 0):
+        form = request.get_data()
+    if len(form) < (request.content_length or 0):
         abort(400)  # the connection broke: a password may be cut short
+    try:
+        fields = parse_qsl(
+            form.decode(), keep_blank_values=True, errors="strict", max_num_fields=MAX_FIELDS
+        )
+    except ValueError:  # more fields than any form of ours has, or not UTF-8
+        abort(400)
+    request.form = ImmutableMultiDict(fields)
 
 
 def sent_from_here() -> bool:
@@ -93,7 +121,8 @@ def sent_from_here() -> bool:
     site, origin = request.headers.get("Sec-Fetch-Site"), request.headers.get("Origin")
     if site:
         return site == "same-origin" or (site == "none" and not origin)
-    return not origin or origin.partition("://")[2] == request.host
+    host = request.headers.get("Host")  # as it was sent: `request.host` is empty for odd names
+    return not origin or (bool(host) and origin.partition("://")[2] == host)
 
 
 @pages.after_app_request
