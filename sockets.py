@@ -9,13 +9,13 @@ from simple_websocket import Server
 
 import auth
 from protocol import websocket
-from protocol.application import ALLOWANCE, caller
+from protocol.application import ALLOWANCE, SOCKETS, caller
 from protocol.open_sockets import Handler
 from protocol.timestamps import display, timestamp
 from protocol.websocket import WebSocket, frame
 from services import services
 
-routes = Blueprint("sockets", __name__, url_prefix="/api/v1/ws")
+routes = Blueprint("sockets", __name__, url_prefix=SOCKETS)
 
 
 def echo(ws: WebSocket) -> None:
@@ -76,9 +76,6 @@ def serve(handler: Handler, server: Server) -> None:
 def add_route(name: str, handler: Handler) -> None:
     """Serve a WebSocket at this path."""
     Sock().route(f"/{name}", bp=routes, endpoint=name)(partial(serve, handler))
-    # The same endpoint, for requests without an Upgrade, which the rule above does not match. Its
-    # view is never called for them, because `admit` refuses first.
-    routes.add_url_rule(f"/{name}", name)
 
 
 def register(app: Flask) -> None:

@@ -27,7 +27,7 @@ CHAINS = {  # X-Forwarded-For as each platform sends it; the first is the client
 }
 
 
-@pytest.mark.parametrize("spoofed", [[], ["198.51.100.1", "10.0.0.1", "unknown", ""]])
+@pytest.mark.parametrize("spoofed", [[], ["198.51.100.1", "10.0.0.1", "unknown", ""], ['"'], [","]])
 @pytest.mark.parametrize("platform", CHAINS)
 def test_platform_gives_the_address(config: Settings, platform: str, spoofed: list[str]) -> None:
     hops = settings.load({platform: "anything"}).proxy_hops
