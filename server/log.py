@@ -10,6 +10,7 @@ from models import PREFIXES
 
 PREFIX = "|".join(map(re.escape, PREFIXES.values()))
 SECRET = re.compile(rf"({PREFIX}|api_key=|%[0-9a-f]{{2}})[^\s&'\"]+", re.IGNORECASE)
+LINE_CHARACTERS = 1000  # at most; the rest of a longer line is cut off
 CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 
 
@@ -22,13 +23,16 @@ class Redacting(logging.Formatter):
     """Redacts every line: gunicorn quotes request lines that it cannot parse.
 
     Control characters are escaped, so that nobody can write a line of their own into the log.
+    Nobody can fill the disk with long ones, either.
     """
 
     def format(self, record: logging.LogRecord) -> str:
-        return redact(super().format(record))
+        lines = redact(super().format(record)).split("\n")
+        return "\n".join(line[:LINE_CHARACTERS] for line in lines)
 
     def formatMessage(self, record: logging.LogRecord) -> str:
-        return CONTROL.sub(lambda found: ascii(found[0])[1:-1], super().formatMessage(record))
+        text = super().formatMessage(record)[:LINE_CHARACTERS]  # before it is escaped
+        return CONTROL.sub(lambda found: ascii(found[0])[1:-1], text)
 
 
 class Log(Logger):

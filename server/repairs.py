@@ -14,6 +14,7 @@ from gunicorn import http, util
 from protocol.tcp import TURN_SECONDS
 
 HEADER_BYTES = 32_768  # of a request's header
+ERROR_BYTES = 200  # of the answer to a request that gunicorn cannot parse
 
 
 def apply(cfg: Any) -> None:
@@ -56,12 +57,12 @@ def limit_header() -> None:
 
 
 def write_error(sock: Any, status: int, reason: str, message: str) -> None:
-    """Answer a request that gunicorn cannot parse.
+    """Answer a request that gunicorn cannot parse, without quoting all of it.
 
     gunicorn's own function of this name writes the header with textwrap.dedent, which from Python
     3.14 on turns the empty line at its end into a bare line feed. This can go when it does not.
     """
-    body = f"{reason}: {message}\n".encode()
+    body = f"{reason}: {message}"[: ERROR_BYTES - 1].encode("ascii", "replace") + b"\n"
     header = f"HTTP/1.1 {status} {reason}\r\nConnection: close\r\nContent-Type: text/plain\r\n"
     util.write_nonblock(sock, f"{header}Content-Length: {len(body)}\r\n\r\n".encode() + body)
 

@@ -34,6 +34,24 @@ class TestGarbage:
         assert name in ODD or answer.headers["Content-Type"] == "text/plain"
         assert "Traceback" not in server.log()[logged:]
 
+    def test_malformed_header_is_neither_sent_back_nor_logged_whole(self, server: Server) -> None:
+        logged = len(server.log())
+        for line in (b"X\x01" * 4000, b"X: \x01" + b"y" * 8000, b"\xff" * 8000):
+            with RawSocket(server.port) as client:
+                client.send(b"GET / HTTP/1.1\r\nHost: a\r\n" + line + b"\r\n\r\n")
+                answer = client.answer()
+            assert answer.status == 400
+            assert len(answer.body) <= 200
+        assert max(map(len, server.log()[logged:].splitlines())) <= 1000
+
+    def test_empty_path_is_the_first_page_whatever_else_is_asked(self, server: Server) -> None:
+        for host in ("a", "["):
+            with RawSocket(server.port) as client:
+                client.send(
+                    b"GET http://x HTTP/1.1\r\nUpgrade: x\r\nHost: %b\r\n\r\n" % host.encode()
+                )
+                assert client.answer().status == 200
+
     @pytest.mark.parametrize("headers", [{}, {"Host": ""}, {"Upgrade": "h2c"}])
     @pytest.mark.parametrize("path", [STATUS, "/", "/openapi.json"])
     def test_a_host_must_be_named(self, server: Server, path: str, headers: dict[str, str]) -> None:
