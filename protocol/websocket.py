@@ -32,7 +32,7 @@ HANDSHAKE = {  # as regular expressions (RFC 6455 part 4.2.1)
     "REQUEST_METHOD": "GET",
     "SERVER_PROTOCOL": "HTTP/1.1",
     "CONTENT_LENGTH": "0?",
-    "HTTP_HOST": "[!-~]+",
+    "HTTP_HOST": "[!-~]{1,255}",
     "HTTP_SEC_WEBSOCKET_VERSION": "13",
     "HTTP_SEC_WEBSOCKET_KEY": "[A-Za-z0-9+/]{22}==",  # 16 bytes in base64
 }
@@ -111,7 +111,8 @@ class WebSocket:
         server.connected = False  # or flask-sock would send a close frame, too
         self._greenlet = gevent.getcurrent()
         self._unsent = memoryview(b"")
-        self._ping_at = time.monotonic() + PING_SECONDS
+        self._is_pinged = False  # and has not answered yet
+        self._due = time.monotonic() + PING_SECONDS  # the next ping, or the answer to the last
         # Frames may have come in the packet of the handshake, which gunicorn has read: this takes
         # them out of its buffer. See "Private APIs" in docs/design.md.
         self._wire.receive_data(server.environ["wsgi.input"].reader.unreader.take_buffered())
@@ -136,7 +137,7 @@ class WebSocket:
                     raise Closing(event.code, "client" if is_valid else "server")
 
     def send(self, data: bytes) -> None:
-        """Send a whole frame, after the rest of one that `interrupt` has cut.
+        """Send a whole frame, after the rest of one that was cut.
 
         A client that does not read for STALLED_SECONDS is lost.
         """
@@ -149,15 +150,13 @@ class WebSocket:
         """Send a frame from another greenlet, if the kernel takes all of it at once.
 
         This never waits: gevent has made the descriptor non-blocking. If the kernel takes only a
-        part, or `send` has not finished an earlier frame, the client is too slow, and is lost.
-        Nothing may follow the part, not even a close frame: the client would read it as the rest
-        of the frame. So the connection is closed with ABNORMAL, for which `close` sends none.
+        part, or an earlier frame is not sent yet, the client is too slow, and is lost.
         """
-        try:
-            sent = 0 if self._unsent else os.write(self._sock.fileno(), data)
-        except OSError:
-            sent = 0
-        if sent < len(data):
+        rest = memoryview(data)
+        if not self._unsent:
+            with suppress(OSError):
+                rest = self._unsent = rest[os.write(self._sock.fileno(), rest) :]
+        if rest:
             self.interrupt(CloseCode.ABNORMAL)
 
     def interrupt(self, code: int) -> None:
@@ -185,19 +184,22 @@ class WebSocket:
             for event in self._wire.events():
                 if isinstance(event, events.Ping):
                     self.send(self._wire.send(event.response()))
+                if isinstance(event, events.Pong):
+                    self._is_pinged, self._due = False, time.monotonic() + PING_SECONDS
                 yield event
                 gevent.sleep(TURN_SECONDS)
             # None: the client has left, for which wsproto makes a CloseConnection.
             self._wire.receive_data(self._read() or None)
 
     def _read(self) -> bytes:
-        """Read, and ping the client every PING_SECONDS; raises TimeoutError without an answer."""
-        with suppress(TimeoutError):
-            if (wait := self._ping_at - time.monotonic()) > 0:
-                self._sock.settimeout(wait)
-                return bytes(self._sock.recv(READ_BYTES))
-        # It is time for a ping.
-        self._ping_at = time.monotonic() + PING_SECONDS
-        self.send(self._wire.send(events.Ping()))
-        self._sock.settimeout(STALLED_SECONDS)
-        return bytes(self._sock.recv(READ_BYTES))
+        """Read, and ping the client every PING_SECONDS; raises TimeoutError without a pong."""
+        while True:
+            if (left := self._due - time.monotonic()) > 0:
+                with suppress(TimeoutError):
+                    self._sock.settimeout(left)
+                    return bytes(self._sock.recv(READ_BYTES))
+            elif self._is_pinged:
+                raise TimeoutError
+            else:
+                self.send(self._wire.send(events.Ping()))
+                self._is_pinged, self._due = True, time.monotonic() + STALLED_SECONDS

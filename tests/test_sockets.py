@@ -22,7 +22,7 @@ from protocol import websocket
 from protocol.problems import Problem
 from protocol.websocket import SERVER_OPTIONS, CloseCode, Closing, WebSocket, simplify
 from ratelimit import Allowance
-from rawsocket import PING, PONG, UPGRADE, Frame, RawSocket, frame
+from rawsocket import PING, PONG, TEXT, UPGRADE, Frame, RawSocket, close_frame, frame
 from services import Services
 from sockets import serve
 
@@ -141,7 +141,14 @@ def start(accepted: Server, first: bytes = b"") -> tuple[Any, WebSocket]:
     return serving, opened[0]
 
 
-def test_silent_client_is_pinged_and_lost_when_it_does_not_answer(
+def talk(peer: RawSocket) -> None:
+    """Answer each ping with anything but a pong."""
+    while True:
+        assert peer.frame() == Frame(PING, b"")
+        peer.send(frame(TEXT, b"not a pong"))
+
+
+def test_client_is_pinged_and_lost_when_it_does_not_answer(
     accepted: Server, peer: RawSocket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(websocket, "PING_SECONDS", 0.05)
@@ -153,9 +160,10 @@ def test_silent_client_is_pinged_and_lost_when_it_does_not_answer(
         peer.send(frame(PONG))
     pinged = time.monotonic()
     assert pinged - started > 5 * 0.05
-    assert not serving.ready()
+    talking = gevent.spawn(talk, peer)
     with pytest.raises(TimeoutError):
         serving.get(timeout=5)
+    talking.kill()
     assert time.monotonic() - pinged > 0.4
 
 
@@ -175,6 +183,22 @@ def test_push_that_does_not_fit_ends_all(accepted: Server, peer: RawSocket, befo
             data += more
     allowed = {0} if before else {1}  # what fitted, and after it no close frame
     assert set(data) <= allowed
+
+
+def test_frame_that_was_pushed_in_part_is_finished_before_the_close(
+    accepted: Server, peer: RawSocket
+) -> None:
+    serving, ws = start(accepted)
+    ws.interrupt(CloseCode.GOING_AWAY)  # is on its way
+    for _ in range(100):
+        ws.push(b"\1" * 5000)
+    data = b""
+    while not data.endswith(close := b"\x88\x02\x03\xe9"):
+        data += peer.sock.recv(100_000)
+    assert set(data.removesuffix(close)) == {1}
+    assert len(data) % 5000 == len(close)
+    peer.send(close_frame(1001))
+    assert serving.get(timeout=5) == CloseCode.GOING_AWAY
 
 
 @pytest.fixture
