@@ -25,13 +25,17 @@ class Background:
 
     def sync(self) -> None:
         """Sync once. A single failure may be a lock that a command holds, so it is not logged."""
-        try:
-            self._sockets.end(self._store.ended(self._sockets.keys()))
-            self._store.save()
-        except PeeweeException as error:
-            self._failures += 1
-            if self._failures > 1:
-                outage.note(error)
-        else:
-            self._failures = 0
+        error = None
+        for step in (self._end_sockets, self._store.save):  # if one fails, the other is done
+            try:
+                step()
+            except PeeweeException as failed:
+                error = failed
+        self._failures = self._failures + 1 if error else 0
+        if error and self._failures > 1:
+            outage.note(error)
+        elif not error:
             outage.over()
+
+    def _end_sockets(self) -> None:
+        self._sockets.end(self._store.ended(self._sockets.keys()))

@@ -644,6 +644,15 @@ def test_only_the_second_failure_of_a_sync_is_logged(
     assert row(key).total == 3
 
 
+def test_counts_are_saved_although_sockets_cannot_be_looked_up(
+    services: Services, client: FlaskClient, key: str
+) -> None:
+    client.get(STATS, headers={"X-API-Key": key})
+    with mock.patch.object(services.store, "ended", side_effect=peewee.OperationalError("busy")):
+        background.Background(services).sync()
+    assert row(key).total == 1
+
+
 def test_stop_before_the_first_sync_opens_no_database_again(services: Services) -> None:
     """A signal may come so early that the background has not begun when the store is closed."""
     task = background.Background(services)
