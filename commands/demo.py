@@ -68,8 +68,9 @@ def welcome(port: int) -> None:
         if not sys.stdout:
             raise OSError("standard output is closed")
         password = secrets.token_urlsafe(12)
-        user = accounts.create("demo", "demo@example.com", password)
-        _, key = auth.create_key(user, "demo")
+        with transaction():
+            user = accounts.create("demo", "demo@example.com", password)
+            _, key = auth.create_key(user, "demo")
         text = WELCOME.read_text().format(port=port, password=password, key=key)
         try:
             cli.write(text)
