@@ -127,8 +127,9 @@ class Worker(GeventWorker):
                 super().handle_request(listener_name, req, response, addr)
         finally:
             # If the connection stays open instead, gunicorn discards the rest of the body, for as
-            # long as a connection may be idle. At a stop, it closes all.
-            if unread(req) and (req.should_close() or not self.alive):
+            # long as a connection may be idle. At a stop, and with --keep-alive 0, it closes all.
+            closes = req.should_close() or not (self.alive and self.cfg.keepalive)
+            if closes and unread(req):
                 drain(sock)
             self.requests -= 1
         sock.settimeout(None)

@@ -46,8 +46,15 @@ class TestTurns:
             client.send(request_bytes(STATUS, headers)[:33_000])
             assert client.answer().status == status
 
-    def test_response_before_an_unread_body_is_not_lost(self, server: Server) -> None:
-        headers = {"Host": "a", "Connection": "close", "Content-Length": "16384"}
+    @pytest.mark.parametrize("how", ["Connection: close", "--keep-alive 0"])
+    def test_response_before_an_unread_body_is_not_lost(
+        self, start_server: StartServer, how: str
+    ) -> None:
+        headers = {"Host": "a", "Content-Length": "16384"}
+        if how.startswith("-"):
+            server = start_server(GUNICORN_CMD_ARGS=how)
+        else:
+            server, headers["Connection"] = start_server(), "close"
         with RawSocket(server.port) as client:
             client.send(request_bytes(STATUS, headers) + bytes(16_384))
             assert client.answer().status == 200
