@@ -99,6 +99,31 @@ def one_byte_chunks(port: int) -> None:
     pump(port, b"", chunked + b"1\r\nx\r\n" * 2000 + b"0\r\n\r\n")
 
 
+def hostile_headers(port: int) -> None:
+    """Headers that some parsers read in quadratic time, or that are simply long."""
+    lines = [
+        f'Cookie: a={" " * 8000}"x;',
+        f"Cookie: {';' * 8000}",
+        f"Cookie: {'session=a; ' * 700}",
+        f"If-None-Match: {'a,' * 4000}",
+        f"X-Forwarded-For: {'1.2.3.4,' * 1000}",
+        f"X-Forwarded-For: {chr(34) * 8000}",
+    ]
+    pump(port, b"", head(*[random.choice(lines)] * 3, target="GET /log-in") * 4)
+
+
+def long_hosts(port: int) -> None:
+    pump(port, b"", f"GET / HTTP/1.1\r\nHost: {'a' * 8000}\r\n\r\n".encode() * 20)
+
+
+def malformed_headers(port: int) -> None:
+    for _ in range(50):
+        with connect(port) as sock:
+            sock.sendall(head("X: " + "\1" * 8000, "Y: " + "\1" * 8000))
+            while sock.recv(4096):
+                pass
+
+
 def discarded_bodies(port: int) -> None:
     pump(port, b"", head("Content-Length: 16384", target="GET /api/v1/status") + bytes(16384))
 
@@ -218,6 +243,16 @@ def log_ins(port: int) -> None:
     pump(port, b"", head(kind, f"Content-Length: {len(form)}", target="POST /log-in") + form)
 
 
+def hostile_forms(port: int) -> None:
+    """Passwords that take long to normalize, and boundaries that take long to compile."""
+    form = f"username=ada&password={chr(0x0F73) * 5000}".encode()
+    urlencoded = "application/x-www-form-urlencoded"
+    multipart = f"multipart/form-data; boundary={random.random()}{'a' * 8000}"
+    for kind in (urlencoded, multipart):
+        length = f"Content-Length: {len(form)}"
+        pump(port, b"", head(f"Content-Type: {kind}", length, target="POST /log-in") + form, 1)
+
+
 def sign_ups(port: int) -> None:
     kind = "Content-Type: application/x-www-form-urlencoded"
     name = secrets.token_hex(8).encode()
@@ -262,6 +297,9 @@ ATTACKS: list[Callable[[int], None]] = [
     huge_body,
     large_headers,
     small_headers,
+    hostile_headers,
+    long_hosts,
+    malformed_headers,
     one_byte_chunks,
     discarded_bodies,
     pipelined,
@@ -279,6 +317,7 @@ ATTACKS: list[Callable[[int], None]] = [
     half_open,
     garbage,
     log_ins,
+    hostile_forms,
     sign_ups,
     preflights,
     unknown_keys,

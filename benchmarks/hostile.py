@@ -1,6 +1,6 @@
 """Serve an honest client among hostile ones, and see what the service looks like afterwards.
 
-    python benchmarks/hostile.py [--minutes 30] [--attackers 3]
+    python benchmarks/hostile.py [--minutes 30] [--attackers 3] [--attacks NAME ...]
 
 The server runs on core 0, all clients on core 1. The figures are taken after a minute and at the
 end, each time 20 s after the last attack.
@@ -70,10 +70,11 @@ class Honest(threading.Thread):
 
 
 @contextmanager
-def attacked(port: int, attackers: int) -> Iterator[None]:
+def attacked(port: int, attackers: int, attacks: list[str]) -> Iterator[None]:
     """Meanwhile so many processes attack, each with one attack after another."""
+    chosen = [attack for attack in ATTACKS if attack.__name__ in (attacks or str(ATTACKS))]
     processes = [
-        Process(target=attack_with, args=(ATTACKS, port, random.random()), daemon=True)
+        Process(target=attack_with, args=(chosen, port, random.random()), daemon=True)
         for _ in range(attackers)
     ]
     for process in processes:
@@ -111,10 +112,10 @@ def count_greenlets(folder: Path) -> str:
     return f"--config {file}"
 
 
-def measure(server: Server, key: str, seconds: float, attackers: int) -> str:
+def measure(server: Server, key: str, seconds: float, attackers: int, attacks: list[str]) -> str:
     """Let clients attack for a while; returns a line about an honest client meanwhile."""
     honest = Honest(server, key)
-    with attacked(server.port, attackers):
+    with attacked(server.port, attackers, attacks):
         honest.start()
         time.sleep(seconds)
         honest.stopping.set()
@@ -131,7 +132,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--minutes", type=float, default=30)
     parser.add_argument("--attackers", type=int, default=3)
+    parser.add_argument("--attacks", nargs="*", default=[])
     options = parser.parse_args()
+    attacks = options.attacks
     with tempfile.TemporaryDirectory() as folder:
         limits = {"RATE_LIMITS": "free=1000000000/day"}
         limits["GUNICORN_CMD_ARGS"] = count_greenlets(Path(folder))
@@ -141,9 +144,10 @@ def main() -> None:
         os.sched_setaffinity(0, {1})
         try:
             key = server.new_key()
-            print("without attacks:", measure(server, key, 10, 0), flush=True)
+            print("without attacks:", measure(server, key, 10, 0, attacks), flush=True)
             for seconds in (60, max(0.0, 60 * (options.minutes - 1))):
-                print(f"{seconds:.0f} s:", measure(server, key, seconds, options.attackers))
+                figure = measure(server, key, seconds, options.attackers, attacks)
+                print(f"{seconds:.0f} s:", figure)
                 time.sleep(CALM_SECONDS)
                 print("    afterwards:", figures(server), flush=True)
             print("exit status and seconds of the stop:", server.stop())

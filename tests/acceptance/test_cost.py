@@ -1,0 +1,139 @@
+"""What one request may cost beyond an ordinary one, whatever its headers, path and form contain.
+
+It is measured on the processor, in the thread that serves all connections.
+"""
+
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from paths import KEYS, SOCKETS, STATUS
+from rawsocket import UPGRADE, request_bytes
+from serving import Server
+from web import FORM_TYPE
+
+MORE_SECONDS = 0.02  # than an ordinary request
+TRIES = 10  # of which the cheapest counts: now and then, the server has other things to do
+HEADER, LINE, FORM = 8000, 4000, 16_000  # the greatest sizes; three such headers are accepted
+ONCE = ("Host", "Content-Type")  # headers that may not be repeated
+HEADERS = (
+    *("Accept", "Accept-Encoding", "Accept-Language", "Authorization", "Cache-Control", "Cookie"),
+    *("Forwarded", "If-Match", "If-Modified-Since", "If-None-Match", "If-Range", "Range", "Origin"),
+    *("Referer", "Sec-Fetch-Site", "User-Agent", "X-API-Key", "X-Forwarded-For", "TE", "Upgrade"),
+    *("X-Forwarded-Proto", "Connection", "Sec-WebSocket-Key", "Sec-WebSocket-Protocol"),
+    *("Sec-WebSocket-Version", "Access-Control-Request-Method", *ONCE),
+)
+REPEATED = (
+    *("a", ",", ";", "=", '"', "a,", "a=b; ", 'W/"a",', "0-1,", "[", "/", "\xe9", "("),
+    *("session=", "; session=a.", "a;q=0.5,", "x*=''%41;"),
+)
+WITH_ENDS = (  # the part in the middle is repeated
+    *[("a=", " ", '"x;'), ("a=", "\t", '"x;'), ('a="', "\\", ""), ("x", " ", "x"), (";", " ", "x")],
+    *[("session=.", "a", ".aaaa.b"), ("bytes=", "0-1,", ""), ("Mon, ", "9", ""), ('"', "a", "")],
+    ("multipart/form-data; boundary=", "a", ""),
+)
+SHAPES = [*[("", part, "") for part in REPEATED], *WITH_ENDS]
+PAGES = ("/", "/static/app.css", "/nowhere", "/log-in", STATUS)
+LETTERS = ("\u0344", "\u0f73", "\u0301", "\ufdfa", "\u3000", "\xe9", "\0", "<", "%26", "%ff", "@")
+FORMS = {  # the fields of each
+    "/log-in": {"username": "ada", "password": "wrong password"},
+    "/sign-up": {"username": "a", "email": "a@b.example", "password": "long enough"},  # too short
+    f"{KEYS}/unknown/rename": {"name": "a"},
+}
+
+Request = Callable[[], bytes]
+
+
+@pytest.fixture(scope="module")
+def proxied(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """Of a server behind a proxy, so that each request may come from another caller."""
+    server = Server(tmp_path_factory.mktemp("cost"), PROXY_HOPS="1")
+    try:
+        yield server.start()
+        assert "Traceback" not in server.log()
+    finally:
+        server.close()
+
+
+@pytest.fixture(scope="module")
+def session(proxied: Server) -> str:
+    """The cookie of somebody who is logged in."""
+    return proxied.sign_up("ada").headers["Set-Cookie"].partition(";")[0]
+
+
+def least(server: Server, request: Request, limit: float = 0) -> float:
+    """The seconds of the cheapest of some tries, or of the first that is below the limit."""
+    thread = Path(f"/proc/{server.worker_pid}/schedstat")  # begins with its nanoseconds
+    spent: list[float] = []
+    while len(spent) < TRIES and not (spent and spent[-1] < limit):
+        started = int(thread.read_text().split()[0])
+        answer = server.send(request())
+        assert answer.status != 500, answer
+        spent.append((int(thread.read_text().split()[0]) - started) / 1e9)
+    return min(spent)
+
+
+def assert_costs_little(server: Server, ordinary: Request, others: dict[str, Request]) -> None:
+    limit = least(server, ordinary) + MORE_SECONDS
+    for name, request in others.items():
+        seconds = least(server, request, limit)
+        assert seconds < limit, f"{name!r}: {1000 * seconds:.0f} ms, not {1000 * limit:.0f}"
+
+
+def long(shape: tuple[str, str, str], size: int) -> str:
+    first, part, last = shape
+    return first + part * ((size - len(first + last)) // len(part)) + last
+
+
+def get(target: str, name: str = "Accept", value: str = "a") -> Request:
+    """A request with this header, up to three times."""
+    named = UPGRADE if target in SOCKETS else {"Host": "a"}
+    lines = [f"{other}: {text}" for other, text in named.items() if other != name]
+    lines += [f"{name}: {value}"] * (1 if name in ONCE else 3)
+    return lambda: "\r\n".join([f"GET {target} HTTP/1.1", *lines, "", ""]).encode("latin-1")
+
+
+@pytest.mark.parametrize("name", HEADERS)
+@pytest.mark.parametrize("target", [*PAGES, *SOCKETS])
+def test_header(proxied: Server, target: str, name: str) -> None:
+    values = [long(shape, HEADER) for shape in SHAPES]
+    others = {value[:40]: get(target, name, value) for value in values}
+    assert_costs_little(proxied, get(target), others)
+
+
+@pytest.mark.parametrize("separator", ["?", "/"])
+@pytest.mark.parametrize("target", [*PAGES, *SOCKETS])
+def test_path_and_query(proxied: Server, target: str, separator: str) -> None:
+    parts = ("a", "a/", "/", "../", "%2f", "%00", "a=b&", "&", "=", "%", "+", "next=/&", "api_key=")
+    others = {part: get(target + separator + part * (LINE // len(part))) for part in parts}
+    assert_costs_little(proxied, get(target), others)
+
+
+def post(path: str, session: str, kind: str = FORM_TYPE, **fields: str) -> Request:
+    """A form that changes nothing, from a caller of its own."""
+
+    def request() -> bytes:
+        values = FORMS[path] | {"username": f"ada{random.random()}"} | fields
+        body = "&".join(f"{name}={text}" for name, text in values.items()).encode()
+        caller = f"10.{random.randrange(256)}.{random.randrange(256)}.{random.randrange(256)}"
+        headers = {"Host": "a", "X-Forwarded-For": caller, "Cookie": session}
+        headers["Content-Length"] = str(len(body))
+        # Different each time, because the `re` module keeps patterns that were made of it.
+        headers["Content-Type"] = kind.format(random.random())
+        return request_bytes(path, headers, "POST") + body
+
+    return request
+
+
+@pytest.mark.parametrize("path", FORMS)
+def test_form(proxied: Server, session: str, path: str) -> None:
+    others: dict[str, Request] = {}
+    for letter in LETTERS:
+        text = letter * (FORM // len(letter.encode()) - 100)
+        others |= {f"{name} {letter}": post(path, session, **{name: text}) for name in FORMS[path]}
+    for kind in (FORM_TYPE + "; a={}", "multipart/form-data; boundary={}"):
+        for part in ("a=b;", "aaaa"):
+            others[kind + part] = post(path, session, kind + part * (HEADER // 4))
+    assert_costs_little(proxied, post(path, session), others)
