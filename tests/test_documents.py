@@ -9,6 +9,7 @@ from flask.testing import FlaskClient
 
 import settings
 from auth import NOT_VALID
+from commands.cli import PG_DUMP
 from documents import ASYNCAPI, CONTRIBUTING, DOCUMENTS, OPENAPI, README, rows, section
 from models import PREFIXES
 from protocol.websocket import PING_SECONDS, STALLED_SECONDS, CloseCode
@@ -123,6 +124,7 @@ def test_seconds_are_those_of_the_code() -> None:
 def test_commands_are_those_of_flask(app: Flask) -> None:
     text = section("Settings and commands").rpartition("|\n")[2]
     named = set(re.findall("`([a-z]+)`", text))
+    assert PG_DUMP in (REPOSITORY / "docs/operating.md").read_text()
     groups = [app.cli.commands[name] for name in ("user", "key")]
     commands = {name for group in groups for name in group.commands}  # type: ignore[attr-defined]
     assert named == commands, "edit README.md: the commands"
