@@ -601,8 +601,10 @@ def static_urls(client: FlaskClient) -> list[str]:
 
 def test_everything_has_the_security_headers(client: FlaskClient, static_urls: list[str]) -> None:
     for path in ["/", "/log-in", "/nowhere", *static_urls]:
-        with client.get(path) as answer:
+        with client.get(path) as answer, client.get(path, base_url="https://localhost") as secure:
             headers = answer.headers
+        year = secure.headers["Strict-Transport-Security"]
+        assert ("Strict-Transport-Security" in headers, year) == (False, "max-age=31536000")
         policy = headers["Content-Security-Policy"]
         assert policy.startswith("default-src 'none'; script-src 'self'; style-src 'self';")
         assert "frame-ancestors 'none'" in policy

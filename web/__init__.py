@@ -102,6 +102,8 @@ def finish(response: Response) -> Response:
     if is_api():
         return response
     response.headers.update(SECURITY_HEADERS)
+    if request.is_secure:  # for a year, and for this host only
+        response.headers["Strict-Transport-Security"] = "max-age=31536000"
     if response.mimetype == "text/html":
         response.headers["Cache-Control"] = "no-store"
         if error := g.pop("error", None):  # not a page that a view made for its own error
