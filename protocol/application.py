@@ -7,7 +7,7 @@ import re
 from ipaddress import IPv6Address, ip_address
 from typing import Any
 
-from flask import Flask, Request, request
+from flask import Flask, Request, request, send_file
 from flask.json.provider import DefaultJSONProvider
 from flask.typing import ResponseReturnValue
 from werkzeug.exceptions import MethodNotAllowed, abort
@@ -16,7 +16,7 @@ from werkzeug.routing import MapAdapter
 
 from protocol.problems import is_api, json_text
 from ratelimit import Allowance
-from settings import Settings
+from settings import HERE, Settings
 
 MAX_BODY_BYTES = 16 * 1024  # forms are small, and the API takes no body
 ALLOWANCE = "demo.allowance"  # in the WSGI environ: the limiter's answer to this request
@@ -55,6 +55,7 @@ class Service(Flask):
         super().__init__(name, static_folder="web/static")
         self.secret_key = settings.secret_key
         self.before_request(check_request)
+        self.add_url_rule("/<any('openapi.json', 'asyncapi.json'):name>", view_func=description)
         self.url_map.merge_slashes = False  # or it would redirect to whatever Host was sent
         if hops := settings.proxy_hops:
             self.wsgi_app = ProxyFix(self.wsgi_app, x_for=hops)  # type: ignore[method-assign]
@@ -89,6 +90,11 @@ class Service(Flask):
         asked = {"path_info": request.path, "query_args": environ["QUERY_STRING"]}
         how = {"url_scheme": environ["wsgi.url_scheme"], "default_method": request.method}
         return MapAdapter(self.url_map, **names, **asked, **how)
+
+
+def description(name: str) -> ResponseReturnValue:
+    """The description of the API, which every origin may read."""
+    return send_file(HERE / "docs" / name), {"Access-Control-Allow-Origin": "*"}
 
 
 def limit_headers(allowance: Allowance) -> list[tuple[str, str]]:
