@@ -1,5 +1,6 @@
 """The facts of the documents, compared with the code: what is told of both must be the same."""
 
+import html
 import json
 import re
 from pathlib import Path
@@ -108,6 +109,19 @@ def test_close_codes_are_those_of_the_service() -> None:
     assert listed == codes, "edit docs/testing-clients.md: close codes"
     described = set(map(int, json.loads(ASYNCAPI)["x-close-codes"]))
     assert described == codes, "edit docs/asyncapi.json: x-close-codes"
+
+
+def test_console_explains_codes_as_the_documents_do(client: FlaskClient) -> None:
+    """And the tiers as the settings have them."""
+    found = re.findall(r"<dt>(.*?)</dt>\s*<dd>(.*?)</dd>", html.unescape(client.get("/").text))
+    shown = {re.sub("<.*?>", "", term): re.sub("<.*?>", "", words) for term, words in found}
+    expected = {"free": "1,000 requests per hour", "pro": "10,000 requests per hour"}
+    expected |= {"five": "5 requests per day", "once": "1 request per day"}
+    for *code, meaning, advice in [*rows("HTTP", CLIENTS), *rows("WebSockets", CLIENTS)]:
+        if code and code[0].isdigit():
+            words = f"{meaning[0].upper()}{meaning[1:]}. {advice[0].upper()}{advice[1:]}."
+            expected[" ".join(code).replace("`", "")] = words.replace("`", "")
+    assert shown == expected, "edit web/templates/console.html"
 
 
 def test_seconds_are_those_of_the_code() -> None:

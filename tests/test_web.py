@@ -109,7 +109,10 @@ def snapshot() -> list[tuple[object, ...]]:
 
 def test_closed_sign_ups_say_so(config: settings.Settings, app: Flask) -> None:
     browser = service.create_app(replace(config, signups=False)).test_client()
-    assert "sign-up" not in browser.get("/log-in").text + browser.get("/").text
+    console = browser.get("/").text
+    assert "sign-up" not in browser.get("/log-in").text + console
+    assert "create a free key" not in console
+    assert "Ask whoever runs this service for an account" in console
     for answer in [browser.get("/sign-up"), sign_up(browser, "ada")]:
         assert answer.status_code == 403
         assert "Sign-up is closed" in answer.text
