@@ -42,6 +42,18 @@ def test_map_names_every_module_and_package() -> None:
     assert set(re.findall(r"\]\(([^)]+)\)", cells)) == top | {"deploy"}
 
 
+def test_imports_run_one_way() -> None:
+    """Nothing imports from a lower row of the map."""
+    cells = [row[0] for row in rows("Where things are", CONTRIBUTING)]
+    names = [re.findall(r"\]\((.*?)(?:\.py)?\)", cell) for cell in cells]
+    row_of = {name: number for number, row in enumerate(names) for name in row}
+    for path in [*REPOSITORY.glob("[a-z]*.py"), *REPOSITORY.glob("[a-z]*/*.py")]:
+        own = row_of.get(path.relative_to(REPOSITORY).parts[0].removesuffix(".py"), len(names))
+        imported = re.findall(r"(?m)^ *(?:from|import) (\w+)", path.read_text())
+        lower = {name for name in imported if row_of.get(name, 0) > own}
+        assert not lower, f"{path} imports {lower}"
+
+
 def test_settings_table_is_what_is_read() -> None:
     """Every setting is in one of two tables; given their defaults, the settings are the same."""
     listed = [*rows("Settings and commands"), *rows("Other settings", DEPLOYING)]
