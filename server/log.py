@@ -57,4 +57,5 @@ class Metrics(Log, Statsd):
             self.warning("no metrics: --statsd-host %s cannot be reached", cfg.statsd_host)
             return
         self.sock.setblocking(False)
+        # While nobody listens, gunicorn would log a traceback for every other metric.
         self.error_log.addFilter(lambda record: record.msg != "Error sending message to statsd")
