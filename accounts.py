@@ -10,7 +10,7 @@ from peewee import IntegrityError, fn
 from werkzeug.exceptions import ServiceUnavailable
 from werkzeug.security import check_password_hash, generate_password_hash
 
-from models import MAX_PASSWORD, ApiKey, Invalid, User, check_fields, database
+from models import MAX_PASSWORD, ApiKey, Invalid, Taken, User, check_fields, database
 from storage import transaction
 from storage.outage import one_line
 
@@ -51,12 +51,12 @@ def change_password(user: User, password: str) -> str:
 
 @contextmanager
 def _taken_is_invalid() -> Iterator[None]:
-    """Raises Invalid when the name or the address belongs to another user."""
+    """Raises Taken when the name or the address belongs to another user."""
     try:
         yield
     except IntegrityError as error:
         field = "email" if "email" in one_line(error) else "username"  # the index is user_email
-        raise Invalid(**{field: "This is already taken."}) from None
+        raise Taken(**{field: "This is already taken."}) from None
 
 
 def find(name: str) -> User | None:

@@ -127,6 +127,10 @@ class Invalid(ValueError):
         self.errors = errors
 
 
+class Taken(Invalid):
+    """The name or the address belongs to another user."""
+
+
 def check_fields(**fields: str) -> None:
     """Raises Invalid unless every field matches its rule."""
     errors = {field: RULES[field][1] for field, text in fields.items() if not _good(field, text)}

@@ -1,6 +1,7 @@
 """Compare GET /api/v1/protected/test with three rivals, and with itself when keys are many.
 
     python benchmarks/rest.py [--rounds 15] [--seconds 2] [--stored 1000000] [--used 100000]
+                              [--plot benchmarks/rest.svg]
 
 Needs benchmarks/requirements.txt, wrk, taskset and two cores: servers run on core 0, the load on
 core 1. All servers stay up and are measured in turn, round after round. The least processor time of
@@ -89,6 +90,11 @@ class Server:
         command = ["ps", "-o", f"{column}=", "-g", str(self.process.pid)]
         return list(map(int, subprocess.check_output(command).split()))
 
+    @property
+    def best(self) -> list[float]:
+        """The figures of the round with the least processor time."""
+        return min(self.rounds, key=lambda figures: figures[3])
+
     def stop(self) -> None:
         os.killpg(self.process.pid, signal.SIGTERM)
         self.process.wait(timeout=10)
@@ -117,13 +123,29 @@ def base62(random_bytes: int) -> str:
 
 
 def report(servers: list[Server]) -> None:
-    best = {s.name: min(s.rounds, key=lambda figures: figures[3]) for s in servers}
     print(f"{'':40} CPU µs   ours is   requests/s   p50 ms   p99 ms   RSS MiB")
     for server in servers:
-        rate, p50, p99, processor = best[server.name]
-        ratio = processor / best[OURS][3]
+        rate, p50, p99, processor = server.best
+        ratio = processor / servers[0].best[3]
         figures = f"{rate:12.0f} {p50:8.1f} {p99:8.1f} {server.resident_mib():9.0f}"
         print(f"{server.name:40} {processor:6.0f} {ratio:8.2f}x {figures}")
+
+
+def plot(servers: list[Server], file: str) -> None:
+    """Draw the processor time of a request to each server."""
+    import matplotlib.pyplot as plt  # only needed here
+
+    plt.rcParams |= {"svg.fonttype": "none", "font.size": 11}
+    figure, axes = plt.subplots(figsize=(8, 3), layout="constrained")
+    times = [server.best[3] for server in servers]
+    colors = ["#0f766e" if server.name.startswith("this") else "#a8b0b3" for server in servers]
+    bars = axes.barh([server.name for server in servers], times, color=colors)
+    axes.bar_label(bars, [f"{time:.0f} µs, {time / times[0]:.2f}x" for time in times], padding=4)
+    axes.invert_yaxis()
+    axes.margins(x=0.3)
+    axes.set_xlabel("processor time of a request to /protected/test")
+    axes.spines[["top", "right"]].set_visible(False)
+    figure.savefig(file)
 
 
 def main() -> None:
@@ -133,6 +155,7 @@ def main() -> None:
     parser.add_argument("--stored", type=int, default=1_000_000)
     parser.add_argument("--used", type=int, default=100_000)
     parser.add_argument("--port", type=int, default=8210, help="the first of six")
+    parser.add_argument("--plot", metavar="FILE", help="draw the processor times")
     options = parser.parse_args()
     port = options.port
     with tempfile.TemporaryDirectory() as folder:
@@ -158,6 +181,8 @@ def main() -> None:
                 for server in servers:
                     server.rounds.append(server.measure(options.seconds))
             report(servers)
+            if options.plot:
+                plot(servers, options.plot)
         finally:
             for server in servers:
                 server.stop()

@@ -1,10 +1,11 @@
-"""Administration from a shell: `flask user ...` and `flask key ...`."""
+"""Administration from a shell: `flask user ...`, `flask key ...` and `flask backup`."""
 
 import os
 import re
 import sys
 from collections.abc import Iterable, Iterator
 from itertools import chain
+from pathlib import Path
 from typing import Any, NoReturn
 
 import click
@@ -23,6 +24,7 @@ from storage.database import COMMAND_SECONDS, create_tables, open_database
 from storage.outage import one_line
 
 SECONDS = {"s": 1, "m": 60, "h": HOUR, "d": DAY}
+PG_DUMP = """(umask 077 && pg_dump -Fc -f "backup-$(date +%F).dump" "$DATABASE_URL")"""
 PAGE = 100  # users that are listed at a time
 USER_COLUMNS = ("id", "username", "email", "created_at")
 KEY_COLUMNS = (
@@ -65,8 +67,8 @@ password_stdin = click.option("--password-stdin", is_flag=True, help="Read it fr
 
 
 def register(app: Flask) -> None:
-    for commands in (users, keys):
-        app.cli.add_command(commands)
+    for command in (users, keys, backup):
+        app.cli.add_command(command)
 
 
 def duration(text: str) -> int:
@@ -170,6 +172,25 @@ def set_tier(key_id: str, tier: str) -> None:
 def revoke_key(key_id: str) -> None:
     """Revoke a key for good; a running server notices within two seconds."""
     auth.revoke_key(live_key(key_id).id)
+
+
+@click.command(cls=Command)
+@click.argument("file", type=click.Path())
+def backup(file: str) -> None:
+    """Copy the SQLite database to FILE, also while the service is running."""
+    if not services().settings.sqlite:
+        fail(f"with PostgreSQL, run: {PG_DUMP}")
+    path = Path.cwd() / file  # an absolute path, which SQLite never takes for a URI
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)  # also no link's target
+    try:
+        database.execute_sql("VACUUM INTO ?", (str(path),))  # which may be there if it is empty
+        os.fsync(descriptor)
+    except BaseException as error:  # the disk is full, or somebody pressed Ctrl-C
+        for part in (path, Path(f"{path}-journal")):
+            part.unlink(missing_ok=True)
+        fail(f"no backup was made: {one_line(error) or 'interrupted'}")
+    finally:
+        os.close(descriptor)
 
 
 def read_password(from_stdin: bool) -> str:

@@ -7,7 +7,7 @@ import re
 from ipaddress import IPv6Address, ip_address
 from typing import Any
 
-from flask import Flask, Request, request
+from flask import Flask, Request, request, send_file
 from flask.json.provider import DefaultJSONProvider
 from flask.typing import ResponseReturnValue
 from werkzeug.exceptions import MethodNotAllowed, abort
@@ -15,7 +15,7 @@ from werkzeug.routing import MapAdapter
 
 from protocol.problems import is_api, json_text
 from ratelimit import Allowance
-from settings import Settings
+from settings import HERE, Settings
 
 MAX_BODY_BYTES = 16 * 1024  # forms are small, and the API takes no body
 SOCKETS = "/api/v1/ws"  # under which all paths are WebSockets
@@ -56,6 +56,7 @@ class Service(Flask):
         super().__init__(name, static_folder="web/static")
         self.secret_key = settings.secret_key
         self.before_request(check_request)
+        self.add_url_rule("/<any('openapi.json', 'asyncapi.json'):name>", view_func=description)
         self.url_map.merge_slashes = False  # or it would redirect to whatever Host was sent
         self.proxy_hops = settings.proxy_hops
 
@@ -103,6 +104,11 @@ def trust_routers(environ: dict[str, Any], hops: int) -> None:
     scheme = environ.get("HTTP_X_FORWARDED_PROTO", "").rpartition(",")[2].strip().lower()
     if scheme in ("http", "https"):
         environ["wsgi.url_scheme"] = scheme
+
+
+def description(name: str) -> ResponseReturnValue:
+    """The description of the API, which every origin may read."""
+    return send_file(HERE / "docs" / name), {"Access-Control-Allow-Origin": "*"}
 
 
 def limit_headers(allowance: Allowance) -> list[tuple[str, str]]:

@@ -45,6 +45,8 @@ class Store(ABC):
     never older than KNOWN_SECONDS and one query.
     """
 
+    lost: str  # what it means that the last save has failed; %s are the requests
+
     def __init__(self) -> None:
         self._rows: dict[str, ApiKey] = {}  # by id
         self._forget_at = self._tidy_at = 0.0  # by `monotonic`
@@ -108,8 +110,9 @@ class Store(ABC):
             except PeeweeException as error:
                 gevent.sleep(0.1)
                 if monotonic() > deadline:
-                    words = "the last %d requests of %d keys could not be saved: %s"
-                    log.error(words, sum(counted.values()), len(counted), one_line(error))
+                    requests = counted_as(sum(counted.values()), "request")
+                    unsaved = f"{requests} of {counted_as(len(counted), 'key')}"
+                    log.error("%s: %s", self.lost % unsaved, one_line(error))
                     return
 
     @abstractmethod
@@ -123,3 +126,7 @@ class Store(ABC):
     @abstractmethod
     def _save(self) -> None:
         """Save them all, or none."""
+
+
+def counted_as(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

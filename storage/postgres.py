@@ -113,6 +113,8 @@ class Batches:
 class PostgresStore(Store):
     """A Store that any number of processes share."""
 
+    lost = "the chart lacks the last %s"
+
     def __init__(self, url: str) -> None:
         super().__init__()
         self._look_ups = Postgres(url, LOOK_UPS, STATEMENT_SECONDS, SESSION)

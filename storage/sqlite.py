@@ -89,6 +89,8 @@ class Sqlite(PooledSqliteDatabase):
 class SqliteStore(Store):
     """A Store of one process. The usage of a key is its row, plus what the Limiter has counted."""
 
+    lost = "the last %s could not be saved"
+
     def __init__(self, file: Path) -> None:
         super().__init__()
         pragmas = PRAGMAS | {"cache_size": -CACHE_KIB}

@@ -4,10 +4,13 @@ import contextlib
 import os
 import secrets
 import sqlite3
+import stat
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 from click.testing import Result
@@ -245,3 +248,37 @@ def test_without_standard_output_no_key_is_made(shell: Shell, key: str) -> None:
     assert (result.returncode, result.stderr.count("\n")) == (1, 1)
     assert "standard output is closed, so nothing was done" in result.stderr
     assert (count(), row(key).expires_at) == (1, None)
+
+
+def test_backup_is_whole_and_private_and_replaces_nothing(
+    cli: FlaskCliRunner, key: str, tmp_path: Path
+) -> None:
+    copy, link = tmp_path / "copy.db", tmp_path / "link.db"
+    link.symlink_to(tmp_path / "nothing.db")
+    assert done(cli.invoke(args=["backup", str(copy)])) == ""
+    assert stat.S_IMODE(copy.stat().st_mode) == 0o600
+    with contextlib.closing(sqlite3.connect(copy)) as opened:
+        assert opened.execute("SELECT id FROM api_key").fetchall() == [(key[8:16],)]
+    before = copy.read_bytes()
+    for taken in (copy, link):
+        assert "File exists" in refused(cli.invoke(args=["backup", str(taken)]))
+    assert (copy.read_bytes(), link.exists()) == (before, False)
+
+
+def test_backup_on_a_full_disk_leaves_nothing(shell: Shell, owner: User, tmp_path: Path) -> None:
+    (tmp_path / "full").mkdir()
+    with models.database.connection_context():
+        User.update(password_hash="x" * 200_000).execute()
+    result = shell(f"ulimit -f 100; $FLASK backup {tmp_path}/full/copy.db")
+    assert (result.returncode, result.stderr.count("\n")) == (1, 1)
+    assert "no backup was made: disk I/O error" in result.stderr
+    assert not list((tmp_path / "full").iterdir())
+
+
+def test_backup_that_is_interrupted_leaves_nothing(
+    cli: FlaskCliRunner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "fsync", mock.Mock(side_effect=KeyboardInterrupt))
+    printed = refused(cli.invoke(args=["backup", str(tmp_path / "copy.db")]))
+    assert printed == "no backup was made: interrupted"
+    assert not (tmp_path / "copy.db").exists()

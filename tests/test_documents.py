@@ -1,5 +1,6 @@
 """The facts of the documents, compared with the code: what is told of both must be the same."""
 
+import html
 import json
 import re
 from pathlib import Path
@@ -9,6 +10,7 @@ from flask.testing import FlaskClient
 
 import settings
 from auth import NOT_VALID
+from commands.cli import PG_DUMP
 from documents import ASYNCAPI, CONTRIBUTING, DOCUMENTS, OPENAPI, README, rows, section
 from models import PREFIXES
 from protocol.websocket import PING_SECONDS, STALLED_SECONDS, CloseCode
@@ -38,6 +40,18 @@ def test_map_names_every_module_and_package() -> None:
     top = {path.relative_to(REPOSITORY).parts[0] for path in found} - {"docs"}
     cells = " ".join(row[0] for row in rows("Where things are", CONTRIBUTING))
     assert set(re.findall(r"\]\(([^)]+)\)", cells)) == top | {"deploy"}
+
+
+def test_imports_run_one_way() -> None:
+    """Nothing imports from a lower row of the map."""
+    cells = [row[0] for row in rows("Where things are", CONTRIBUTING)]
+    names = [re.findall(r"\]\((.*?)(?:\.py)?\)", cell) for cell in cells]
+    row_of = {name: number for number, row in enumerate(names) for name in row}
+    for path in [*REPOSITORY.glob("[a-z]*.py"), *REPOSITORY.glob("[a-z]*/*.py")]:
+        own = row_of.get(path.relative_to(REPOSITORY).parts[0].removesuffix(".py"), len(names))
+        imported = re.findall(r"(?m)^ *(?:from|import) (\w+)", path.read_text())
+        lower = {name for name in imported if row_of.get(name, 0) > own}
+        assert not lower, f"{path} imports {lower}"
 
 
 def test_settings_table_is_what_is_read() -> None:
@@ -109,6 +123,19 @@ def test_close_codes_are_those_of_the_service() -> None:
     assert described == codes, "edit docs/asyncapi.json: x-close-codes"
 
 
+def test_console_explains_codes_as_the_documents_do(client: FlaskClient) -> None:
+    """And the tiers as the settings have them."""
+    found = re.findall(r"<dt>(.*?)</dt>\s*<dd>(.*?)</dd>", html.unescape(client.get("/").text))
+    shown = {re.sub("<.*?>", "", term): re.sub("<.*?>", "", words) for term, words in found}
+    expected = {"free": "1,000 requests per hour", "pro": "10,000 requests per hour"}
+    expected |= {"five": "5 requests per day", "once": "1 request per day"}
+    for *code, meaning, advice in [*rows("HTTP", CLIENTS), *rows("WebSockets", CLIENTS)]:
+        if code and code[0].isdigit():
+            words = f"{meaning[0].upper()}{meaning[1:]}. {advice[0].upper()}{advice[1:]}."
+            expected[" ".join(code).replace("`", "")] = words.replace("`", "")
+    assert shown == expected, "edit web/templates/console.html"
+
+
 def test_seconds_are_those_of_the_code() -> None:
     """Tests of what takes so long patch these numbers."""
     text = "".join(path.read_text() for path in DOCUMENTS)
@@ -123,6 +150,7 @@ def test_seconds_are_those_of_the_code() -> None:
 def test_commands_are_those_of_flask(app: Flask) -> None:
     text = section("Settings and commands").rpartition("|\n")[2]
     named = set(re.findall("`([a-z]+)`", text))
+    assert PG_DUMP in (REPOSITORY / "docs/operating.md").read_text()
     groups = [app.cli.commands[name] for name in ("user", "key")]
     commands = {name for group in groups for name in group.commands}  # type: ignore[attr-defined]
     assert named == commands, "edit README.md: the commands"

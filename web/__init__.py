@@ -5,9 +5,8 @@ from contextlib import suppress
 from urllib.parse import parse_qsl
 
 import gevent
-from flask import Blueprint, Flask, Request, Response, g, render_template, request, send_file
+from flask import Blueprint, Flask, Request, Response, g, render_template, request
 from flask.sessions import SecureCookieSession, SecureCookieSessionInterface
-from flask.typing import ResponseReturnValue
 from peewee import PeeweeException
 from werkzeug.datastructures import ImmutableMultiDict
 from werkzeug.exceptions import RequestTimeout, abort
@@ -16,7 +15,6 @@ import models
 from protocol.problems import is_api
 from protocol.timestamps import date_time, display, or_as_it_is
 from ratelimit import UNITS
-from settings import HERE
 from web import people, profile
 
 FORM_SECONDS = 10  # for a form to arrive, in total
@@ -63,15 +61,9 @@ def register(app: Flask) -> None:
     times = {"date_time": or_as_it_is(date_time), "display": or_as_it_is(display)}
     app.jinja_env.filters |= {"number": "{:,}".format, **times}
     units = {seconds: unit for unit, seconds in UNITS.items()}
-    signups = app.extensions["services"].settings.signups
-    app.jinja_env.globals |= {"models": models, "signups": signups, "units": units}
+    settings = app.extensions["services"].settings
+    app.jinja_env.globals |= {"models": models, "settings": settings, "units": units}
     app.register_blueprint(pages)
-    app.add_url_rule("/<any('openapi.json', 'asyncapi.json'):name>", view_func=description)
-
-
-def description(name: str) -> ResponseReturnValue:
-    """The description of the API, which every origin may read."""
-    return send_file(HERE / "docs" / name), {"Access-Control-Allow-Origin": "*"}
 
 
 @pages.get("/")
@@ -131,6 +123,9 @@ def finish(response: Response) -> Response:
     if is_api():
         return response
     response.headers.update(SECURITY_HEADERS)
+    response.headers.remove("Accept-Ranges")  # every file is sent whole
+    if request.is_secure:  # for a year, and for this host only
+        response.headers["Strict-Transport-Security"] = "max-age=31536000"
     if response.mimetype == "text/html":
         response.headers["Cache-Control"] = "no-store"
         if error := g.pop("error", None):  # not a page that a view made for its own error

@@ -12,7 +12,7 @@ from flask.typing import ResponseReturnValue
 from werkzeug.exceptions import TooManyRequests, abort
 
 import accounts
-from models import Invalid, User, check_fields, database
+from models import Invalid, Taken, User, database
 from protocol.application import caller
 from ratelimit import Quota
 from services import services
@@ -22,8 +22,7 @@ ATTEMPTS = Quota("attempts of a caller", 30, 60)
 ATTEMPTS_AT_ONCE = 4  # of a caller
 ATTEMPTS_ON_ACCOUNT = Quota("attempts on an account", 100, 60)
 FAILURES = Quota("wrong passwords of a caller for an account", 10, 60)
-NAMES = Quota("names that were asked for", 20, 3600)
-CLAIMS = Quota("sign-ups for a name", 10, 60)
+NAMES = Quota("answers that a name is taken", 20, 3600)
 BUCKETS = 16384  # for each of these quotas
 in_progress: list[str] = []  # the callers of the attempts that are in progress
 OWN_PAGE = re.compile("/settings(/[A-Za-z0-9-]+)*")  # where a log-in may lead: never to other sites
@@ -34,7 +33,10 @@ pages = Blueprint("people", __name__)
 
 
 def errors_shown_by(page: Callable[..., str]) -> Callable[[View], View]:
-    """Let this page show what is wrong with a form (`g.errors`), and what was typed."""
+    """Let this page show what is wrong with a form (`g.errors`), and what was typed.
+
+    That a name is taken tells who has an account, so these answers are counted.
+    """
 
     def decorate(view: View) -> View:
         @wraps(view)
@@ -43,6 +45,8 @@ def errors_shown_by(page: Callable[..., str]) -> Callable[[View], View]:
                 return view(**arguments)
             except Invalid as invalid:
                 g.errors = invalid.errors
+                if isinstance(invalid, Taken):
+                    throttle_names()
                 return page(**arguments), 422  # Unprocessable Content
 
         return handle
@@ -85,10 +89,7 @@ def attempt() -> Iterator[None]:
 @attempt()
 def sign_up() -> ResponseReturnValue:
     username, email, password = typed("username"), typed("email"), request.form.get("password", "")
-    # A form with a mistake tells nothing about other users.
-    check_fields(username=username, email=email, password=password)
-    throttle(NAMES, caller(request.remote_addr))
-    throttle(CLAIMS, username)
+    throttle_names(cost=0)
     return enter(accounts.create(username, email, password))
 
 
@@ -124,6 +125,13 @@ def prove(name: str, password: str) -> User | None:
     # Counts only a wrong password, but refuses even the right one when the limit is reached.
     throttle(FAILURES, guesses, cost=0 if is_right else 1)
     return user if is_right else None
+
+
+def throttle_names(cost: int = 1) -> None:
+    """Count that somebody is told that a name is taken; raises TooManyRequests."""
+    throttle(NAMES, caller(request.remote_addr), cost)
+    if g.user:
+        throttle(NAMES, f"user {g.user.id}", cost)
 
 
 def throttle(quota: Quota, who: str, cost: int = 1) -> None:

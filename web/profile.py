@@ -11,7 +11,6 @@ import accounts
 import auth
 import models
 from models import CHART_HOURS, DAY, HOUR, ApiKey, HourlyUsage, Invalid, User, check_fields
-from protocol.application import caller
 from services import services
 from storage import transaction
 from web import people
@@ -50,9 +49,8 @@ def save_profile() -> ResponseReturnValue:
     # Only what differs: an address from before the rules changed may stay.
     fields = {name: text for name, text in fields.items() if text != getattr(g.user, name)}
     check_fields(**fields)
-    if fields:  # what is taken tells who has an account
-        people.throttle(people.NAMES, caller(request.remote_addr))
-        people.throttle(people.NAMES, f"user {g.user.id}")
+    if fields:
+        people.throttle_names(cost=0)
         accounts.change(g.user, **fields)
     return redirect_to("/settings/profile", "Your profile is saved.")
 

@@ -6,6 +6,7 @@ import os
 import runpy
 import secrets
 import signal
+import socket
 import sys
 from functools import partial
 from pathlib import Path
@@ -193,3 +194,16 @@ def test_service_and_commands_read_the_same_dotenv(tmp_path: Path) -> None:
         warning = "WEB_CONCURRENCI is not a setting of this service; did you mean WEB_CONCURRENCY?"
         assert errors.splitlines()[0] == f"Warning: {warning}"
         assert server.log_lines(warning)
+
+
+def test_metrics_arrive_and_may_have_nobody_to_read_them(start_server: StartServer) -> None:
+    with socket.socket(type=socket.SOCK_DGRAM) as statsd:
+        statsd.settimeout(10)
+        statsd.bind(("127.0.0.1", 0))
+        host = "127.0.0.1:{1}".format(*statsd.getsockname())
+        server = start_server(GUNICORN_CMD_ARGS=f"--statsd-host {host} --statsd-prefix demo")
+        for metric in (b"demo.gunicorn.requests:1|c|@1.0", b"demo.gunicorn.request.status.200:1|c"):
+            while not statsd.recv(100).startswith(metric):
+                pass
+    assert {server.ask(STATUS).status for _ in range(3)} == {200}
+    assert "statsd" not in server.log()

@@ -235,7 +235,7 @@ for (const card of document.querySelectorAll(".endpoint")) {
 for (const card of document.querySelectorAll(".socket")) new Line(card);
 
 const environment = document.getElementById("environment"); // on the console only
-const NAMED = /(\$KEY|os\.environ\["KEY"\]|process\.env\.KEY)/;
+const NAMED = /(\$KEY"|os\.environ\["KEY"\]|process\.env\.KEY)/;
 const examples = environment ? [...document.querySelectorAll("[data-language] code")] : [];
 const texts = examples.map((code) => code.textContent);
 
@@ -243,7 +243,9 @@ const texts = examples.map((code) => code.textContent);
 function fillIn() {
   const key = /^\w+$/.test(typedKey()) ? typedKey() : ""; // nothing that a shell would run
   const secret = Object.assign(document.createElement("span"), { className: "secret", textContent: key });
-  const written = (name) => (name === "$KEY" ? [secret.cloneNode(true)] : ['"', secret.cloneNode(true), '"']);
+  // Its closing quote is a part of it, or would be alone on a line of a narrow page.
+  secret.append(Object.assign(document.createElement("span"), { className: "quote", textContent: '"' }));
+  const written = (name) => (name === '$KEY"' ? [secret.cloneNode(true)] : ['"', secret.cloneNode(true)]);
   environment.hidden = key !== "";
   for (const [index, code] of examples.entries()) {
     const parts = texts[index].replace("import os\n", "").split(NAMED);
