@@ -23,6 +23,7 @@ BASE62 = digits + ascii_letters
 KEY_START = re.compile(f"(?:{'|'.join(PREFIXES.values())})([{BASE62}]{{8}})")  # with the ID
 MAX_KEYS = 25  # live keys of one user
 MAX_KEYS_ROTATING = 50  # the same, with those that were rotated and are in their grace period
+KEYS_PER_HOUR = 30  # that a user may make or rotate in the pages
 GRACE_SECONDS = 86400  # how long a rotated key stays valid
 INHERITED = ("user_id", "name", "type", "tier", "reset", "used")  # by the successor of a key
 NOT_VALID = (

@@ -282,6 +282,15 @@ def test_thirty_keys_an_hour_are_what_a_user_gets(log_in: LogIn, ada: FlaskClien
     assert create_key(ada).status_code == 200
 
 
+def test_ten_renames_a_minute_are_what_a_user_gets(ada: FlaskClient) -> None:
+    """Each commit waits for the disk, and everybody else with it."""
+    create_key(ada)
+    form = f"{path_of(0)}/rename"
+    statuses = [ada.post(form, data={"name": f"n{n}"}).status_code for n in range(11)]
+    assert statuses == [303] * 10 + [429]
+    assert stored_keys()[0].name == "n9"
+
+
 def test_made_up_names_need_bounded_memory(app: Flask, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(people, "BUCKETS", 50)
     with app.app_context():

@@ -24,6 +24,7 @@ ATTEMPTS_ON_ACCOUNT = Quota("attempts on an account", 100, 60)
 FAILURES = Quota("wrong passwords of a caller for an account", 10, 60)
 NAMES = Quota("names that were asked for", 20, 3600)
 CLAIMS = Quota("sign-ups for a name", 10, 60)
+RENAMES = Quota("keys that a user renames", 10, 60)
 BUCKETS = 16384  # for each of these quotas
 in_progress: list[str] = []  # the callers of the attempts that are in progress
 OWN_PAGE = re.compile("/settings(/[A-Za-z0-9-]+)*")  # where a log-in may lead: never to other sites
