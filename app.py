@@ -99,7 +99,7 @@ def create_app(settings: Settings | None = None, is_demo: bool = False) -> Flask
     app.extensions["services"] = Services(settings, open_store(settings), opened)
     app.config["IS_DEMO"] = is_demo
     app.register_blueprint(api)
-    problems.register(app, outage.note)
+    problems.register(app, outage.note, web.error_page)
     for part in (sockets, web, cli):
         part.register(app)
     return app
