@@ -39,6 +39,3 @@ def one_line(error: BaseException) -> str:
     while error.__context__ and "no transaction is active" in str(error):
         error = error.__context__
     return str(error).partition("\n")[0]
-
-
-outage = Outage()

@@ -596,7 +596,6 @@ def test_only_the_second_failure_of_a_sync_is_logged(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """A single one may be a lock that a command holds."""
-    monkeypatch.setattr(background, "outage", Outage())  # none has been logged yet
     syncing = background.Background(services)
     for failures, lines in [(1, 0), (1, 0), (2, 1)]:
         client.get(STATS, headers={"X-API-Key": key})

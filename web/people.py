@@ -26,7 +26,6 @@ NAMES = Quota("names that were asked for", 20, 3600)
 CLAIMS = Quota("sign-ups for a name", 10, 60)
 RENAMES = Quota("keys that a user renames", 10, 60)
 BUCKETS = 16384  # for each of these quotas
-in_progress: list[str] = []  # the callers of the attempts that are in progress
 OWN_PAGE = re.compile("/settings(/[A-Za-z0-9-]+)*")  # where a log-in may lead: never to other sites
 
 View = Callable[..., ResponseReturnValue]
@@ -72,13 +71,14 @@ def attempt() -> Iterator[None]:
     """
     who = caller(request.remote_addr)
     throttle(ATTEMPTS, who)
-    if in_progress.count(who) >= ATTEMPTS_AT_ONCE:
+    attempts = services().attempts
+    if attempts.count(who) >= ATTEMPTS_AT_ONCE:
         raise TooManyRequests(retry_after=1)
-    in_progress.append(who)
+    attempts.append(who)
     try:
         yield
     finally:
-        in_progress.remove(who)
+        attempts.remove(who)
 
 
 @pages.post("/sign-up")
