@@ -109,14 +109,11 @@ def missing() -> list[Callable[[], object]]:
     creates: list[Callable[[], object]] = []
     migrator = SchemaMigrator.from_database(database.obj)
     for table in TABLES:
-        name, fields = table._meta.table_name, table._meta.sorted_fields
+        name, fields = table._meta.table_name, table._meta.columns
         columns = {column.name for column in database.get_columns(name)}
-        for field in fields if columns else []:
-            if field.column_name not in columns:
-                if not (field.null or field.constraints):
-                    words = "must have null=True or a DEFAULT in `constraints`: the table exists"
-                    raise SettingsError(f"models.py: {field} {words}")
-                creates.append(migrator.alter_add_column(name, field.column_name, field, True).run)
+        for column, field in fields.items() if columns else ():
+            if column not in columns:
+                creates.append(migrator.alter_add_column(name, column, field, True).run)
         indexes = {index.name for index in database.get_indexes(name)}
         if not columns or {index._name for index in table._meta.fields_to_index()} - indexes:
             creates.append(table.create_table)  # and its indexes; leaves alone what exists

@@ -131,16 +131,6 @@ def test_start_and_save_of_nothing_wait_for_nobody_who_is_writing(
     open_database(place)
 
 
-@in_sqlite
-def test_column_without_default_is_refused(
-    place: Settings, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(ApiKey.name, "column_name", "new")
-    with pytest.raises(SettingsError, match=r"^models.py: <CharField: ApiKey.name> must have"):
-        create_tables(place)
-    open_database(place)
-
-
 @pytest.mark.parametrize(
     ("stored", "granted", "after"),
     [
