@@ -26,7 +26,8 @@ class Background:
     def sync(self) -> None:
         """Sync once. A single failure may be a lock that a command holds, so it is not logged."""
         error = None
-        for step in (self._end_sockets, self._store.save):  # if one fails, the other is done
+        steps = [self._end_sockets, self._store.save]  # if one fails, the others are done
+        for step in [*steps, self._store.check] if self._outage.is_noted else steps:
             try:
                 step()
             except PeeweeException as failed:

@@ -47,6 +47,7 @@ class Store(ABC):
         self._rows: dict[str, ApiKey] = {}  # by id
         self._generation = 0  # of these rows; each `forget` begins another
         self._forget_at = self._tidy_at = 0.0  # by `monotonic`
+        self._is_used = True  # since the last look for old rows
 
     def find(self, key_id: str) -> ApiKey | None:
         """The key with this id, ended or not.
@@ -67,6 +68,9 @@ class Store(ABC):
         """Look up every key again, because its row may have changed."""
         self._rows, self._forget_at = {}, monotonic() + KNOWN_SECONDS
         self._generation += 1
+
+    def open(self) -> None:  # noqa: B027
+        """Prepare for requests, before the first one comes."""
 
     @abstractmethod
     def _look_up(self, key_id: str) -> ApiKey | None:
@@ -92,10 +96,18 @@ class Store(ABC):
         return ended_keys(self._ask, key_ids)
 
     def save(self) -> None:
-        """Save what has been counted, and delete rows that are too old."""
+        """Save what has been counted, and delete rows that are too old.
+
+        If nothing is counted, nothing is asked: a database that sleeps while it is idle may do so.
+        """
+        self._is_used |= bool(self._unsaved())
         self._save()
-        if monotonic() > self._tidy_at and not delete_old_rows(self._ask):
-            self._tidy_at = monotonic() + TIDY_SECONDS
+        if self._is_used and monotonic() > self._tidy_at and not delete_old_rows(self._ask):
+            self._tidy_at, self._is_used = monotonic() + TIDY_SECONDS, False
+
+    def check(self) -> None:
+        """Raises PeeweeException unless the database answers."""
+        self._ask("SELECT 1")
 
     def close(self) -> None:
         """Save what is left, and close the database."""
