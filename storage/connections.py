@@ -8,34 +8,29 @@ import logging
 from contextlib import nullcontext, suppress
 from time import monotonic
 from typing import Any
+from weakref import WeakSet
 
 from peewee import InternalError, OperationalError, PostgresqlDatabase
 from psycopg import Connection, Error
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg_pool import ConnectionPool
 
-# All time limits, in seconds.      who waits                            for what
-HIT_SECONDS = (
-    0.9  #                a hit, or the look-up of a key       everything: the rest is part of it
-)
-STATEMENT_SECONDS = 0.6  #          a statement                          its answer
-LOCK_SECONDS = 0.05  #              a count, in PostgreSQL               a locked row
-PAUSE_SECONDS = 0.5  #              a key that has failed                being asked about again
-FREE_SECONDS = 3.0  #               a page                               a connection
-CONNECT_SECONDS = (
-    2  #              the pool, or a command               each address; libpq's minimum
-)
-WARM_SECONDS = (
-    1.0  #               a worker that starts                 each of its first connections
-)
-NODE_SECONDS = 0.3  #               keys on other nodes of Citus         a node that is away
-IDLE_SECONDS = (
-    7  #                 a connection that is not used        being closed, one after another
-)
-USED_SECONDS = 60  #                any connection                       being replaced
+# All time limits, in seconds: who waits, and for what.
+HIT_SECONDS = 0.9  # a hit, or the look-up of a key: for everything; the next four are part of it
+QUERY_SECONDS = 0.8  # its queries: for a place, a connection and the answers
+STATEMENT_SECONDS = 0.6  # each statement, of a page, too: for its answer
+LOCK_SECONDS = 0.05  # a count, in PostgreSQL: for a locked row
+PAUSE_SECONDS = 0.5  # a key that has failed: until it is asked about again
+FREE_SECONDS = 3  # a page: for a connection
+CONNECT_SECONDS = 2  # the pool, or a command: for each address; libpq's minimum
+WARM_SECONDS = 1  # a worker that starts: for each of its first connections
+NODE_SECONDS = 0.3  # keys on other nodes of a Citus cluster: for a node that is away
+IDLE_SECONDS = 7  # between closing two idle connections: seven are gone within a minute
+USED_SECONDS = 60  # any connection: until it is replaced
 
 # Errors after which all connections are replaced: the server is lost, or read-only, or stopping.
 LOST = (None, "25006", "57P01", "57P03")
+POOLS: "WeakSet[Pool]" = WeakSet()  # of this process
 
 logging.getLogger("psycopg.pool").setLevel(logging.ERROR)  # or it would log each failed attempt
 
@@ -99,6 +94,7 @@ class Pool(ConnectionPool[Impatient]):
             reconnect_timeout=0,
             open=False,
         )
+        POOLS.add(self)
 
     def take(self, seconds: float) -> Impatient:
         """A connection that nobody else has; raises OperationalError."""
@@ -123,15 +119,17 @@ class Pool(ConnectionPool[Impatient]):
             cursor = connection.execute(query.encode(), values)
             return cursor.fetchall() if cursor.description else []
         except Error as error:
-            self.failed(error)
+            replace_if_lost(error)
             raise OperationalError(str(error)) from None
         finally:
             self.putconn(connection)
 
-    def failed(self, error: object) -> None:
-        """Replace all connections if this error says that they are of no use."""
-        if getattr(error, "sqlstate", None) in LOST:
-            self.drain()
+
+def replace_if_lost(error: object) -> None:
+    """Replace all connections if this error says that they are of no use."""
+    if getattr(error, "sqlstate", None) in LOST:
+        for pool in POOLS:
+            pool.drain()
 
 
 class Postgres(PostgresqlDatabase):
@@ -188,5 +186,5 @@ class PooledPostgres(Postgres):
         try:
             return super().execute_sql(sql, params)
         except (InternalError, OperationalError) as error:
-            self._pool.failed(error.__cause__)
+            replace_if_lost(error.__cause__)
             raise

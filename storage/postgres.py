@@ -22,6 +22,7 @@ from storage.connections import (
     HIT_SECONDS,
     LOCK_SECONDS,
     NODE_SECONDS,
+    QUERY_SECONDS,
     WARM_SECONDS,
     Impatient,
     Pool,
@@ -68,7 +69,7 @@ class PostgresStore(Store):
         return self._finding.ask(key_id)
 
     def _find(self, key_id: str, items: list[None]) -> list[ApiKey | None]:
-        with self._find_breaker.circuit(key_id, monotonic() + HIT_SECONDS):
+        with self._find_breaker.circuit(key_id, monotonic() + QUERY_SECONDS):
             rows = self._ask(FIND, key_id)
         return [made_of(rows[0]) if rows else None] * len(items)
 
@@ -84,7 +85,7 @@ class PostgresStore(Store):
 
         A key has one quota. If its tier was just changed, the one of its last hit holds for all.
         """
-        deadline, quota, answers = monotonic() + HIT_SECONDS, quotas[-1], list[Any]()
+        deadline, quota, answers = monotonic() + QUERY_SECONDS, quotas[-1], list[Any]()
         hits = len(quotas)
         with self._count_breaker.circuit(key_id, deadline), self._hits.place(deadline):
             while missing := len(quotas) - len(answers):
@@ -132,7 +133,7 @@ class PostgresStore(Store):
         return False
 
     def _ask(self, query: str, *values: object) -> list[Any]:
-        deadline = monotonic() + HIT_SECONDS
+        deadline = monotonic() + QUERY_SECONDS
         with self._look_ups.place(deadline):
             return self._pool.run(query.replace("?", "%s"), values, deadline)
 
