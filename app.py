@@ -4,7 +4,6 @@ import server.start  # first, because it says which packages are missing
 
 # isort: split
 import time
-from functools import partial
 
 from flask import Blueprint, Flask, request
 
@@ -22,7 +21,6 @@ from ratelimit import Allowance
 from services import Services, services
 from settings import Settings, load
 from storage.database import open_database, open_store
-from storage.outage import outage
 
 API_VERSION = "1.0.0"
 
@@ -74,7 +72,7 @@ def user_me(key: ApiKey, allowance: Allowance) -> dict[str, object]:
 
 
 @api.get("/usage/stats")
-@partial(require_api_key, within_limit=False)
+@require_api_key(within_limit=False)
 def usage_stats(key: ApiKey, allowance: Allowance) -> dict[str, object]:
     return {
         "api_key_name": key.name,
@@ -96,10 +94,10 @@ def create_app(settings: Settings | None = None, is_demo: bool = False) -> Flask
     opened = OpenSockets(settings.socket_limit, settings.max_sockets_per_caller)
 
     app = Service(__name__, settings)
-    app.extensions["services"] = Services(settings, open_store(settings), opened)
+    app.extensions["services"] = parts = Services(settings, open_store(settings), opened)
     app.config["IS_DEMO"] = is_demo
     app.register_blueprint(api)
-    problems.register(app, outage.note)
+    problems.register(app, parts.outage.note, web.error_page)
     for part in (sockets, web, cli):
         part.register(app)
     return app

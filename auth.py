@@ -23,6 +23,7 @@ BASE62 = digits + ascii_letters
 KEY_START = re.compile(f"(?:{'|'.join(PREFIXES.values())})([{BASE62}]{{8}})")  # with the ID
 MAX_KEYS = 25  # live keys of one user
 MAX_KEYS_ROTATING = 50  # the same, with those that were rotated and are in their grace period
+KEYS_PER_HOUR = 30  # that a user may make or rotate in the pages
 GRACE_SECONDS = 86400  # how long a rotated key stays valid
 INHERITED = ("user_id", "name", "type", "tier", "reset", "used")  # by the successor of a key
 NOT_VALID = (
@@ -35,18 +36,21 @@ QUOTA_EXCEEDED = "https://iana.org/assignments/http-problem-types#quota-exceeded
 View = Callable[..., dict[str, object]]  # takes a key, its Allowance, the URL's arguments
 
 
-def require_api_key(view: View, within_limit: bool = True) -> View:
+def require_api_key(view: View | None = None, *, within_limit: bool = True) -> Any:
     """Call the view only with a valid key, and only within its limit unless that is False.
 
     The view gets the key and its Allowance, and then the arguments of the URL.
     """
 
-    @wraps(view)
-    def guarded(**arguments: object) -> dict[str, object]:
-        key = check(request.headers.get("X-API-Key"))
-        return view(key, spend(key, request.environ, within_limit), **arguments)
+    def decorate(view: View) -> View:
+        @wraps(view)
+        def guarded(**arguments: object) -> dict[str, object]:
+            key = check(request.headers.get("X-API-Key"))
+            return view(key, spend(key, request.environ, within_limit), **arguments)
 
-    return guarded
+        return guarded
+
+    return decorate(view) if view else decorate
 
 
 def check(presented: str | None, or_else: str = "") -> ApiKey:
@@ -150,9 +154,16 @@ def grace_end(key: ApiKey, grace_seconds: int) -> int:
     return min(key.expires_at or end, end)
 
 
+def _lock(user_id: int) -> None:
+    """Let no other transaction add a key of this user until this one ends.
+
+    An UPDATE that changes nothing locks the row in PostgreSQL. In SQLite, they take turns anyway.
+    """
+    User.update(id=User.id).where(User.id == user_id).execute()
+
+
 def _store(key: ApiKey, maximum: int) -> tuple[ApiKey, str]:
-    # In PostgreSQL, this locks the user: two requests cannot both create the last key.
-    User.update(id=User.id).where(User.id == key.user_id).execute()
+    _lock(key.user_id)
     key.id = key.id or random_text(8)
     secret = f"{PREFIXES[key.type]}{key.id}_{random_text(32)}"
     secret += checksum(secret)

@@ -19,7 +19,7 @@ from commands import demo
 from server import start
 from server.log import Log, Metrics
 from server.worker import Worker
-from settings import MAKE_SECRET, SettingsError, file_limit, load, raise_file_limit, warnings
+from settings import MAKE_SECRET, SettingsError, load, raise_file_limit, warnings
 from storage.database import create_tables
 
 start.read_dotenv()
@@ -36,8 +36,7 @@ workers = settings.workers
 logger_class = Log
 # Without query and referrer, which may hold keys.
 access_log_format = '%(h)s "%(m)s %(U)s" %(s)s %(B)s %(L)ss'
-# More than MAX_SOCKETS, because further connections have to wait; fewer than files may be open.
-worker_connections = min(settings.socket_limit + 1000, file_limit() - 64)
+worker_connections = settings.connection_limit
 # A client that opens and closes connections in a loop fills this queue; a new client then waits for
 # 0.3 s, or 0.6 s with 2048. 2,000 WebSockets that reconnect at once are all open within 3 s.
 backlog = 1024

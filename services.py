@@ -8,6 +8,7 @@ from protocol.open_sockets import OpenSockets, Ticker
 from ratelimit import Limiter
 from settings import Settings
 from storage import Store
+from storage.outage import Outage
 
 
 @dataclass
@@ -18,7 +19,9 @@ class Services:
     store: Store
     sockets: OpenSockets
     ticker: Ticker = field(default_factory=Ticker)
+    outage: Outage = field(default_factory=Outage)
     throttles: Limiter = field(default_factory=Limiter)  # attempts to log in and sign up
+    attempts: list[str] = field(default_factory=list)  # the callers of those in progress
 
 
 def services() -> Services:

@@ -19,8 +19,9 @@ PLATFORM_HOPS = {"DYNO": "1", "FLY_APP_NAME": "2", "RENDER": "3"}
 PLATFORM_HOPS |= {"RAILWAY_ENVIRONMENT": "2", "RAILWAY_ENVIRONMENT_NAME": "2"}
 URL_FORMS = "sqlite:///FILE or postgresql://USER:PASSWORD@HOST/NAME (percent-encoded)"
 NEEDS_DRIVER = "PostgreSQL needs a driver: run `pip install -r requirements-postgres.txt`"
-NEEDED_FILES = 128  # open files: 64 connections, half of which may be sockets; 64 for the rest
-SPARE_FILES = 256  # open files that are reserved for requests, the database and logs
+# Open files, of which a start needs 128. All but 64 may be connections, and all but 256 WebSockets,
+# or a quarter of few. The rest is for the database and logs, and for requests.
+NEEDED_FILES, OTHER_FILES, NO_SOCKETS = 128, 64, 256
 SECRET_CHARACTERS = 16
 MAKE_SECRET = "make one: python3 -c 'import secrets; print(secrets.token_hex())'"
 SIMILAR = 0.85  # how similar a variable must be to a setting to be reported as misspelled
@@ -115,7 +116,12 @@ class Settings:
     def socket_limit(self) -> int:
         """`max_sockets`, or as many as this process may have files open for."""
         files = file_limit()
-        return min(self.max_sockets, max(files - SPARE_FILES, files // 4))
+        return min(self.max_sockets, max(files - NO_SOCKETS, files // 4))
+
+    @property
+    def connection_limit(self) -> int:
+        """More than sockets: others would wait for a connection to end."""
+        return min(self.socket_limit + 1000, file_limit() - OTHER_FILES)
 
 
 NAMES = {each.name.upper() for each in fields(Settings)}

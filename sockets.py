@@ -53,7 +53,7 @@ def admit() -> None:
     g.caller = who
     if g.key:
         auth.spend(g.key, request.environ)
-    websocket.simplify(request.environ)
+    request.environ = websocket.plain_handshake(request.environ)  # for flask-sock
 
 
 @routes.teardown_request

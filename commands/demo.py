@@ -35,7 +35,7 @@ def main() -> None:
         raise SettingsError(f"{where} is set: on a platform, start `gunicorn` instead")
     refuse_used_port(settings.port)
     os.environ["SECRET_KEY"] = settings.secret_key or secrets.token_hex()
-    # gunicorn reads it, too, and fails if it is empty.
+    # gunicorn reads it, too, and an empty one would end it with a traceback.
     os.environ["WEB_CONCURRENCY"] = str(settings.web_concurrency)
     bind = f"127.0.0.1:{settings.port}"
     gunicorn = [sys.executable, "-m", "gunicorn", "--bind", bind, "app:create_app(is_demo=True)"]
@@ -71,13 +71,7 @@ def welcome(port: int) -> None:
         with transaction():
             user = accounts.create("demo", "demo@example.com", password)
             _, key = auth.create_key(user, "demo")
-        text = WELCOME.read_text().format(port=port, password=password, key=key)
-        try:
-            cli.write(text)
-        except OSError:
-            with transaction():
-                user.delete_instance(recursive=True)
-            raise
+            cli.write(WELCOME.read_text().format(port=port, password=password, key=key))
     except Invalid:
         pass  # another process, which started at the same time, was faster
     except (OSError, OperationalError) as error:

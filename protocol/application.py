@@ -81,14 +81,13 @@ class Service(Flask):
             return super().create_url_adapter(request)
         environ = request.environ
         host = environ.get("HTTP_HOST") or environ["SERVER_NAME"]  # as it was sent
+        scheme = environ["wsgi.url_scheme"]
+        is_upgrade = environ.get("HTTP_UPGRADE", "").lower() == "websocket"
+        if is_upgrade or request.path.startswith(SOCKETS):  # whose handshake is checked later
+            scheme = scheme.replace("http", "ws")
         names = {"server_name": host, "script_name": request.root_path, "subdomain": ""}
         asked = {"path_info": request.path, "query_args": environ["QUERY_STRING"]}
-        # Whether a request to a WebSocket is a handshake is checked later.
-        is_upgrade = environ.get("HTTP_UPGRADE", "").lower() == "websocket"
-        is_socket = is_upgrade or request.path.startswith(SOCKETS)
-        scheme = environ["wsgi.url_scheme"]
-        how = {"url_scheme": scheme.replace("http", "ws") if is_socket else scheme}
-        how["default_method"] = request.method
+        how = {"url_scheme": scheme, "default_method": request.method}
         return MapAdapter(self.url_map, **names, **asked, **how)
 
 
@@ -113,13 +112,13 @@ def description(name: str) -> ResponseReturnValue:
 
 def limit_headers(allowance: Allowance) -> list[tuple[str, str]]:
     """Both header families: draft-ietf-httpapi-ratelimit-headers, and X-RateLimit."""
-    (tier, limit, seconds), _, remaining, reset, seconds_left, _ = allowance
+    quota, left = allowance.quota, allowance.remaining
     return [
-        ("RateLimit-Policy", f'"{tier}";q={limit};w={seconds}'),
-        ("RateLimit", f'"{tier}";r={remaining};t={seconds_left}'),
-        ("X-RateLimit-Limit", str(limit)),
-        ("X-RateLimit-Remaining", str(remaining)),
-        ("X-RateLimit-Reset", str(reset)),
+        ("RateLimit-Policy", f'"{quota.tier}";q={quota.limit};w={quota.seconds}'),
+        ("RateLimit", f'"{quota.tier}";r={left};t={allowance.seconds_left}'),
+        ("X-RateLimit-Limit", str(quota.limit)),
+        ("X-RateLimit-Remaining", str(left)),
+        ("X-RateLimit-Reset", str(allowance.reset)),
     ]
 
 

@@ -5,8 +5,9 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-from flask import Flask, Response, g, request
+from flask import Flask, Response, request
 from flask.json.provider import DefaultJSONProvider
+from flask.typing import ResponseReturnValue
 from peewee import DataError, IntegrityError, PeeweeException
 from werkzeug import exceptions
 from werkzeug.exceptions import HTTPException
@@ -27,6 +28,9 @@ KNOWN = {
 json_text = json.JSONEncoder(
     ensure_ascii=False, separators=(",", ":"), default=DefaultJSONProvider.default
 ).encode
+
+
+ErrorPage = Callable[[HTTPException], ResponseReturnValue]
 
 
 class Problem(HTTPException):
@@ -53,35 +57,37 @@ def is_api() -> bool:
     return request.path.startswith("/api/")
 
 
-def register(app: Flask, on_database_error: Callable[[BaseException], None]) -> None:
-    """Turn every error under /api/ into a problem; errors elsewhere stay as they are."""
+def register(
+    app: Flask, on_database_error: Callable[[BaseException], None], page: ErrorPage
+) -> None:
+    """Turn every error under /api/ into a problem, and every other one into a page."""
 
-    def database_error(error: PeeweeException) -> HTTPException:
+    def answer(error: HTTPException) -> ResponseReturnValue:
+        return problem(error) if is_api() else page(error)
+
+    def database_error(error: PeeweeException) -> ResponseReturnValue:
         # PostgreSQL cannot store a NUL; a user may be deleted while a key is made.
         if isinstance(error, (DataError, IntegrityError)):
-            return _http_error(exceptions.BadRequest())
+            return answer(exceptions.BadRequest())
         on_database_error(error)
-        return _http_error(exceptions.ServiceUnavailable(retry_after=1))
+        return answer(exceptions.ServiceUnavailable(retry_after=1))
 
-    app.register_error_handler(HTTPException, _http_error)
+    def bug(error: Exception) -> ResponseReturnValue:
+        log.exception("bug in %s %s", request.method, request.path)
+        return answer(exceptions.InternalServerError())
+
+    app.register_error_handler(HTTPException, answer)
     app.register_error_handler(PeeweeException, database_error)
-    app.register_error_handler(Exception, _bug)
+    app.register_error_handler(Exception, bug)
     # The client was too slow, or left in the middle of its request.
-    app.register_error_handler(TimeoutError, lambda error: _http_error(exceptions.RequestTimeout()))
-    app.register_error_handler(ConnectionError, lambda error: _http_error(exceptions.BadRequest()))
+    app.register_error_handler(TimeoutError, lambda error: answer(exceptions.RequestTimeout()))
+    app.register_error_handler(ConnectionError, lambda error: answer(exceptions.BadRequest()))
 
 
-def _http_error(error: HTTPException) -> HTTPException:
+def problem(error: HTTPException) -> HTTPException:
+    """The same error as a problem."""
     if isinstance(error, Problem):
-        return error
-    if not is_api():
-        g.error = error  # the website shows it in a page
         return error
     detail = "" if error.code in KNOWN else error.description or ""
     # The headers are needed for Allow and Retry-After; Problem sets the content type.
     return Problem(error.code or 500, detail=detail, headers=error.get_headers())
-
-
-def _bug(error: Exception) -> HTTPException:
-    log.exception("bug in %s %s", request.method, request.path)
-    return _http_error(exceptions.InternalServerError())

@@ -82,15 +82,15 @@ def check_handshake(environ: dict[str, Any]) -> None:
         raise Problem(400, "bad_handshake", BAD_HANDSHAKE)
 
 
-def simplify(environ: dict[str, Any]) -> None:
-    """Leave only the headers of a handshake, each in its plainest form.
+def plain_handshake(environ: dict[str, Any]) -> dict[str, Any]:
+    """A copy with only the headers of a handshake, each in its plainest form.
 
     wsproto would raise an exception for unusual ones. Without Sec-WebSocket-Extensions it agrees to
     no compression, which would take 100 KiB a connection.
     """
-    for name in [name for name in environ if name.startswith("HTTP_") and name not in HANDSHAKE]:
-        del environ[name]
-    environ |= {"HTTP_HOST": "localhost", "HTTP_UPGRADE": "websocket", "HTTP_CONNECTION": "Upgrade"}
+    plain = {"HTTP_HOST": "localhost", "HTTP_UPGRADE": "websocket", "HTTP_CONNECTION": "Upgrade"}
+    needed = {n: v for n, v in environ.items() if n in HANDSHAKE or not n.startswith("HTTP_")}
+    return needed | plain
 
 
 def tokens(environ: dict[str, Any], name: str) -> set[str]:

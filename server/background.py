@@ -4,7 +4,6 @@ from gevent.event import Event
 from peewee import PeeweeException
 
 from services import Services
-from storage.outage import outage
 
 SYNC_SECONDS = 0.5
 
@@ -14,6 +13,7 @@ class Background:
 
     def __init__(self, services: Services) -> None:
         self._store, self._sockets = services.store, services.sockets
+        self._outage = services.outage
         self._failures = 0  # consecutive
         self.stopping = Event()
 
@@ -26,16 +26,17 @@ class Background:
     def sync(self) -> None:
         """Sync once. A single failure may be a lock that a command holds, so it is not logged."""
         error = None
-        for step in (self._end_sockets, self._store.save):  # if one fails, the other is done
+        steps = [self._end_sockets, self._store.save]  # if one fails, the others are done
+        for step in [*steps, self._store.check] if self._outage.is_noted else steps:
             try:
                 step()
             except PeeweeException as failed:
                 error = failed
         self._failures = self._failures + 1 if error else 0
         if error and self._failures > 1:
-            outage.note(error)
+            self._outage.note(error)
         elif not error:
-            outage.over()
+            self._outage.over()
 
     def _end_sockets(self) -> None:
         self._sockets.end(self._store.ended(self._sockets.keys()))

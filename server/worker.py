@@ -69,6 +69,7 @@ class Worker(GeventWorker):
         background = Background(services)
         for task in (background.run, services.ticker.run):
             gevent.spawn(self.keep_running, task)
+        services.store.open()
         servers = [self.listen(listener) for listener in self.sockets]
         while self.alive:
             self.notify()  # tells the master that this worker is alive

@@ -21,20 +21,18 @@ log = logging.getLogger(__name__)
 KNOWN_SECONDS = 0.5  # how long a row that was found is remembered
 LAST_SECONDS = 1.0  # how long the last save is retried during a stop
 TIDY_SECONDS = 60  # between two looks for old rows
-# On a Citus cluster, a transaction may then change "user", which all nodes have, after the keys.
-SAFELY = """SELECT set_config('synchronous_commit', 'on', true),
-    set_config('citus.multi_shard_modify_mode', 'sequential', true)"""
+# For a transaction of PostgreSQL: its COMMIT waits for the disk, whatever was set for the session.
+# On a Citus cluster, it may change "user", which all nodes have, after the keys.
+DURABLE = "set_config('synchronous_commit', 'on', true)"
+USERS_AFTER_KEYS = "set_config('citus.multi_shard_modify_mode', 'sequential', true)"
 
 
 @contextmanager
 def transaction() -> Iterator[None]:
-    """A transaction for whatever stores or ends a key, a user or a password; may be nested.
-
-    PostgreSQL confirms it once it is on the disk, whatever was set for the session or the role.
-    """
+    """A transaction for whatever stores or ends a key, a user or a password; may be nested."""
     with models.database.connection_context(), models.database.atomic():
         if isinstance(models.database.obj, PostgresqlDatabase):
-            models.database.execute_sql(SAFELY)
+            models.database.execute_sql(f"SELECT {DURABLE}, {USERS_AFTER_KEYS}")
         yield
 
 
@@ -49,7 +47,9 @@ class Store(ABC):
 
     def __init__(self) -> None:
         self._rows: dict[str, ApiKey] = {}  # by id
+        self._generation = 0  # of these rows; each `forget` begins another
         self._forget_at = self._tidy_at = 0.0  # by `monotonic`
+        self._is_used = True  # since the last look for old rows
 
     def find(self, key_id: str) -> ApiKey | None:
         """The key with this id, ended or not.
@@ -58,19 +58,21 @@ class Store(ABC):
         """
         if monotonic() > self._forget_at:
             self.forget()
-        # A row that is found while another greenlet calls `forget` may be old. It goes into the
-        # dictionary from before the query, so it is forgotten with the others.
-        rows = self._rows
-        key = rows.get(key_id)
+        key = self._rows.get(key_id)
         if key is None:
+            generation = self._generation
             key = self._look_up(key_id)
-            if key:
-                rows[key_id] = key
+            if key and generation == self._generation:  # else the row may be older than `forget`
+                self._rows[key_id] = key
         return key
 
     def forget(self) -> None:
         """Look up every key again, because its row may have changed."""
         self._rows, self._forget_at = {}, monotonic() + KNOWN_SECONDS
+        self._generation += 1
+
+    def open(self) -> None:  # noqa: B027
+        """Prepare for requests, before the first one comes."""
 
     @abstractmethod
     def _look_up(self, key_id: str) -> ApiKey | None:
@@ -96,10 +98,18 @@ class Store(ABC):
         return ended_keys(self._ask, key_ids)
 
     def save(self) -> None:
-        """Save what has been counted, and delete rows that are too old."""
+        """Save what has been counted, and delete rows that are too old.
+
+        If nothing is counted, nothing is asked: a database that sleeps while it is idle may do so.
+        """
+        self._is_used |= bool(self._unsaved())
         self._save()
-        if monotonic() > self._tidy_at and not delete_old_rows(self._ask):
-            self._tidy_at = monotonic() + TIDY_SECONDS
+        if self._is_used and monotonic() > self._tidy_at and not delete_old_rows(self._ask):
+            self._tidy_at, self._is_used = monotonic() + TIDY_SECONDS, False
+
+    def check(self) -> None:
+        """Raises PeeweeException unless the database answers."""
+        self._ask("SELECT 1")
 
     def close(self) -> None:
         """Save what is left, and close the database."""

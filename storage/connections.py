@@ -1,44 +1,38 @@
-"""Connections to PostgreSQL on which nothing waits for long.
+"""Connections to PostgreSQL, and how long anything waits for it.
 
-Every wait is bounded by one of these, because none of them bounds all:
-
-- The store bounds all its waits with one gevent.Timeout.
-- `Postgres` waits for a free connection for FREE_SECONDS at most, and a gevent.Timeout bounds
-  connecting, including the look-up of the host's name.
-- `Impatient.wait` bounds each answer. Commands are not patched by gevent, so its Timeouts never
-  fire there.
-- `connect_timeout` bounds connecting in a command, to CONNECT_SECONDS for each address.
+psycopg's pool makes connections in the background, when they are needed, and closes those that are
+not. A request never makes one itself: it waits for one until its time is over.
 """
 
-import time
-from collections import defaultdict
+import logging
 from contextlib import nullcontext, suppress
+from time import monotonic
 from typing import Any
+from weakref import WeakSet
 
-import gevent
-from gevent.lock import BoundedSemaphore
-from gevent.queue import LifoQueue
-from peewee import OperationalError, PostgresqlDatabase
+from peewee import InternalError, OperationalError, PostgresqlDatabase
 from psycopg import Connection, Error
-from psycopg.conninfo import conninfo_attempts, conninfo_to_dict, make_conninfo
-from psycopg.pq import TransactionStatus
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+from psycopg_pool import ConnectionPool
 
-PAGES = 3  # connections of each process for pages; with those of the store, at most 10
-FREE_SECONDS = 5  # how long to wait for one while others use them all
-ANSWER_SECONDS = 0.6  # to connect, and again for an answer; a busy machine needs 0.4
-CONNECT_SECONDS = 2  # to connect to an address in a command; libpq's minimum
-# How long a connection is used: after a failover, all lead to the new primary by then. The old one
-# may still answer, and be read-only.
-USED_SECONDS = 3
-# The server ends a statement that was given up, instead of carrying it out later. Needs version 14.
-GIVE_UP = "SET client_connection_check_interval = '500ms'"
+# All time limits, in seconds: who waits, and for what.
+HIT_SECONDS = 0.9  # a hit, or the look-up of a key: for everything; the next four are part of it
+QUERY_SECONDS = 0.8  # its queries: for a place, a connection and the answers
+STATEMENT_SECONDS = 0.6  # each statement, of a page, too: for its answer
+LOCK_SECONDS = 0.05  # a count, in PostgreSQL: for a locked row
+PAUSE_SECONDS = 0.5  # a key that has failed: until it is asked about again
+FREE_SECONDS = 3  # a page: for a connection
+CONNECT_SECONDS = 2  # the pool, or a command: for each address; libpq's minimum
+WARM_SECONDS = 1  # a worker that starts: for each of its first connections
+NODE_SECONDS = 0.3  # keys on other nodes of a Citus cluster: for a node that is away
+IDLE_SECONDS = 7  # between closing two idle connections: seven are gone within a minute
+USED_SECONDS = 60  # any connection: until it is replaced
 
-# When connecting to an address last failed; the others are tried before it.
-failed_at: defaultdict[str, float] = defaultdict(float)
+# Errors after which all connections are replaced: the server is lost, or read-only, or stopping.
+LOST = (None, "25006", "57P01", "57P03")
+POOLS: "WeakSet[Pool]" = WeakSet()  # of this process
 
-
-class NoFreeConnection(OperationalError):
-    """Others used all connections, so nothing was asked."""
+logging.getLogger("psycopg.pool").setLevel(logging.ERROR)  # or it would log each failed attempt
 
 
 class Impatient(Connection[Any]):
@@ -48,91 +42,113 @@ class Impatient(Connection[Any]):
     after `timeout` seconds; without one it would wait for ever.
     """
 
-    patience: float = ANSWER_SECONDS
-    made_at: float
+    patience = STATEMENT_SECONDS
+    failure = ""  # why connecting has failed the last time
+
+    @classmethod
+    def connect(cls, *args: Any, **kwargs: Any) -> Any:
+        try:
+            connection = super().connect(*args, **kwargs)
+        except Error as error:
+            Impatient.failure = str(error)
+            raise
+        Impatient.failure = ""
+        return connection
 
     def wait(self, gen: Any, interval: float = 0.1, timeout: float | None = None) -> Any:
         return super().wait(gen, interval, timeout or self.patience)
 
 
-def connect(url: str) -> Impatient:
-    """Connect to the first address that accepts it; raises psycopg.Error.
-
-    The URL may name several hosts, and a host may have several addresses. Of several servers, only
-    the primary can be written.
-    """
-    wanted: dict[str, Any] = {"connect_timeout": CONNECT_SECONDS, **conninfo_to_dict(url)}
-    wanted.setdefault("target_session_attrs", "read-write")
-    attempts: list[Any] = conninfo_attempts(wanted)
-    *others, last = sorted((make_conninfo(**each) for each in attempts), key=failed_at.__getitem__)
-    for address in others:
-        with suppress(Error):
-            return connect_to(address)
-    return connect_to(last)  # whose error, if there is one, is raised
+def address_of(url: str) -> str:
+    """The URL with our defaults. Of several hosts, only the primary can be written."""
+    options: Any = {"connect_timeout": CONNECT_SECONDS, "target_session_attrs": "read-write"}
+    return make_conninfo(**{**options, **conninfo_to_dict(url)})
 
 
-def connect_to(address: str) -> Impatient:
+def is_lost(connection: Impatient) -> bool:
+    """Whether the server has closed it: then its last words and the end can be read, unasked."""
     try:
-        return Impatient.connect(address, autocommit=True)
-    except BaseException:  # a Timeout, too
-        failed_at[address] = time.monotonic()
-        raise
+        for _ in range(2):
+            connection.pgconn.consume_input()
+    except Error:
+        return True
+    return False
+
+
+class Pool(ConnectionPool[Impatient]):
+    """At most `size` connections, each of which has executed `session`."""
+
+    def __init__(self, url: str, size: int, session: str) -> None:
+        def configure(connection: Impatient) -> None:
+            connection.execute(session.encode())
+
+        super().__init__(
+            address_of(url),
+            connection_class=Impatient,
+            kwargs={"autocommit": True},
+            configure=configure,
+            min_size=0,
+            max_size=size,
+            max_idle=IDLE_SECONDS,
+            max_lifetime=USED_SECONDS,
+            reconnect_timeout=0,
+            open=False,
+        )
+        POOLS.add(self)
+
+    def take(self, seconds: float) -> Impatient:
+        """A connection that nobody else has; raises OperationalError."""
+        deadline = monotonic() + seconds
+        try:
+            self.open()
+            connection = self.getconn(max(0.001, seconds))
+            if is_lost(connection):
+                self.drain()
+                self.putconn(connection)
+                connection = self.getconn(max(0.001, deadline - monotonic()))
+        except Error:
+            why = Impatient.failure or f"no connection within {seconds:.1f} s"
+            raise OperationalError(why) from None
+        return connection
+
+    def run(self, query: str, values: Any, deadline: float) -> list[Any]:
+        """The rows that answer a query, by this moment of `monotonic`; raises OperationalError."""
+        connection = self.take(deadline - monotonic())
+        try:
+            connection.patience = max(0.01, min(STATEMENT_SECONDS, deadline - monotonic()))
+            cursor = connection.execute(query.encode(), values)
+            return cursor.fetchall() if cursor.description else []
+        except Error as error:
+            replace_if_lost(error)
+            raise OperationalError(str(error)) from None
+        finally:
+            self.putconn(connection)
+
+
+def replace_if_lost(error: object) -> None:
+    """Replace all connections if this error says that they are of no use."""
+    if getattr(error, "sqlstate", None) in LOST:
+        for pool in POOLS:
+            pool.drain()
 
 
 class Postgres(PostgresqlDatabase):
-    """A database with a few connections, each made when needed; raises PeeweeException.
+    """The database of commands, each of which makes its connection; raises PeeweeException."""
 
-    Who waits for one gets it in the order of arrival. `session` is what a new one executes.
-    """
-
-    def __init__(self, url: str, size: int, patience: float, session: str) -> None:
+    def __init__(self, url: str, patience: float) -> None:
         super().__init__(url, autoconnect=False, prefer_psycopg3=True)
-        self._patience, self._session = patience, session
-        self._turn = BoundedSemaphore()  # of who waits: else one who comes later might go first
-        self._free = LifoQueue(items=[None] * size)  # each a connection, or one to be made
-        # Who waits for a connection would hold this lock, and nobody could give one back. Nothing
-        # needs it, because each greenlet has a state of its own.
-        self._lock = nullcontext()
+        self.patience = patience
+        # A statement that was given up does not go on waiting for a lock on the server.
+        self.session = f"SET lock_timeout = {int(900 * patience)}"
 
-    def take(self) -> Impatient:
-        """A connection that nobody else has; raises psycopg.Error, or OperationalError."""
-        late = OperationalError(f"no free connection within {FREE_SECONDS} s")
-        try:
-            with gevent.Timeout(FREE_SECONDS, late), self._turn:
-                connection: Impatient | None = self._free.get()
-        except OperationalError as error:  # also of a Timeout around this one
-            raise NoFreeConnection(str(error)) from None
-        try:
-            if connection and time.monotonic() > connection.made_at + USED_SECONDS:
-                connection.close()
-                connection = None
-            return connection or self._new_connection()
-        except BaseException:  # a Timeout, too
-            self._free.put(None)
-            raise
-
-    def _new_connection(self) -> Impatient:
-        late = OperationalError(f"no connection within {self._patience} s")
-        with gevent.Timeout(self._patience, late):
-            connection = connect(self.database)
-            connection.patience, connection.made_at = self._patience, time.monotonic()
-            connection.execute(f"{GIVE_UP}; {self._session}".encode())
+    def _connect(self) -> Impatient:
+        connection = Impatient.connect(address_of(self.database), autocommit=True)
+        connection.patience = self.patience
+        connection.execute(self.session.encode())
         return connection
 
-    def give_back(self, connection: Impatient) -> None:
-        """Let others have it, unless it is lost, or still waits for an answer."""
-        if connection.info.transaction_status != TransactionStatus.IDLE:
-            connection.close()
-        self._free.put(None if connection.closed else connection)
-
-    _connect, _close = take, give_back  # as peewee calls them
-
     def close_all(self) -> None:
-        """Close the connections that are not in use."""
-        for connection in [self._free.get() for _ in range(self._free.qsize())]:
-            if connection:
-                connection.close()
-            self._free.put(None)
+        """Nothing is open between two commands."""
 
     def commit(self) -> Any:
         try:
@@ -145,3 +161,30 @@ class Postgres(PostgresqlDatabase):
         """After an error that has broken the connection, there is nothing to roll back."""
         with suppress(OperationalError):
             return super().rollback()
+
+
+class PooledPostgres(Postgres):
+    """The database of pages, which share a few connections."""
+
+    def __init__(self, url: str, size: int) -> None:
+        super().__init__(url, STATEMENT_SECONDS)
+        self._pool = Pool(url, size, self.session)
+        # Who waits for a connection would hold this lock, and nobody could give one back. Nothing
+        # needs it, because each greenlet has a state of its own.
+        self._lock = nullcontext()
+
+    def _connect(self) -> Impatient:
+        return self._pool.take(FREE_SECONDS)
+
+    def _close(self, connection: Impatient) -> None:
+        self._pool.putconn(connection)
+
+    def close_all(self) -> None:
+        self._pool.close(timeout=0)
+
+    def execute_sql(self, sql: str, params: Any = None) -> Any:
+        try:
+            return super().execute_sql(sql, params)
+        except (InternalError, OperationalError) as error:
+            replace_if_lost(error.__cause__)
+            raise

@@ -15,6 +15,7 @@ from storage import Store, transaction
 from storage.outage import one_line
 from storage.sqlite import Sqlite, SqliteStore
 
+PAGES = 3  # connections of each process for pages, with PostgreSQL
 BUSY_SECONDS = 2  # how long a page waits for a lock of SQLite; a slow disk needs 0.4
 COMMAND_SECONDS = 10  # in a command, with either database: nobody else waits for it
 # In PostgreSQL, processes that start at the same time create the tables one after another. They
@@ -36,12 +37,10 @@ def open_database(settings: Settings, patience: float | None = None) -> None:
     if settings.sqlite:
         database.initialize(Sqlite(settings.sqlite, patience or BUSY_SECONDS))
     else:
-        from storage.connections import ANSWER_SECONDS, PAGES, Postgres  # the driver is optional
+        from storage.connections import PooledPostgres, Postgres  # the driver is optional
 
-        patience = patience or ANSWER_SECONDS
-        # A statement that was given up does not go on waiting for a lock on the server.
-        session = f"SET lock_timeout = {int(900 * patience)}"
-        database.initialize(Postgres(str(settings.database_url), PAGES, patience, session))
+        url = str(settings.database_url)
+        database.initialize(Postgres(url, patience) if patience else PooledPostgres(url, PAGES))
 
 
 def open_store(settings: Settings) -> Store:
@@ -109,14 +108,11 @@ def missing() -> list[Callable[[], object]]:
     creates: list[Callable[[], object]] = []
     migrator = SchemaMigrator.from_database(database.obj)
     for table in TABLES:
-        name, fields = table._meta.table_name, table._meta.sorted_fields
+        name, fields = table._meta.table_name, table._meta.columns
         columns = {column.name for column in database.get_columns(name)}
-        for field in fields if columns else []:
-            if field.column_name not in columns:
-                if not (field.null or field.constraints):
-                    words = "must have null=True or a DEFAULT in `constraints`: the table exists"
-                    raise SettingsError(f"models.py: {field} {words}")
-                creates.append(migrator.alter_add_column(name, field.column_name, field, True).run)
+        for column, field in fields.items() if columns else ():
+            if column not in columns:
+                creates.append(migrator.alter_add_column(name, column, field, True).run)
         indexes = {index.name for index in database.get_indexes(name)}
         if not columns or {index._name for index in table._meta.fields_to_index()} - indexes:
             creates.append(table.create_table)  # and its indexes; leaves alone what exists

@@ -26,6 +26,10 @@ class Outage:
             self._logged_at, self._cause = now, cause
         self._failed_at = now
 
+    @property
+    def is_noted(self) -> bool:
+        return self._failed_at is not None
+
     def over(self) -> None:
         """Report that the database could be used."""
         if self._failed_at and time.monotonic() - self._failed_at > QUIET_SECONDS:
@@ -39,6 +43,3 @@ def one_line(error: BaseException) -> str:
     while error.__context__ and "no transaction is active" in str(error):
         error = error.__context__
     return str(error).partition("\n")[0]
-
-
-outage = Outage()

@@ -4,34 +4,34 @@ A hit is one UPDATE of one row, so a key never waits for another. No request is 
 is counted. Needs psycopg, which is optional.
 """
 
-import math
 import time
 from collections import Counter
-from collections.abc import Callable
-from contextlib import nullcontext, suppress
+from contextlib import suppress
+from time import monotonic
 from typing import Any
 
 import gevent
-import psycopg
-from gevent.event import AsyncResult
-from gevent.lock import BoundedSemaphore
 from peewee import OperationalError
 
 from models import HOUR, ApiKey, now
 from ratelimit import Allowance, Quota, Usage
 from storage import Store
-from storage.connections import NoFreeConnection, Postgres
+from storage.batch import Batches
+from storage.breaker import Breaker, Bulkhead
+from storage.connections import (
+    HIT_SECONDS,
+    LOCK_SECONDS,
+    NODE_SECONDS,
+    QUERY_SECONDS,
+    WARM_SECONDS,
+    Impatient,
+    Pool,
+)
 from storage.queries import FIND, made_of
 
-HITS, LOOK_UPS = 4, 3  # connections of each process; with those of pages, at most 10
-ANSWER_SECONDS = 0.9  # for a hit or a look-up, from its arrival, all its waits included
-PAUSE_SECONDS = 0.5  # before a key is asked about again after a failure
-STATEMENT_SECONDS = 0.6  # for a statement; less, so that time is left for who waits behind it
-NODE_SECONDS = 0.3  # for the keys on other nodes of a Citus cluster while one is away
-MANY = 10_000  # failed keys that are remembered
-
+HITS, LOOK_UPS = 4, 3  # connections of each process for these; with those of pages, at most 10
 # No count waits for the disk, and none for a locked row for long.
-SESSION = "SET synchronous_commit = off; SET lock_timeout = '50ms'"
+SESSION = f"SET synchronous_commit = off; SET lock_timeout = {int(1000 * LOCK_SECONDS)}"
 # The window of a row goes on if its end lies between %(end)s and %(latest)s: Quota.window_ends.
 # If not all hits are granted, none is counted.
 USED = "%(hits)s + CASE WHEN reset BETWEEN %(end)s AND %(latest)s THEN used ELSE 0 END"
@@ -44,72 +44,6 @@ ADD_HOUR = """INSERT INTO hourly_usage (hour, key_id, requests)
     ON CONFLICT (hour, key_id) DO UPDATE SET requests = hourly_usage.requests + excluded.requests"""
 
 
-def in_time() -> gevent.Timeout:
-    return gevent.Timeout(ANSWER_SECONDS, OperationalError(f"no answer within {ANSWER_SECONDS} s"))
-
-
-def run(database: Postgres, query: str, values: Any) -> list[Any]:
-    """The rows that answer a query; raises OperationalError."""
-    try:
-        connection = database.take()
-        try:
-            cursor = connection.execute(query.encode(), values)
-            return cursor.fetchall() if cursor.description else []
-        finally:
-            database.give_back(connection)
-    except psycopg.Error as error:
-        raise OperationalError(str(error)) from None
-
-
-class Batches:
-    """Asks one question at a time about each key; those that come meanwhile are asked together.
-
-    After a failure, because its row is locked, say, a key is left alone for PAUSE_SECONDS. Then it
-    may use only half of the connections until it succeeds, so that it keeps no other key waiting.
-    This does not concern a key that failed because others had all the connections.
-    """
-
-    def __init__(self, connections: int, ask: Callable[[str, list[Any]], list[Any]]) -> None:
-        self._ask = ask
-        self._waiting: dict[str, list[tuple[Any, AsyncResult]]] = {}
-        self._failed: dict[str, tuple[float, str]] = {}  # when, by `monotonic`, and why
-        self._half = BoundedSemaphore(connections // 2)
-
-    def ask(self, key_id: str, item: object = None) -> Any:
-        """The answer to this item; raises PeeweeException."""
-        failed_at, why = self._failed.get(key_id, (-math.inf, ""))
-        if time.monotonic() < failed_at + PAUSE_SECONDS:
-            raise OperationalError(why)
-        answer = AsyncResult()
-        if key_id not in self._waiting:
-            self._waiting[key_id] = []
-            # In a greenlet of its own, or this request would also serve those that come later.
-            gevent.spawn(self._ask_all, key_id)
-        self._waiting[key_id].append((item, answer))
-        with in_time():
-            return answer.get()
-
-    def _ask_all(self, key_id: str) -> None:
-        try:
-            while batch := self._waiting[key_id]:
-                self._waiting[key_id] = []
-                with in_time(), self._half if key_id in self._failed else nullcontext():
-                    answers = self._ask(key_id, [item for item, _ in batch])
-                self._failed.pop(key_id, None)
-                for (_, answer), value in zip(batch, answers, strict=True):
-                    answer.set(value)
-        except Exception as error:
-            if len(self._failed) > MANY:  # made-up keys during an outage
-                self._failed.clear()
-            if not isinstance(error, NoFreeConnection):
-                self._failed[key_id] = time.monotonic(), str(error)
-            # Those who came meanwhile fail, too, so that nobody waits twice.
-            for _, answer in batch + self._waiting[key_id]:
-                answer.set_exception(error)
-        finally:
-            del self._waiting[key_id]
-
-
 class PostgresStore(Store):
     """A Store that any number of processes share."""
 
@@ -117,18 +51,28 @@ class PostgresStore(Store):
 
     def __init__(self, url: str) -> None:
         super().__init__()
-        self._look_ups = Postgres(url, LOOK_UPS, STATEMENT_SECONDS, SESSION)
-        self._hits = Postgres(url, HITS, STATEMENT_SECONDS, SESSION)
-        self._finding = Batches(LOOK_UPS, self._find)
-        self._counting = Batches(HITS, self._count)
-        self._one = BoundedSemaphore()  # what is not about one key leaves connections for keys
+        self._pool = Pool(url, HITS + LOOK_UPS, SESSION)
+        self._look_ups, self._hits = Bulkhead(LOOK_UPS), Bulkhead(HITS)
+        self._find_breaker, self._count_breaker = Breaker(LOOK_UPS // 2), Breaker(HITS // 2)
+        self._finding = Batches(self._find, HIT_SECONDS)
+        self._counting = Batches(self._count, HIT_SECONDS)
         self._chart = Counter[str]()  # requests of each key that are not in hourly_usage yet
+
+    def open(self) -> None:
+        """Have connections for the first requests, if they can be had soon."""
+        taken: list[Impatient] = []
+        with suppress(OperationalError):
+            while len(taken) < HITS:
+                taken.append(self._pool.take(WARM_SECONDS))
+        for connection in taken:
+            self._pool.putconn(connection)
 
     def _look_up(self, key_id: str) -> ApiKey | None:
         return self._finding.ask(key_id)
 
     def _find(self, key_id: str, items: list[None]) -> list[ApiKey | None]:
-        rows = run(self._look_ups, FIND.replace("?", "%s"), [key_id])
+        with self._find_breaker.circuit(key_id, monotonic() + QUERY_SECONDS):
+            rows = self._ask(FIND, key_id)
         return [made_of(rows[0]) if rows else None] * len(items)
 
     def left(self, key: ApiKey, quota: Quota) -> Allowance:
@@ -143,31 +87,40 @@ class PostgresStore(Store):
 
         A key has one quota. If its tier was just changed, the one of its last hit holds for all.
         """
-        quota, answers = quotas[-1], list[Allowance | None]()
+        deadline, quota, answers = monotonic() + QUERY_SECONDS, quotas[-1], list[Any]()
         hits = len(quotas)
-        while missing := len(quotas) - len(answers):
-            moment = time.time()
-            end, latest = quota.window_ends(moment)
-            values = {"id": key_id, "hits": hits, "end": end, "latest": latest}
-            values |= {"now": int(moment), "limit": quota.limit}
-            if rows := run(self._hits, HIT, values):
-                total, reset, used = rows[0]
-                self._chart[key_id] += hits
-                for later in reversed(range(hits)):
-                    usage = Usage(total - later, reset, used - later)
-                    answers.append(usage.allowance(quota, moment, True))
-                hits = missing - hits
-            elif rows := run(self._hits, USAGE, values):
-                usage = Usage(*rows[0]).within(quota, moment)
-                hits = min(missing, quota.limit - usage.used)
-                if hits <= 0:
-                    answers += [usage.allowance(quota, moment, False)] * missing
-            else:
-                answers += [None] * missing
+        with self._count_breaker.circuit(key_id, deadline), self._hits.place(deadline):
+            while missing := len(quotas) - len(answers):
+                if granted := self._grant(key_id, quota, hits, deadline):
+                    answers += granted
+                    hits = missing - hits
+                    continue
+                refusal = self._refusal(key_id, quota, deadline)
+                hits = min(missing, refusal.remaining) if refusal else 0
+                if not hits:
+                    answers += [refusal] * missing
         return answers
 
+    def _grant(self, key_id: str, quota: Quota, hits: int, deadline: float) -> list[Allowance]:
+        """Count so many hits, all of them or none; their Allowances."""
+        moment = time.time()
+        end, latest = quota.window_ends(moment)
+        values = {"id": key_id, "hits": hits, "end": end, "latest": latest}
+        values |= {"now": int(moment), "limit": quota.limit}
+        for total, reset, used in self._pool.run(HIT, values, deadline):
+            self._chart[key_id] += hits
+            usages = [Usage(total - n, reset, used - n) for n in reversed(range(hits))]
+            return [usage.allowance(quota, moment, True) for usage in usages]
+        return []
+
+    def _refusal(self, key_id: str, quota: Quota, deadline: float) -> Allowance | None:
+        """What is left of the window; None if the key was deleted."""
+        moment = time.time()
+        for row in self._pool.run(USAGE, {"id": key_id}, deadline):
+            return Usage(*row).within(quota, moment).allowance(quota, moment, False)
+        return None
+
     def ended(self, key_ids: set[str]) -> set[str]:
-        self._ask("SELECT 1")  # so that an outage is noticed without a request, too
         try:
             return super().ended(key_ids)
         except OperationalError:  # of a Citus cluster, a node may be away
@@ -182,8 +135,9 @@ class PostgresStore(Store):
         return False
 
     def _ask(self, query: str, *values: object) -> list[Any]:
-        with in_time(), self._one:
-            return run(self._look_ups, query.replace("?", "%s"), values)
+        deadline = monotonic() + QUERY_SECONDS
+        with self._look_ups.place(deadline):
+            return self._pool.run(query.replace("?", "%s"), values, deadline)
 
     def _unsaved(self) -> Counter[str]:
         return self._chart
@@ -202,5 +156,4 @@ class PostgresStore(Store):
 
     def close(self) -> None:
         super().close()
-        self._look_ups.close_all()
-        self._hits.close_all()
+        self._pool.close(timeout=0)

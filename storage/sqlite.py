@@ -1,21 +1,17 @@
 """Keys and counts in SQLite: counts are kept in memory, and saved twice a second.
 
-Everything runs in the main thread, and no other greenlet runs while SQLite works. So this
-connection must never wait for a lock: if it is held, the next sync tries again. Only a checkpoint,
-which is made in a thread, and the first commit after it wait for the disk.
+Everything runs in the main thread, and no other greenlet runs while SQLite works. So no connection
+waits for a lock in SQLite: pages wait in their greenlet, and a save is tried again half a second
+later. What pages and commands store waits for the disk, and counts don't.
 """
 
-import logging
 import sqlite3
 import time
 from collections.abc import Callable
-from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
 import gevent
-from gevent.event import AsyncResult
-from gevent.threadpool import ThreadPool
 from peewee import OperationalError, SqliteDatabase
 from playhouse.pool import MaxConnectionsExceeded, PooledSqliteDatabase
 
@@ -24,20 +20,14 @@ from ratelimit import Allowance, Limiter, Quota
 from storage import Store
 from storage.queries import FIND, made_of
 
-log = logging.getLogger(__name__)
-
-SAVES_PER_CHECKPOINT = 20  # every 10 seconds
-CHECKPOINT_SECONDS = 2  # how long one may keep counts from being saved before that is an error
-FULL_CHECKPOINTS = 12  # 2 minutes
-READER = "another program has been reading or writing for minutes"
 SAVE = """UPDATE api_key SET total = total + ?,
     used = ? + CASE WHEN reset = ? THEN used ELSE 0 END, reset = ?, last_used_at = ?
     WHERE id = ?"""
 SAVE_HOUR = """INSERT INTO hourly_usage (hour, key_id, requests) VALUES (?, ?, ?)
     ON CONFLICT (hour, key_id) DO UPDATE SET requests = requests + excluded.requests"""
-# No connection makes a checkpoint by itself, because the whole process would wait for the disk. At
-# a `synchronous` of 1, no commit waits for the disk but the first one after a checkpoint.
-PRAGMAS = {"journal_mode": "wal", "synchronous": 1, "wal_autocheckpoint": 0, "foreign_keys": 1}
+PRAGMAS = {"journal_mode": "wal", "foreign_keys": 1}
+DURABLE = {"synchronous": "full"}  # each commit waits for the disk
+FAST = {"synchronous": "normal"}  # only a checkpoint does, which SQLite makes after some 4 MiB
 BUSY = "database is locked", "Exceeded maximum connections."
 CACHE_KIB = 32_000  # with a million keys, requests take 10 % less time
 
@@ -60,7 +50,7 @@ class Sqlite(PooledSqliteDatabase):
         self._patience = patience
         # A transaction takes its lock at the start, so reading and then writing needs no retry.
         # A query without a connection_context is a mistake, so it fails.
-        options = {"autoconnect": False, "lock_type": "IMMEDIATE", "pragmas": PRAGMAS}
+        options = {"autoconnect": False, "lock_type": "IMMEDIATE", "pragmas": PRAGMAS | DURABLE}
         super().__init__(uri(file), uri=True, **options)
         self.timeout = 0  # SQLite's, for locks; as an option, it would be the pool's
 
@@ -93,13 +83,11 @@ class SqliteStore(Store):
 
     def __init__(self, file: Path) -> None:
         super().__init__()
-        pragmas = PRAGMAS | {"cache_size": -CACHE_KIB}
+        pragmas = PRAGMAS | FAST | {"cache_size": -CACHE_KIB}
         options = {"uri": True, "timeout": 0, "thread_safe": False, "pragmas": pragmas}
         self._database = SqliteDatabase(uri(file), **options)
         self._limiter = Limiter()
-        self._file, self._thread = file, ThreadPool(1)
-        self._checkpoint_at = 0.0  # when the last one began
-        self._saves = self._full = 0  # checkpoints in a row that could not empty the log
+        self._file = file
 
     def _look_up(self, key_id: str) -> ApiKey | None:
         rows = self._ask(FIND, key_id)
@@ -113,26 +101,11 @@ class SqliteStore(Store):
         return key and self._limiter.hit(key_id, quota, key.usage)
 
     def save(self) -> None:
-        is_busy = len(self._thread) > 0  # with a checkpoint, during which nobody can write
-        if is_busy and time.monotonic() < self._checkpoint_at + CHECKPOINT_SECONDS:
-            return
         super().save()
-        self._saves += 1
-        if self._saves % SAVES_PER_CHECKPOINT == 0 and not is_busy:
-            self._checkpoint_at = time.monotonic()
-            self._thread.spawn(checkpoint, self._file).rawlink(self._note)
         if not self._file.exists():  # the connections that are open still work
             raise OperationalError(f"{self._file} is gone; put it back before the service stops")
 
-    def _note(self, done: AsyncResult) -> None:
-        """Warn once if the log cannot be emptied for minutes."""
-        self._full = self._full + 1 if done.value else 0
-        if self._full == FULL_CHECKPOINTS:
-            size = Path(f"{self._file}-wal").stat().st_size // 1024
-            log.warning("%s-wal cannot be emptied and has %d KiB: %s", self._file, size, READER)
-
     def close(self) -> None:
-        self._thread.join()  # a checkpoint keeps the last save waiting
         super().close()
         self._database.close()
 
@@ -158,14 +131,3 @@ class SqliteStore(Store):
                 connection.executemany(SAVE_HOUR, hours)
         except sqlite3.Error as error:
             raise OperationalError(str(error)) from None
-
-
-def checkpoint(file: Path) -> bool:
-    """Copy the write-ahead log (-wal) into the file, and empty it; returns whether it failed.
-
-    It waits for the disk. Meanwhile nobody can write: counts are saved after it, and a page waits.
-    """
-    how: dict[str, Any] = {"timeout": 0, "uri": True}
-    with suppress(sqlite3.Error), closing(sqlite3.connect(uri(file), **how)) as connection:
-        return bool(connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0])
-    return True

@@ -8,6 +8,7 @@ from flask import Flask, abort
 from flask.testing import FlaskClient
 
 import models
+import web
 from models import User
 from paths import ME
 from protocol import problems
@@ -18,7 +19,7 @@ def test_only_what_is_a_bug_is_logged_as_one(
     app: Flask, caplog: pytest.LogCaptureFixture, path: str
 ) -> None:
     outages: list[BaseException] = []
-    problems.register(app, outages.append)
+    problems.register(app, outages.append, web.error_page)
     errors = [peewee.DataError("a NUL"), peewee.IntegrityError("the user was deleted meanwhile")]
     errors += [ConnectionResetError(), peewee.OperationalError("gone\nDETAIL: a value")]
     view = mock.Mock(side_effect=errors)

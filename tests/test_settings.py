@@ -127,7 +127,7 @@ def test_missing_driver_is_an_error_with_the_command(monkeypatch: pytest.MonkeyP
     monkeypatch.setitem(sys.modules, "psycopg", None)  # an import of it fails
     assert refusal(**POSTGRES) == f"DATABASE_URL: {settings.NEEDS_DRIVER}"
     (file,) = re.findall("`pip install -r (.*)`", settings.NEEDS_DRIVER)
-    assert "\npsycopg[binary]" in (HERE / file).read_text()
+    assert "\npsycopg[binary,pool]" in (HERE / file).read_text()
 
 
 @pytest.mark.parametrize(("environ", "workers"), [({}, 1), (POSTGRES, 4)])

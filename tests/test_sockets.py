@@ -20,7 +20,7 @@ from models import ApiKey
 from paths import ECHO, TIME
 from protocol import websocket
 from protocol.problems import Problem
-from protocol.websocket import SERVER_OPTIONS, CloseCode, Closing, WebSocket, simplify
+from protocol.websocket import SERVER_OPTIONS, CloseCode, Closing, WebSocket, plain_handshake
 from ratelimit import Allowance
 from rawsocket import PING, PONG, TEXT, UPGRADE, Frame, RawSocket, close_frame, frame
 from services import Services
@@ -93,7 +93,7 @@ def accepted(ends: tuple[Any, Any]) -> Server:
         "gunicorn.socket": ends[1],
     }
     environ |= {f"HTTP_{name.upper().replace('-', '_')}": text for name, text in UPGRADE.items()}
-    simplify(environ)
+    environ = plain_handshake(environ)
     unreader = SimpleNamespace(take_buffered=bytes)  # nothing came behind the handshake
     environ["wsgi.input"] = SimpleNamespace(reader=SimpleNamespace(unreader=unreader))
     return Server(environ, **SERVER_OPTIONS)

@@ -5,7 +5,6 @@ PostgreSQL needs `pytest --postgres`; test_wire_postgres.py has what a client se
 
 import secrets
 import sqlite3
-import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
@@ -40,7 +39,7 @@ from server import background
 from services import Services
 from serving import eventually, patience, writing
 from settings import Settings, SettingsError, load
-from storage import Store, connections, outage, postgres, sqlite, transaction
+from storage import Store, outage, postgres, transaction
 from storage.database import create_missing, create_tables, open_database, open_store
 from storage.outage import Outage
 from web import profile
@@ -78,6 +77,7 @@ in_postgres = pytest.mark.parametrize("place", [POSTGRES], indirect=True)
 @pytest.fixture
 def store(place: Settings) -> Iterator[Store]:
     opened = open_store(place)
+    opened.open()
     yield opened
     opened.close()
 
@@ -129,16 +129,6 @@ def test_start_and_save_of_nothing_wait_for_nobody_who_is_writing(
         started = time.monotonic()
         create_tables(place)
         assert time.monotonic() - started < patience(2)
-    open_database(place)
-
-
-@in_sqlite
-def test_column_without_default_is_refused(
-    place: Settings, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(ApiKey.name, "column_name", "new")
-    with pytest.raises(SettingsError, match=r"^models.py: <CharField: ApiKey.name> must have"):
-        create_tables(place)
     open_database(place)
 
 
@@ -309,7 +299,7 @@ def test_of_rotations_at_once_one_makes_a_successor(place: Settings, new_id: New
 def test_two_rotations_at_once_do_not_both_make_the_last_key_of_the_hour(
     new_id: NewId, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(profile, "KEYS_PER_HOUR", 3)
+    monkeypatch.setattr(auth, "KEYS_PER_HOUR", 3)
     with models.database.connection_context(), ThreadPoolExecutor(1) as thread:
         first, second = (ApiKey.get_by_id(new_id()) for _ in range(2))
         with models.database.atomic():
@@ -320,31 +310,24 @@ def test_two_rotations_at_once_do_not_both_make_the_last_key_of_the_hour(
 
 
 @in_sqlite
-def test_log_is_emptied_and_a_long_reader_is_one_warning(
-    store: Store,
-    place: Settings,
-    new_id: NewId,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
+def test_log_stays_near_4_mib_and_is_reused_after_a_long_reader(
+    store: Store, place: Settings, new_id: NewId
 ) -> None:
-    new_id()
-    monkeypatch.setattr(sqlite, "SAVES_PER_CHECKPOINT", 1)
-    wal = Path(f"{place.sqlite}-wal")
+    key_id = new_id()
 
-    def size_after_a_save() -> int:
-        by_hand_only("UPDATE api_key SET name = 'new'")
-        store.save()
-        gevent.sleep(0.01)
-        return wal.stat().st_size
+    def mib_after_saves(count: int) -> float:
+        for _ in range(count):
+            store.hit(key_id, LONG._replace(limit=10**6))
+            store.save()
+        return Path(f"{place.sqlite}-wal").stat().st_size / 2**20
 
-    with closing(sqlite3.connect(wal.with_name("test.db"))) as reader:
+    assert 3 < mib_after_saves(1000) < 5
+    with closing(sqlite3.connect(str(place.sqlite))) as reader:
         reader.execute("BEGIN")
         reader.execute("SELECT * FROM api_key").fetchall()
-        eventually(lambda: size_after_a_save() and caplog.messages)
-        assert all(size_after_a_save() for _ in range(20))
-    eventually(lambda: not size_after_a_save())
-    [line] = caplog.messages
-    assert line.startswith(f"{wal} cannot be emptied and has ")
+        grown = mib_after_saves(1000)
+        assert grown > 5
+    assert mib_after_saves(1000) < grown + 1
 
 
 @in_sqlite
@@ -358,34 +341,6 @@ def test_half_a_save_saves_nothing(store: Store, new_id: NewId) -> None:
     assert by_hand(saved) == [(0, None)]
     store.save()
     assert by_hand(saved) == [(1, 1)]
-
-
-@in_sqlite
-def test_close_saves_after_a_checkpoint_that_takes_long(
-    store: Store, new_id: NewId, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A checkpoint keeps everybody from writing, which is an error only after some seconds."""
-    key_id, began = new_id(), threading.Event()
-
-    def slow(file: Path) -> bool:
-        with closing(sqlite3.connect(file)) as connection:
-            connection.execute("BEGIN IMMEDIATE")
-            began.set()
-            time.sleep(0.5)
-        return False
-
-    monkeypatch.setattr(sqlite, "checkpoint", slow)
-    monkeypatch.setattr(sqlite, "SAVES_PER_CHECKPOINT", 1)
-    monkeypatch.setattr(storage, "LAST_SECONDS", 0.1)
-    store.save()
-    assert began.wait(5)
-    store.hit(key_id, LONG)
-    store.save()
-    monkeypatch.setattr(sqlite, "CHECKPOINT_SECONDS", 0)
-    with pytest.raises(peewee.OperationalError, match="locked"):
-        store.save()
-    store.close()
-    assert by_hand("SELECT total FROM api_key") == [(1,)]
 
 
 @in_sqlite
@@ -410,7 +365,7 @@ def test_hits_of_a_key_that_come_during_its_statement_share_the_next_one(
 
     def watched(cursor: Any, query: Any, values: Any = None, **how: Any) -> Any:
         if isinstance(values, dict) and values["id"] == key_id:
-            asked.append(values["hits"])
+            asked.append(query)
             may_go_on.wait()
         return execute(cursor, query, values, **how)
 
@@ -423,7 +378,7 @@ def test_hits_of_a_key_that_come_during_its_statement_share_the_next_one(
     answers = [greenlet.get(timeout=5) for greenlet in (first, *others)]
     assert [remaining(allowance) for allowance in answers] == [4, 3, 2, 1, 0, None, None]
     assert [allowance.total for allowance in answers] == [1, 2, 3, 4, 5, 5, 5]
-    assert asked[:2] == [1, 6]
+    assert len(asked) < len(answers)
     assert key_of(store, key_id).usage == Usage(5, END, 5)
 
 
@@ -508,21 +463,6 @@ def test_batch_goes_on_after_any_error(
         with pytest.raises(peewee.OperationalError, match="no answer"):
             store.hit(key_id, LONG)
     assert store.hit(key_id, LONG)
-
-
-@in_postgres
-def test_connection_goes_to_whoever_has_waited_longest(place: Settings) -> None:
-    """Or a flood of made-up keys, each of which is looked up, would let no other key be found."""
-    database = connections.Postgres(str(place.database_url), 1, 1, "")
-    held = database.take()
-    waiting = gevent.spawn(database.take)
-    gevent.idle()
-    database.give_back(held)
-    with pytest.raises(gevent.Timeout), gevent.Timeout(0.2):
-        database.take()
-    assert waiting.get(timeout=5) is held
-    database.give_back(held)
-    database.close_all()
 
 
 @in_postgres
@@ -632,7 +572,6 @@ def test_only_the_second_failure_of_a_sync_is_logged(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """A single one may be a lock that a command holds."""
-    monkeypatch.setattr(background, "outage", Outage())  # none has been logged yet
     syncing = background.Background(services)
     for failures, lines in [(1, 0), (1, 0), (2, 1)]:
         client.get(STATS, headers={"X-API-Key": key})

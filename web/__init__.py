@@ -7,9 +7,10 @@ from urllib.parse import parse_qsl
 import gevent
 from flask import Blueprint, Flask, Request, Response, g, render_template, request
 from flask.sessions import SecureCookieSession, SecureCookieSessionInterface
+from flask.typing import ResponseReturnValue
 from peewee import PeeweeException
 from werkzeug.datastructures import ImmutableMultiDict
-from werkzeug.exceptions import RequestTimeout, abort
+from werkzeug.exceptions import HTTPException, RequestTimeout, abort
 
 import models
 from protocol.problems import is_api
@@ -119,7 +120,7 @@ def sent_from_here() -> bool:
 
 @pages.after_app_request
 def finish(response: Response) -> Response:
-    """Add security headers to everything but the API, and show errors in the pages' layout."""
+    """Add security headers to everything but the API."""
     if is_api():
         return response
     response.headers.update(SECURITY_HEADERS)
@@ -128,11 +129,16 @@ def finish(response: Response) -> Response:
         response.headers["Strict-Transport-Security"] = "max-age=31536000"
     if response.mimetype == "text/html":
         response.headers["Cache-Control"] = "no-store"
-        if error := g.pop("error", None):  # not a page that a view made for its own error
-            # For a path that does not exist, nobody has asked yet who is logged in. If the database
-            # has just failed, to ask again might take as long again.
-            if "user" not in g and error.code != 503:
-                with suppress(PeeweeException):
-                    people.recognize()
-            response.set_data(render_template("error.html", error=error, response=response))
+    return response
+
+
+def error_page(error: HTTPException) -> ResponseReturnValue:
+    """An error in the pages' layout."""
+    # For a path that does not exist, nobody has asked yet who is logged in. If the database has
+    # just failed, to ask again might take as long again.
+    if "user" not in g and error.code != 503:
+        with suppress(PeeweeException):
+            people.recognize()
+    response = error.get_response()
+    response.set_data(render_template("error.html", error=error, response=response))
     return response

@@ -23,8 +23,8 @@ ATTEMPTS_AT_ONCE = 4  # of a caller
 ATTEMPTS_ON_ACCOUNT = Quota("attempts on an account", 100, 60)
 FAILURES = Quota("wrong passwords of a caller for an account", 10, 60)
 NAMES = Quota("answers that a name is taken", 20, 3600)
+RENAMES = Quota("keys that a user renames", 10, 60)
 BUCKETS = 16384  # for each of these quotas
-in_progress: list[str] = []  # the callers of the attempts that are in progress
 OWN_PAGE = re.compile("/settings(/[A-Za-z0-9-]+)*")  # where a log-in may lead: never to other sites
 
 View = Callable[..., ResponseReturnValue]
@@ -75,13 +75,14 @@ def attempt() -> Iterator[None]:
     """
     who = caller(request.remote_addr)
     throttle(ATTEMPTS, who)
-    if in_progress.count(who) >= ATTEMPTS_AT_ONCE:
+    attempts = services().attempts
+    if attempts.count(who) >= ATTEMPTS_AT_ONCE:
         raise TooManyRequests(retry_after=1)
-    in_progress.append(who)
+    attempts.append(who)
     try:
         yield
     finally:
-        in_progress.remove(who)
+        attempts.remove(who)
 
 
 @pages.post("/sign-up")

@@ -19,7 +19,6 @@ from web.people import chosen, errors_shown_by, redirect_to, typed
 LIFETIMES = {"never": 0, "30 days": 30 * DAY, "90 days": 90 * DAY, "1 year": 365 * DAY}
 # Not at once: if the new key gets lost on the way, the old one still works for a second try.
 GRACES = {"in 24 hours": auth.GRACE_SECONDS, "in 5 minutes": 300}
-KEYS_PER_HOUR = 30  # that a user may make or rotate here
 
 pages = Blueprint("profile", __name__, url_prefix="/settings")
 
@@ -123,7 +122,7 @@ def limit_new_keys(user: User) -> None:
     age = models.now() - ApiKey.created_at
     lately = ApiKey.select(fn.COUNT(ApiKey.id), fn.MAX(age)).where(age < HOUR)
     count, oldest = lately.where(ApiKey.user == user).tuples().get()
-    if count > KEYS_PER_HOUR:
+    if count > auth.KEYS_PER_HOUR:
         raise TooManyRequests(retry_after=HOUR - oldest)
 
 
@@ -149,6 +148,7 @@ def rotate_key(key_id: str) -> ResponseReturnValue:
 def rename_key(key_id: str) -> ResponseReturnValue:
     old, name = own_key(key_id).name, typed("name")
     check_fields(name=name)
+    people.throttle(people.RENAMES, f"user {g.user.id}")  # all others wait for the disk, too
     words = f"The key “{old}” is now named “{name}”."
     return changed(auth.change_key(key_id, name=name), words)
 

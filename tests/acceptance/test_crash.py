@@ -10,7 +10,7 @@ import shutil
 import sqlite3
 import sys
 import time
-from collections import Counter, defaultdict
+from collections import defaultdict
 from contextlib import closing
 from pathlib import Path
 from typing import NamedTuple
@@ -18,22 +18,19 @@ from typing import NamedTuple
 import pytest
 
 from conftest import StartServer
-from load import Load, accepted
+from load import Load
 from serving import eventually
 
-LOST_SECONDS = 10  # what docs/operating.md says
-SERVED_SECONDS, IMAGED_SECONDS = 30, 20
+SERVED_SECONDS, IMAGED_SECONDS = 8, 15
 STRACE = ["strace", "-D", "-f", "-y", "-ttt", "-s8192", "-etrace=pwrite64,fsync,fdatasync"]
 CALL = re.compile(
     r"^(\d+) +([\d.]+) (?:(pwrite64|fsync|fdatasync)\(\d+<(\S+\.db(?:-wal)?)>|<\.\.\. fd?\w*sync r)"
     r'(?:, "(.*)", \d+, (\d+))?(.*)$',
     re.MULTILINE,
 )
-FIND = 'SELECT (SELECT count(*) FROM "user"), coalesce((SELECT total FROM api_key), 0)'
 
 
 class Write(NamedTuple):
-    thread: str
     file: str
     data: bytes
     offset: int
@@ -45,7 +42,6 @@ class Moment(NamedTuple):
     seconds: float
     writes: int
     flushed: dict[str, int]
-    flusher: str  # the thread that begins to flush, if any
 
 
 def read_trace(text: str) -> tuple[list[Write], list[Moment]]:
@@ -55,20 +51,19 @@ def read_trace(text: str) -> tuple[list[Write], list[Moment]]:
     for thread, seconds, call, file, data, offset, end in CALL.findall(text):
         if call == "pwrite64":
             plain = data.encode().decode("unicode_escape").encode("latin-1")
-            writes.append(Write(thread, file, plain, int(offset)))
+            writes.append(Write(file, plain, int(offset)))
         elif call:
             flushing[thread] = {file: len(writes)}
         if call != "pwrite64" and "unfinished" not in end:
             flushed = flushed | flushing.pop(thread, {})
-        flusher = thread if call.endswith("sync") else ""
-        moments.append(Moment(float(seconds), len(writes), flushed, flusher))
+        moments.append(Moment(float(seconds), len(writes), flushed))
     return writes, moments
 
 
 def image(writes: list[Write], moment: Moment, chance: random.Random) -> dict[str, bytearray]:
     """The files that a disk may hold: of what was not flushed a random part, from none to all."""
     kept, files = chance.choice([0, 0.2, 0.5, 0.8, 1]), defaultdict[str, bytearray](bytearray)
-    for number, (_, name, data, offset) in enumerate(writes[: moment.writes]):
+    for number, (name, data, offset) in enumerate(writes[: moment.writes]):
         if number >= moment.flushed.get(name, 0):
             if chance.random() > kept:
                 continue
@@ -79,33 +74,26 @@ def image(writes: list[Write], moment: Moment, chance: random.Random) -> dict[st
     return files
 
 
-def test_a_power_failure_loses_ten_seconds(start_server: StartServer, tmp_path: Path) -> None:
-    """Nor does the process wait for the disk more than once in ten seconds; a thread does."""
+def test_a_power_failure_loses_no_user(start_server: StartServer, tmp_path: Path) -> None:
+    """Counts since the last checkpoint may be lost, but the file is whole."""
     if not shutil.which("strace"):
         pytest.skip("strace is not installed")
     trace = tmp_path / "trace"
     server = start_server(*STRACE, "-o", str(trace), sys.executable, "app.py")
     users = [started := time.time()]  # when they were stored; the first one is `demo`
-    with Load(server.port, *re.findall(r"sk_live_\w+", server.log())[:1], rest=0.1) as load:
+    with Load(server.port, *re.findall(r"sk_live_\w+", server.log())[:1], rest=0.1):
         while time.time() < started + SERVED_SECONDS:
             assert server.sign_up(f"user{len(users)}").status == 303
             users.append(time.time())
-            time.sleep(1.5)
-        replies, since = load.stop(), time.time() - time.monotonic()
+            time.sleep(0.5)
     server.stop()
-    counts = sorted(since + reply.started + reply.seconds for reply in accepted(replies))
     eventually(lambda: "exited with 0" in trace.read_text())
     writes, moments = read_trace(trace.read_text())
-    main = Counter(write.thread for write in writes).most_common(1)[0][0]
-    served = [m for m in moments if started + LOST_SECONDS + 2 < m.seconds < users[-1]]
-    assert sum(bool(moment.flusher) for moment in served) >= 1
-    seconds = served[-1].seconds - served[0].seconds
-    assert sum(moment.flusher == main for moment in served) <= 1 + seconds / 10
+    served = [moment for moment in moments if started < moment.seconds < users[-1]]
 
-    seed, images, lost = random.randrange(10**6), 0, 0.0
-    chance = random.Random(seed)
+    chance = random.Random(seed := random.randrange(10**6))
     print(f"The images are made with the seed {seed}")
-    folder = tmp_path / "image"
+    folder, images = tmp_path / "image", 0
     while time.time() < users[-1] + IMAGED_SECONDS:
         folder.mkdir()
         moment = chance.choice(served)
@@ -113,11 +101,9 @@ def test_a_power_failure_loses_ten_seconds(start_server: StartServer, tmp_path: 
             (folder / Path(name).name).write_bytes(data)
         with closing(sqlite3.connect(folder / server.database.name)) as database:
             assert database.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
-            for stored, made in zip(*database.execute(FIND), (users, counts), strict=True):
-                missing = [when for when in made[stored:] if when < moment.seconds]
-                lost = max(lost, moment.seconds - min(missing, default=moment.seconds))
+            [(stored,)] = database.execute('SELECT count(*) FROM "user"')
+            assert stored >= sum(when < moment.seconds for when in users)
         shutil.rmtree(folder)
         images += 1
-    print(f"{images} images of {len(writes)} writes; {lost:.1f} s are lost at most")
+    print(f"{images} images of {len(writes)} writes")
     assert images > 100
-    assert lost < LOST_SECONDS + 2
