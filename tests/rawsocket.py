@@ -127,11 +127,9 @@ class RawSocket:
         assert answer.status == 101, answer
         return self
 
-    def handshake(
-        self, path: str, changes: dict[str, str | None] | None = None, version: str = "HTTP/1.1"
-    ) -> Answer:
+    def handshake(self, path: str, changes: dict[str, str | None] | None = None) -> Answer:
         """Ask for an upgrade."""
-        self.send(handshake_bytes(path, changes, version))
+        self.send(handshake_bytes(path, changes))
         return self.answer()
 
     def frame(self) -> Frame:

@@ -144,8 +144,8 @@ class TestSockets:
 
         def open_and_close(count: int) -> None:
             for number in range(count):
-                with RawSocket(server.port) as client:
-                    client.open(ECHO).send(unfinished)
+                with RawSocket(server.port).open(ECHO) as client:
+                    client.send(unfinished)
                     if number % 2:
                         client.send(close_frame(1000))
                         assert client.frame().close_code == 1000

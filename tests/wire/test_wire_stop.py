@@ -102,8 +102,7 @@ class TestStop:
         flag = tmp_path / "die"
         server = start_patched(DYING.format(flag=str(flag), task=task), WEB_CONCURRENCY="1")
         key, worker = server.new_key(), server.worker_pids
-        with RawSocket(server.port) as client:
-            client.open(f"{TIME}?api_key={key}")
+        with RawSocket(server.port).open(f"{TIME}?api_key={key}") as client:
             assert [server.ask(TEST, X_API_Key=key).status for _ in range(3)] == [200] * 3
             flag.touch()
             assert client.close_code() == 1001
