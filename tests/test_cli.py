@@ -94,13 +94,6 @@ def test_password_is_asked_for_twice_and_hidden(cli: FlaskCliRunner) -> None:
 
 
 @pytest.mark.usefixtures("owner")
-def test_password_is_changed(cli: FlaskCliRunner) -> None:
-    arguments = ["user", "password", "ADA", "--password-stdin"]
-    assert done(cli.invoke(args=arguments, input=f"{PASSWORD}\n")) == ""
-    assert accounts.verify_password(accounts.find("ada"), PASSWORD)
-
-
-@pytest.mark.usefixtures("owner")
 @pytest.mark.parametrize(
     "command", ["user password bob", "user delete bob", "key list bob", "key create bob ci"]
 )

@@ -11,11 +11,9 @@ import settings
 from auth import NOT_VALID
 from documents import ASYNCAPI, CONTRIBUTING, DOCUMENTS, OPENAPI, README, rows, section
 from models import PREFIXES
-from protocol.websocket import PING_SECONDS, STALLED_SECONDS, CloseCode
+from protocol.websocket import CloseCode
 from ratelimit import UNITS
-from server.worker import SEND_SECONDS
 from serving import REPOSITORY
-from web import FORM_SECONDS
 
 CLIENTS = (REPOSITORY / "docs/testing-clients.md").read_text()
 DEPLOYING = (REPOSITORY / "docs/deploying.md").read_text()
@@ -107,17 +105,6 @@ def test_close_codes_are_those_of_the_service() -> None:
     assert listed == codes, "edit docs/testing-clients.md: close codes"
     described = set(map(int, json.loads(ASYNCAPI)["x-close-codes"]))
     assert described == codes, "edit docs/asyncapi.json: x-close-codes"
-
-
-def test_seconds_are_those_of_the_code() -> None:
-    """Tests of what takes so long patch these numbers."""
-    text = "".join(path.read_text() for path in DOCUMENTS)
-    config = (REPOSITORY / "gunicorn.conf.py").read_text()
-    assert "\nkeepalive = 100 if settings.proxy_hops else 5\n" in config
-    assert "A header has 5 seconds to arrive, or 100 behind a proxy" in text
-    assert SEND_SECONDS == FORM_SECONDS == STALLED_SECONDS
-    assert f"sends a form slowly, is disconnected after {SEND_SECONDS} seconds" in text
-    assert f"sends a ping every {PING_SECONDS} seconds" in text
 
 
 def test_commands_are_those_of_flask(app: Flask) -> None:

@@ -106,13 +106,6 @@ def peer(accepted: Server, ends: tuple[Any, Any]) -> RawSocket:
     return peer
 
 
-def test_reader_of_simple_websocket_does_not_read(peer: RawSocket, ends: tuple[Any, Any]) -> None:
-    peer.send(b"for us")
-    gsocket.wait_read(ends[1].fileno())
-    gevent.idle()  # whoever waits for it has read it now
-    assert ends[1].recv(100) == b"for us"
-
-
 def test_library_does_not_close_it(
     accepted: Server, peer: RawSocket, ends: tuple[Any, Any]
 ) -> None:

@@ -282,14 +282,6 @@ def test_thirty_keys_an_hour_are_what_a_user_gets(log_in: LogIn, ada: FlaskClien
     assert create_key(ada).status_code == 200
 
 
-def test_made_up_names_need_bounded_memory(app: Flask, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(people, "BUCKETS", 50)
-    with app.app_context():
-        for n in range(1000):
-            people.throttle(people.ATTEMPTS._replace(limit=1000), f"made up {n}")
-    assert 40 < len(app.extensions["services"].throttles.counted) <= 50
-
-
 # The profile and the password
 
 

@@ -130,18 +130,6 @@ class TestStream:
             client.recv(4096)
             assert next(made) < 10
 
-    def test_client_that_does_not_read_is_cut_off(
-        self, worker: Worker, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-    ) -> None:
-        monkeypatch.setattr("server.worker.SEND_SECONDS", 0.1)
-        parts = (b"x" * 10_000 for _ in itertools.count())
-        worker.wsgi = streaming(parts)
-        with connected(worker, socket.SOCK_STREAM) as client:
-            client.sendall(GET)
-            assert worker.connections.join(timeout=10)
-        assert not list(parts), "the generator was closed"
-        assert not caplog.records
-
     @pytest.mark.usefixtures("two_parts")
     def test_stop_waits_for_it_but_not_for_ever(
         self, worker: Worker, next_part: Event, monkeypatch: pytest.MonkeyPatch
