@@ -11,7 +11,8 @@ import settings
 from auth import NOT_VALID
 from documents import ASYNCAPI, CONTRIBUTING, DOCUMENTS, OPENAPI, README, rows, section
 from models import PREFIXES
-from protocol.websocket import CloseCode
+from paths import STATS
+from protocol.websocket import PING_SECONDS, CloseCode
 from ratelimit import UNITS
 from serving import REPOSITORY
 
@@ -63,18 +64,23 @@ def test_sockets_are_those_of_the_app(app: Flask) -> None:
     assert described == rules, "edit docs/asyncapi.json: channels"
 
 
-def test_fields_of_answers_are_described(client: FlaskClient, key: str) -> None:
+def test_answers_are_described(client: FlaskClient, key: str) -> None:
     api = json.loads(OPENAPI)
     for path, operation in api["paths"].items():
         details = operation["get"]
         names = {each["name"]: each["example"] for each in details.get("parameters", [])}
-        body = client.get(path.format(**names), headers={"X-API-Key": key}).get_json()
+        url = path.format(**names)
+        body = client.get(url, headers={"X-API-Key": key}).get_json()
         content = details["responses"]["200"]["content"]["application/json"]
         schema = content["schema"]
         if "$ref" in schema:
             schema = api["components"]["schemas"][schema["$ref"].rpartition("/")[2]]
         for described in (schema["properties"], schema["required"], content.get("example", body)):
             assert set(described) == set(body), f"edit docs/openapi.json: the fields of {path}"
+        errors = {"401", "429"} if client.get(url).status_code == 401 else set()
+        errors -= {"429"} if path == STATS else set()  # which is answered when nothing is left
+        described = {"401", "429"} & set(details["responses"])
+        assert described == errors, f"edit docs/openapi.json: the errors of {path}"
 
 
 def test_types_of_keys_are_described() -> None:
@@ -105,6 +111,19 @@ def test_close_codes_are_those_of_the_service() -> None:
     assert listed == codes, "edit docs/testing-clients.md: close codes"
     described = set(map(int, json.loads(ASYNCAPI)["x-close-codes"]))
     assert described == codes, "edit docs/asyncapi.json: x-close-codes"
+
+
+def test_times_of_deployments_are_those_of_the_service() -> None:
+    """A stop takes 5 seconds; a WebSocket is silent between two pings."""
+    unit, fly, nginx = (
+        (REPOSITORY / "deploy" / name).read_text()
+        for name in ("demo-service.service", "fly.toml", "nginx.conf")
+    )
+    stops = re.findall(r"(?m)^(?:TimeoutStopSec=|kill_timeout = )(\d+)", unit + fly)
+    assert [int(seconds) >= 2 * 5 for seconds in stops] == [True, True]
+    assert "\nKillMode=mixed\n" in unit, "only the master gets the signal"
+    (silence,) = re.findall(r"proxy_read_timeout (\d+)s;", nginx)
+    assert int(silence) > PING_SECONDS
 
 
 def test_commands_are_those_of_flask(app: Flask) -> None:

@@ -298,7 +298,7 @@ def test_profile_is_saved_or_else_not_shown_as_ones_own(log_in: LogIn, ada: Flas
     log_in("bob")
     refused = ada.post(PROFILE, data={"username": "Bob", "email": "a@example.com"})
     assert refused.status_code == 422
-    assert 'id="username-note">This is already taken.' in refused.text
+    assert re.search('role="alert"><p[^>]* id="username-note">This is already', refused.text)
     assert 'value="Bob"' in refused.text
     assert "Logged in as </span>ada<" in refused.text
     form = {"username": "countess", "email": "ada@lovelace.example"}
@@ -410,7 +410,7 @@ def test_what_no_form_can_bring_makes_no_key(ada: FlaskClient) -> None:
 def test_bad_name_makes_no_key_and_keeps_what_was_chosen(ada: FlaskClient) -> None:
     answer = create_key(ada, "two\nlines", expires="90 days")
     assert answer.status_code == 422
-    assert 'id="name-note">Give the key a name' in answer.text
+    assert re.search('role="alert"><p[^>]* id="name-note">Give the key a name', answer.text)
     assert '<option value="production" selected>' in answer.text
     assert '<option value="90 days" selected>' in answer.text
     assert count() == 0
@@ -462,6 +462,7 @@ def test_rotation_that_is_sent_twice_leaves_a_way_to_a_new_key(ada: FlaskClient)
     lost, again = [ada.post(f"{path_of(0)}/successor", data=form) for _ in range(2)]
     assert again.status_code == 422
     assert "The key “ci” is already replaced" in again.text
+    assert '<div role="alert"><p>It works until' in again.text
     assert ask_api(ada, old_secret).status_code == 200
     assert SECRET.search(ada.post(f"{KEYS}/{secret_in(lost)[8:16]}/successor").text)
     now, ends = models.now(), sorted(key.expires_at for key in stored_keys() if key.rotated_at)
@@ -601,6 +602,11 @@ def test_everything_has_the_security_headers(client: FlaskClient, static_urls: l
         assert "unsafe" not in policy
         assert headers["Referrer-Policy"] == "same-origin"
         assert headers["X-Content-Type-Options"] == "nosniff"
+
+
+def test_time_is_not_read_aloud_every_second(client: FlaskClient) -> None:
+    logs = re.findall('role="log" aria-live="(.*?)".*? of /ws/(.*?)"', client.get("/").text)
+    assert logs == [("polite", "echo"), ("off", "time")]
 
 
 def test_cookie_is_out_of_reach_of_scripts_and_sites(client: FlaskClient) -> None:

@@ -61,15 +61,21 @@ class TestStop:
         assert not server.log_lines("could not be saved")
         assert server.start().total(key) == 25 + 3
 
-    def test_handshake_that_ends_during_a_stop_is_refused(self, start_patched: StartServer) -> None:
+    def test_what_arrives_during_a_stop_is_answered(self, start_patched: StartServer) -> None:
+        """A handshake is refused; and no answer is lost because nobody reads the body."""
         server = start_patched("import server.worker as w; w.IDLE_SECONDS = 2")
-        with RawSocket(server.port) as client, RawSocket(server.port) as late:
-            client.open(ECHO)
-            assert late.request(STATUS).status == 200
+        with contextlib.ExitStack() as stack:
+            told, late, large = (stack.enter_context(RawSocket(server.port)) for _ in range(3))
+            told.open(ECHO)
+            assert late.request(STATUS).status == large.request(STATUS).status == 200
             request = handshake_bytes(ECHO)
             late.send(request[:20])
             os.kill(server.pid, signal.SIGTERM)
-            assert client.close_code() == 1001
+            assert told.close_code() == 1001
+            headers = {"Host": "a", "Content-Length": "16384"}
+            large.send(request_bytes(STATUS, headers) + bytes(16_384))
+            assert large.answer().status == 200
+            assert large.ended(), "a reset would end it with an error"
             late.send(request[20:])
             answer = late.answer()
         assert (answer.status, answer.json()["code"]) == (503, "too_many_sockets")
