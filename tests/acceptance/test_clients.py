@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 
-from paths import TEST
 from serving import REPOSITORY, Server, clean_environment, eventually, free_port, working_tree
 
 HERE = Path(__file__).parent / "clients"
@@ -95,16 +94,6 @@ def test_a_client_sees_refusal_ticks_and_stop_of_a_socket(tmp_path: Path, client
     assert report["refused"] == REFUSALS[client]
     assert report["ticks"] == ["auth_success", *["time_update"] * 3]
     assert report["closed"] == 1001
-
-
-def test_curl_that_retries_gets_every_response(tmp_path: Path) -> None:
-    """As the page says; one second allows five of the seven."""
-    server = Server(tmp_path, RATE_LIMITS="free=5/second")
-    with closing(server):
-        key, url = server.start().new_key(), f"{server.url}{TEST}?[1-7]"
-        curl = ["curl", "-sf", "--retry", "3", "-H", f"X-API-Key: {key}", url]
-        assert subprocess.run(curl, capture_output=True).returncode == 0
-        assert server.total(key) == 7
 
 
 def test_the_table_of_clients_has_all_that_are_run() -> None:

@@ -56,7 +56,8 @@ class TestStop:
         assert codes == [1001] * 50
         assert told < patience(1)
         assert (answer.status, answer.json()["success"]) == (200, True)
-        assert (status, seconds < patience(5)) == (0, True)
+        assert status == 0
+        assert seconds < patience(5)
         assert "Traceback" not in server.log()
         assert not server.log_lines("could not be saved")
         assert server.start().total(key) == 25 + 3
@@ -186,15 +187,6 @@ class TestHangUp:
         # A connection that a worker closes may cut off a request that it has not read.
         assert {reply.status for reply in replies} <= {200, 0}
         assert "Traceback" not in server.log()
-
-
-def test_sigusr1_opens_the_log_files_again(start_server: StartServer, tmp_path: Path) -> None:
-    log = tmp_path / "access.log"
-    server = start_server(GUNICORN_CMD_ARGS=f"--access-logfile {log}")
-    log.rename(tmp_path / "old.log")
-    os.kill(server.pid, signal.SIGUSR1)
-    eventually(log.exists)
-    eventually(lambda: server.ask(STATUS) and STATUS in log.read_text())
 
 
 class TestSecrecy:
