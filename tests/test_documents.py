@@ -120,7 +120,8 @@ def test_times_of_deployments_are_those_of_the_service() -> None:
         for name in ("demo-service.service", "fly.toml", "nginx.conf")
     )
     stops = re.findall(r"(?m)^(?:TimeoutStopSec=|kill_timeout = )(\d+)", unit + fly)
-    assert [int(seconds) >= 2 * 5 for seconds in stops] == [True, True]
+    assert len(stops) == 2
+    assert min(map(int, stops)) >= 2 * 5
     assert "\nKillMode=mixed\n" in unit, "only the master gets the signal"
     (silence,) = re.findall(r"proxy_read_timeout (\d+)s;", nginx)
     assert int(silence) > PING_SECONDS

@@ -27,7 +27,6 @@ import settings
 from models import ApiKey, HourlyUsage, User
 from paths import KEYS, PROFILE, SECURITY, STATUS, TEST
 from rows import change, count
-from web import people
 
 PASSWORD = secrets.token_urlsafe()
 SECRET = re.compile(r"sk_(?:live|test)_\w{8}_\w{38}")
@@ -195,9 +194,7 @@ def test_strangers_lock_nobody_out_until_they_are_many(app: Flask, ada: FlaskCli
 
 
 @pytest.mark.parametrize("path", ["/log-in", "/sign-up", f"{SECURITY}/password"])
-def test_caller_has_four_places_in_the_queue_for_hashes(
-    app: Flask, ada: FlaskClient, path: str
-) -> None:
+def test_caller_has_four_places_in_the_queue_for_hashes(ada: FlaskClient, path: str) -> None:
     def post(address: str) -> int:
         form = EVIL | {"username": "bob"}
         return ada.post(path, data=form, environ_base={"REMOTE_ADDR": address}).status_code
@@ -210,7 +207,7 @@ def test_caller_has_four_places_in_the_queue_for_hashes(
         gevent.idle()
         assert not elsewhere.ready(), "it waits for its turn"
     assert 429 not in [asking.get(timeout=30) for asking in [*others, elsewhere]]
-    assert people.in_progress == []
+    assert post("192.0.2.1") != 429, "the places are free again"
 
 
 def test_twenty_names_an_hour_can_be_tried_in_the_profile(ada: FlaskClient, log_in: LogIn) -> None:
@@ -285,15 +282,6 @@ def test_thirty_keys_an_hour_are_what_a_user_gets(log_in: LogIn, ada: FlaskClien
 # The profile and the password
 
 
-def test_address_from_before_the_rules_may_stay(ada: FlaskClient, client: FlaskClient) -> None:
-    with models.database.connection_context():
-        User.update(email="\u00e9@example.com").execute()
-    form = {"username": "lovelace", "email": "\u00e9@example.com"}
-    assert ada.post(PROFILE, data=form).status_code == 303
-    assert log_in_as(client, form["email"]).status_code == 303
-    assert ada.post(PROFILE, data=form | {"email": "\u00c9@x.org"}).status_code == 422
-
-
 def test_profile_is_saved_or_else_not_shown_as_ones_own(log_in: LogIn, ada: FlaskClient) -> None:
     log_in("bob")
     refused = ada.post(PROFILE, data={"username": "Bob", "email": "a@example.com"})
@@ -315,13 +303,15 @@ def test_only_a_right_form_changes_the_password(ada: FlaskClient, client: FlaskC
         (PASSWORD, "short", "Use 10 to 256 characters."),
     ]:
         answer = ada.post(f"{SECURITY}/password", data={"current": current, "password": new})
-        assert (answer.status_code, message in answer.text) == (422, True)
+        assert answer.status_code == 422
+        assert message in answer.text
         assert current not in answer.text
     assert is_logged_in(client)
     form = {"current": PASSWORD, "password": "a brand new one"}
     answer = ada.post(f"{SECURITY}/password", data=form, follow_redirects=True)
     assert "Your password is changed." in answer.text
-    assert (is_logged_in(ada), is_logged_in(client)) == (True, False)
+    assert is_logged_in(ada)
+    assert not is_logged_in(client)
     assert log_in_as(client, "ada").status_code == 422
     assert log_in_as(client, "ada", "a brand new one").status_code == 303
 
@@ -341,7 +331,8 @@ def test_password_that_an_operator_has_set_meanwhile_stays(
     monkeypatch.setattr(accounts, "hash_password", reset_then_hash)
     form = {"current": PASSWORD, "password": "chosen by Mallory"}
     answer = ada.post(f"{SECURITY}/password", data=form)
-    assert (answer.status_code, "was changed meanwhile" in answer.text) == (422, True)
+    assert answer.status_code == 422
+    assert "was changed meanwhile" in answer.text
     assert log_in_as(client, "ada", "chosen by Mallory").status_code == 422
     assert log_in_as(client, "ada", chosen_by_operator).status_code == 303
 
@@ -450,9 +441,8 @@ def test_chart_shows_24_hours_of_all_keys_of_the_user(log_in: LogIn, ada: FlaskC
         HourlyUsage.create(hour=this_hour - 24 * 3600, key_id=stored_keys()[0].id, requests=9)
     page = ada.get(SECURITY).text
     assert "<strong>3,000</strong> requests, at most 3,000 in an hour" in page
-    assert page.count("<title>") == 1 + 24
     assert re.search('<svg class="chart"[^>]* aria-hidden="true">', page)  # not 24 images
-    assert page.count("<td>3,000</td>") == 1
+    assert re.findall("</time></th><td>(.*?)</td>", page) == ["0", "3,000", *["0"] * 22]
 
 
 def test_rotation_that_is_sent_twice_leaves_a_way_to_a_new_key(ada: FlaskClient) -> None:
@@ -625,7 +615,8 @@ def test_cookie_is_out_of_reach_of_scripts_and_sites(client: FlaskClient) -> Non
 
 def test_unknown_page_is_an_error_in_the_layout(ada: FlaskClient) -> None:
     answer = ada.get("/nowhere")
-    assert (answer.status_code, "There is nothing at" in answer.text) == (404, True)
+    assert answer.status_code == 404
+    assert "There is nothing at" in answer.text
     assert all(f'<a href="{link}">' in answer.text for link in ("/openapi.json", STATUS))
     assert "Logged in as </span>ada" in answer.text
 
@@ -646,11 +637,9 @@ def test_abort_in_a_view_is_a_page_with_its_own_words(app: Flask, client: FlaskC
     ("seconds", "words"),
     [(119, "119 s"), (120, "2 min"), (3541, "1 h"), (9372, "2 h 37 min"), (86400, "24 h")],
 )
-def test_error_page_says_how_long_to_wait(
-    app: Flask, client: FlaskClient, seconds: int, words: str
-) -> None:
+def test_error_page_says_how_long_to_wait(client: FlaskClient, seconds: int, words: str) -> None:
     view = mock.Mock(side_effect=TooManyRequests(retry_after=seconds))
-    app.add_url_rule("/busy", "busy", lambda: view(), methods=["POST"])
+    client.application.add_url_rule("/busy", "busy", lambda: view(), methods=["POST"])
     page = client.post("/busy?next=/settings").text
     assert f"Try again in {words}." in page
     assert 'back to <a href="/busy?next=/settings">the form</a>' in page

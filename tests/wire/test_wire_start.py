@@ -53,7 +53,8 @@ def test_every_command_leads_to_the_same_server(tmp_path: Path, command: list[st
         assert server.send(without_version).status == 400
         status, seconds = server.stop()
 
-    assert (status, seconds < patience(5)) == (0, True)
+    assert status == 0
+    assert seconds < patience(5)
     assert server.execute("SELECT total FROM api_key") == [(2,)]
     assert server.stored == {"service.db"}
     assert "Traceback" not in server.log()
@@ -124,7 +125,6 @@ class TestOneWorker:
         [
             ("--workers 3", "--worker-class must be gevent"),
             ("--user 12345", "--user: with SQLite, start gunicorn as"),
-            ("--workers 0", "--worker-class must be gevent"),
             pytest.param("-k sync", "--worker-class must be gevent", marks=pytest.mark.ci),
             ("--config=/dev/null", "needs its settings"),
             ("--config=/dev/null --preload", "needs its settings"),
@@ -135,7 +135,8 @@ class TestOneWorker:
     ) -> None:
         with pytest.raises(StartError) as refused:
             start_server(*serve_command(), *options.split())
-        assert (refused.value.status != 0, refused.value.output.count(line)) == (True, 1)
+        assert refused.value.status != 0
+        assert refused.value.output.count(line) == 1
         assert "Traceback" not in refused.value.output
 
     def test_second_service_on_the_same_file_is_refused(self, start_patched: StartServer) -> None:
