@@ -98,9 +98,7 @@ def test_password_is_the_same_in_every_unicode_form() -> None:
     assert accounts.verify_password(user, composed)
 
 
-def test_new_user_has_no_key_of_an_earlier_one_with_the_same_number(
-    client: FlaskClient, owner: User, key: str
-) -> None:
+def test_reused_number_of_a_user_brings_no_key(client: FlaskClient, owner: User, key: str) -> None:
     """SQLite gives the highest number again once its row is gone."""
     with models.database.connection_context():
         models.database.execute_sql("PRAGMA foreign_keys = 0")  # as in sqlite3, by default

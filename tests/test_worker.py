@@ -94,26 +94,19 @@ def test_response_is_sent_in_one_piece(worker: Worker) -> None:
         assert client.recv(4096).endswith(b"\r\n\r\nHello")
 
 
+def two_parts(may_go_on: Event) -> Iterator[bytes]:
+    yield from (b"", b"first")
+    may_go_on.wait()
+    yield b"second"
+
+
 class TestStream:
     """A view that returns a generator."""
 
-    @pytest.fixture
-    def next_part(self) -> Event:
-        """Until it is set, a stream has sent one part of two."""
-        return Event()
-
-    @pytest.fixture
-    def two_parts(self, worker: Worker, next_part: Event) -> None:
-        def parts() -> Iterator[bytes]:
-            yield from (b"", b"first")
-            next_part.wait()
-            yield b"second"
-
-        worker.wsgi = streaming(parts())
-
-    @pytest.mark.usefixtures("two_parts")
-    def test_each_part_is_sent_at_once(self, worker: Worker, next_part: Event) -> None:
+    def test_each_part_is_sent_at_once(self, worker: Worker) -> None:
         """The header with the first one that is not empty."""
+        next_part = Event()
+        worker.wsgi = streaming(two_parts(next_part))
         with connected(worker) as client:
             client.sendall(GET)
             assert client.recv(4096).endswith(b"\r\n\r\n5\r\nfirst\r\n")
@@ -130,10 +123,11 @@ class TestStream:
             client.recv(4096)
             assert next(made) < 10
 
-    @pytest.mark.usefixtures("two_parts")
     def test_stop_waits_for_it_but_not_for_ever(
-        self, worker: Worker, next_part: Event, monkeypatch: pytest.MonkeyPatch
+        self, worker: Worker, monkeypatch: pytest.MonkeyPatch
     ) -> None:
+        next_part = Event()
+        worker.wsgi = streaming(two_parts(next_part))
         monkeypatch.setattr("server.worker.IDLE_SECONDS", 0)
         with connected(worker) as client:
             client.sendall(GET)

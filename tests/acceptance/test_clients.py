@@ -71,9 +71,7 @@ def run(client: str, folder: Path) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("client", HTTP_CLIENTS)
-def test_a_client_gets_documented_responses_and_waits_over_the_limit(
-    tmp_path: Path, client: str
-) -> None:
+def test_a_client_gets_every_response(tmp_path: Path, client: str) -> None:
     report = run(client, tmp_path)
     paths = json.loads((REPOSITORY / "docs" / "openapi.json").read_text())["paths"]
     documented = {

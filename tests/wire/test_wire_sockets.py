@@ -13,7 +13,7 @@ import pytest
 from websockets.sync.client import connect
 
 from conftest import StartServer
-from paths import ECHO, TIME
+from paths import ECHO, TEST, TIME
 from rawsocket import (
     BINARY,
     CONTINUATION,
@@ -125,9 +125,7 @@ class TestFraming:
                 client.send(frame(CONTINUATION, half))
                 assert len(client.frame().json()["message"]) == MAX_BYTES
 
-    def test_log_says_whose_socket_was_closed_and_by_whom(
-        self, server: Server, server_key: str
-    ) -> None:
+    def test_log_says_who_closed_whose_socket(self, server: Server, server_key: str) -> None:
         key_id = server_key[8:16]
         with RawSocket(server.port) as leaving, RawSocket(server.port) as wrong:
             leaving.open(f"{TIME}?api_key={server_key}").send(close_frame(1001))
@@ -233,9 +231,14 @@ class TestTime:
         where = "header, or as api_key in the query."
         assert (where in answer.json()["detail"]) == (code == "missing_api_key")
 
-    def test_socket_of_a_revoked_key_or_a_deleted_user_closes_with_1008(
-        self, start_server: StartServer
-    ) -> None:
+    def test_refused_sockets_take_no_place(self, server: Server) -> None:
+        """Of the 100 that a key may have open."""
+        key = server.new_key(tier="once")
+        assert server.ask(TEST, X_API_Key=key).status == 200
+        asked = handshake_bytes(f"{TIME}?api_key={key}")
+        assert {server.send(asked).json()["code"] for _ in range(101)} == {"rate_limited"}
+
+    def test_revoked_key_or_deleted_user_is_1008(self, start_server: StartServer) -> None:
         """That of a key that has expired, too: test_walk.py."""
         server = start_server()
         revoked, other = server.new_key(), server.new_key()

@@ -153,9 +153,7 @@ class TestOneWorker:
         assert first.stop()[0] == 0
         assert patient(DATABASE_URL=f"sqlite:///{link}").ask(STATUS).status == 200
 
-    def test_lock_ends_with_the_last_process_of_a_killed_service(
-        self, start_patched: StartServer
-    ) -> None:
+    def test_lock_ends_with_the_last_process(self, start_patched: StartServer) -> None:
         server = start_patched("start.LOCK_SECONDS = 0.3")
         orphan = server.worker_pid
         os.kill(orphan, signal.SIGSTOP)
