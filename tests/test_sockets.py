@@ -15,6 +15,7 @@ import pytest
 from flask import Flask, g
 from gevent import socket as gsocket
 from simple_websocket import ConnectionClosed, Server
+from werkzeug.test import create_environ
 
 import auth
 from models import ApiKey
@@ -69,15 +70,8 @@ def ends() -> Iterator[tuple[Any, Any]]:
 @pytest.fixture
 def accepted(ends: tuple[Any, Any]) -> Server:
     """A connection that simple-websocket has accepted, as flask-sock hands it over."""
-    environ: dict[str, Any] = {
-        "REQUEST_METHOD": "GET",
-        "SERVER_PROTOCOL": "HTTP/1.1",
-        "PATH_INFO": "/",
-        "SCRIPT_NAME": "",
-        "QUERY_STRING": "",
-        "gunicorn.socket": ends[1],
-    }
-    environ |= {f"HTTP_{name.upper().replace('-', '_')}": text for name, text in UPGRADE.items()}
+    environ = create_environ(headers=UPGRADE)
+    environ |= {"SERVER_PROTOCOL": "HTTP/1.1", "gunicorn.socket": ends[1]}
     simplify(environ)
     unreader = SimpleNamespace(take_buffered=bytes)  # nothing came behind the handshake
     environ["wsgi.input"] = SimpleNamespace(reader=SimpleNamespace(unreader=unreader))
