@@ -154,13 +154,14 @@ class TestOneWorker:
         assert patient(DATABASE_URL=f"sqlite:///{link}").ask(STATUS).status == 200
 
     def test_lock_ends_with_the_last_process(self, start_patched: StartServer) -> None:
-        server = start_patched("start.LOCK_SECONDS = 0.3")
+        impatient = "start.LOCK_SECONDS = 0.3"
+        server = start_patched(impatient)
         orphan = server.worker_pid
         os.kill(orphan, signal.SIGSTOP)
         os.kill(server.pid, signal.SIGKILL)
         server.wait()
         with pytest.raises(StartError, match="another service uses this file"):
-            server.start()
+            start_patched(impatient, DATABASE_URL=server.env["DATABASE_URL"])
         os.kill(orphan, signal.SIGCONT)
         eventually(lambda: not listens("127.0.0.1", server.port))
         assert server.start().ask(STATUS).status == 200
