@@ -155,9 +155,8 @@ def test_every_bad_key_gets_the_same_answer(server: Server, server_key: str) -> 
     eventually(are_refused_alike, 2)
     answer = server.ask(ME, X_API_Key=revoked)
     assert (answer.status, answer.headers["WWW-Authenticate"]) == (401, CHALLENGE)
-    assert (
-        f"followed by {len(server_key) - 8} characters, without quotes" in answer.json()["detail"]
-    )
+    words = f"followed by {len(server_key) - 8} characters, without quotes"
+    assert words in answer.json()["detail"]
     assert "RateLimit" not in answer.headers
 
 

@@ -119,8 +119,8 @@ class TestHolding:
         assert time.monotonic() - started < patience(4)
         assert "bug" not in impatient.log()
 
-    def test_idle_connections_keep_nobody_out(self, start_patched: StartServer) -> None:
-        server = start_patched("worker_connections, keepalive = 40, 1")
+    def test_idle_connections_keep_nobody_out(self, start_server: StartServer) -> None:
+        server = start_server(GUNICORN_CMD_ARGS="--worker-connections 40 --keep-alive 1")
         with ExitStack() as stack:
             echo = stack.enter_context(RawSocket(server.port)).open(ECHO)
             for _ in range(80):

@@ -144,7 +144,6 @@ class TestHandshake:
         ("changes", "status", "code"),
         [
             ({"Sec-WebSocket-Key": None}, 400, "bad_handshake"),
-            ({"Sec-WebSocket-Key": "short"}, 400, "bad_handshake"),
             ({"Sec-WebSocket-Key": "\xe9" * 24}, 400, "bad_handshake"),
             ({"Sec-WebSocket-Version": None}, 400, "bad_handshake"),
             ({"Sec-WebSocket-Version": "8"}, 426, "upgrade_required"),
@@ -182,15 +181,12 @@ class TestHandshake:
         "changes",
         [
             {"Sec-WebSocket-Extensions": "permessage-deflate; client_max_window_bits"},
-            {"Sec-WebSocket-Extensions": "permessage-deflate; server_max_window_bits=99"},
             {"Sec-WebSocket-Extensions": ";;==,\xff"},
-            {"Sec-WebSocket-Protocol": "chat, other"},
             {"Sec-WebSocket-Protocol": "no token"},
             {"Connection": "Upgrade, \xff"},
             {"Origin": "https://elsewhere.example"},
             {"Connection": "keep-alive, UPGRADE", "Upgrade": "WebSocket"},
             {"Upgrade": "h2c, websocket"},
-            {"Upgrade": "websocket, h2c"},
             {"X-Odd": "\xff"},
         ],
     )
