@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from serving import REPOSITORY, Server, clean_environment, eventually, free_port, working_tree
+from serving import REPOSITORY, Server, bash, clean_environment, eventually, free_port, working_tree
 
 HERE = Path(__file__).parent / "clients"
 PAGE = (REPOSITORY / "docs/testing-clients.md").read_text()
@@ -97,15 +97,6 @@ def test_a_client_sees_refusal_ticks_and_stop_of_a_socket(tmp_path: Path, client
 def test_the_table_of_clients_has_all_that_are_run() -> None:
     rows = re.findall(r"^\| ([a-z0-9-]+) \|", PAGE.split("## Clients")[1], re.MULTILINE)
     assert sorted(rows) == sorted({"client", *HTTP_CLIENTS, *SOCKET_CLIENTS})
-
-
-def bash(script: str, cwd: Path, env: dict[str, str]) -> str:
-    """What the commands print; each of them must succeed."""
-    done = subprocess.run(
-        ["bash", "-ec", script], cwd=cwd, env=env, capture_output=True, text=True, timeout=60
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
 
 
 @pytest.mark.parametrize("start", ["**429.**", "**401.**", "A message of more than"])

@@ -28,6 +28,7 @@ from rawsocket import TEXT, RawSocket, form_bytes, frame
 from serving import (
     REPOSITORY,
     Server,
+    bash,
     clean_environment,
     eventually,
     free_port,
@@ -344,7 +345,7 @@ class TestPlatforms:
             heroku() {{ [ "$1" != config:set ] || echo "$2" >> {config}; }}
             {block}
             git clone -q -b main ../heroku.git {app}"""
-        subprocess.run(["bash", "-ec", script], check=True)
+        bash(script, tmp_path)
         assert "\npsycopg[binary]" in (app / "requirements.txt").read_text()
         env = dict(line.split("=") for line in config.read_text().splitlines())
         env |= {"DYNO": "web.1", "WEB_CONCURRENCY": "2", "FORWARDED_ALLOW_IPS": "*"}
@@ -367,7 +368,7 @@ def test_a_backup_is_restored(request: pytest.FixtureRequest, tmp_path: Path, nu
         page = (REPOSITORY / "docs/operating.md").read_text().split(f"## {title}\n")[1]
         block = re.findall("```sh\n(.*?)```", page, re.DOTALL)[number]
         block = block.replace("demo.db", "service.db")
-        subprocess.run(["bash", "-ec", block], cwd=tmp_path / "data", env=server.env, check=True)
+        bash(block, tmp_path / "data", server.env)
 
     with contextlib.closing(server):
         key = server.start().new_key()
@@ -386,14 +387,14 @@ def test_a_sqlite_file_moves_to_postgresql(tmp_path: Path, cluster: Cluster) -> 
     blocks = (block.partition("```")[0] for block in page.split("```sh\n")[1:])
     old = Server(tmp_path / "old")
     new = Server(tmp_path / "new", DATABASE_URL=cluster.new_database())
-    script = "\n".join([f"cd {REPOSITORY}", *blocks])
+    script = "\n".join(blocks)
     script = script.replace(".venv/bin/flask", f"{sys.executable} -m flask")
     with contextlib.closing(old), contextlib.closing(new):
         key = old.new_key(name='an odd ", name')
         assert old.start().ask(TEST, X_API_Key=key).status == 200
         old.stop()
         script = script.replace("demo.db", str(old.database))
-        subprocess.run(["bash", "-ec", script], env=new.env, check=True)
+        bash(script, REPOSITORY, new.env)
         assert new.start().total(key) == 1
         assert new.sign_up("grace").status == 303
         assert new.execute('SELECT max(id) FROM "user"') == [(1001,)]
