@@ -249,6 +249,13 @@ class Server:
     def log_lines(self, word: str) -> list[str]:
         return [line for line in self.log().splitlines() if word in line]
 
+    @contextlib.contextmanager
+    def connections(self, count: int, receive_buffer: int = 0) -> Iterator[list[RawSocket]]:
+        """So many new connections to it."""
+        with contextlib.ExitStack() as stack:
+            sockets = (RawSocket(self.port, receive_buffer) for _ in range(count))
+            yield [stack.enter_context(each) for each in sockets]
+
     def ask(self, path: str, method: str = "GET", **headers: str) -> Answer:
         """Make a request over a new connection, for example `ask(TEST, X_API_Key=key)`."""
         with RawSocket(self.port) as connection:

@@ -61,13 +61,6 @@ def test_field_is_accepted_or_refused_by_its_name(field: str) -> None:
         assert errors(**{field: text}).keys() == {field}, repr(text)
 
 
-def test_every_wrong_field_is_named_at_once() -> None:
-    found = errors(username="a", email="ada@example.com", password="short")
-    assert found.keys() == {"username", "password"}
-    assert found["password"] == "Use 10 to 256 characters."
-    assert str(Invalid(**found)) == " ".join(f"{name}: {text}" for name, text in found.items())
-
-
 @pytest.mark.usefixtures("owner")
 @pytest.mark.parametrize("text", ["ada", "ADA", "ada@example.com", "ADA@Example.com"])
 def test_taken_name_or_address_is_refused_by_its_field(text: str) -> None:

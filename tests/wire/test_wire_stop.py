@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import random
 import re
 import signal
 import sys
@@ -27,14 +26,13 @@ class TestStop:
         """One request is under way; others are served as long as that one is."""
         server = start_patched("import server.worker as w; w.IDLE_SECONDS = 0")
         key = server.new_key()
-        with contextlib.ExitStack() as stack:
-            threads = stack.enter_context(ThreadPoolExecutor(1))
-            sockets = [stack.enter_context(RawSocket(server.port)) for _ in range(50)]
+        with (
+            ThreadPoolExecutor(1) as threads,
+            server.connections(50) as sockets,
+            server.connections(4) as (silent, idle, under_way, slow),
+        ):
             for place, client in enumerate(sockets):
                 client.open(f"{TIME}?api_key={key}" if place % 2 else ECHO)
-            silent, idle, under_way, slow = (
-                stack.enter_context(RawSocket(server.port)) for _ in range(4)
-            )
             form = {"Host": "a", "Content-Length": "8"}
             slow.send(request_bytes("/log-out", form, "POST") + b"name")
             assert idle.request(TEST, X_API_Key=key).status == 200  # by then, it has begun
@@ -65,8 +63,7 @@ class TestStop:
     def test_what_arrives_during_a_stop_is_answered(self, start_patched: StartServer) -> None:
         """A handshake is refused; and no answer is lost because nobody reads the body."""
         server = start_patched("import server.worker as w; w.IDLE_SECONDS = 2")
-        with contextlib.ExitStack() as stack:
-            told, late, large = (stack.enter_context(RawSocket(server.port)) for _ in range(3))
+        with server.connections(3) as (told, late, large):
             told.open(ECHO)
             assert late.request(STATUS).status == large.request(STATUS).status == 200
             request = handshake_bytes(ECHO)
@@ -208,7 +205,7 @@ class TestSecrecy:
         key, revoked = (server.flask("key", "create", "ada", "ci").strip() for _ in range(2))
         server.flask("key", "revoke", revoked[8:16])
         escaped = "".join(f"%{ord(character):02X}" for character in key)
-        half = "".join(c if random.random() < 0.5 else f"%{ord(c):02x}" for c in key)
+        half = "".join(c if n % 2 else f"%{ord(c):02x}" for n, c in enumerate(key))
         texts = (key, revoked, escaped, half, key.replace("_", "%5F"))
         for text in texts:
             for line, headers in PLACES:
