@@ -79,8 +79,8 @@ def test_answers_are_described(client: FlaskClient, key: str) -> None:
             assert set(described) == set(body), f"edit docs/openapi.json: the fields of {path}"
         errors = {"401", "429"} if client.get(url).status_code == 401 else set()
         errors -= {"429"} if path == STATS else set()  # which is answered when nothing is left
-        described = {"401", "429"} & set(details["responses"])
-        assert described == errors, f"edit docs/openapi.json: the errors of {path}"
+        listed = {"401", "429"} & set(details["responses"])
+        assert listed == errors, f"edit docs/openapi.json: the errors of {path}"
 
 
 def test_types_of_keys_are_described() -> None:
