@@ -121,9 +121,9 @@ class RawSocket:
         assert status, f"no response: {head!r}"
         return Answer(int(status[1]), headers, self.read(size))
 
-    def open(self, path: str, changes: dict[str, str | None] | None = None) -> "RawSocket":
+    def open(self, path: str) -> "RawSocket":
         """Upgrade to a WebSocket; fails unless the server agrees."""
-        answer = self.handshake(path, changes)
+        answer = self.handshake(path)
         assert answer.status == 101, answer
         return self
 

@@ -21,10 +21,9 @@ PAGE = (REPOSITORY / "docs/testing-clients.md").read_text()
 BROWSERS = ["chromium", "chromium-browser", "google-chrome"]
 CHROMIUM = next(filter(None, map(shutil.which, BROWSERS)), "")
 HTTP_CLIENTS = ["requests", "chromium", "fetch", "axios-retry", "got"]
-SOCKET_CLIENTS = ["websockets", "ws", "wscat", "chromium"]
 PATH = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
 SECONDS = 90  # for one client, on a busy machine
-REFUSALS = {  # what each client sees of a refused socket
+REFUSALS = {  # what each client of WebSockets sees of a refused one
     "websockets": {"status": 401, "code": "missing_api_key"},
     "ws": {"status": 401, "code": "missing_api_key"},
     "wscat": {"status": 401},
@@ -86,7 +85,7 @@ def test_a_client_gets_every_response(tmp_path: Path, client: str) -> None:
     assert len({moment[: len("2026-11-21T03:49:09")] for moment in moments}) == 3
 
 
-@pytest.mark.parametrize("client", SOCKET_CLIENTS)
+@pytest.mark.parametrize("client", REFUSALS)
 def test_a_client_sees_refusal_ticks_and_stop_of_a_socket(tmp_path: Path, client: str) -> None:
     report = run(client, tmp_path)
     assert report["refused"] == REFUSALS[client]
@@ -96,7 +95,7 @@ def test_a_client_sees_refusal_ticks_and_stop_of_a_socket(tmp_path: Path, client
 
 def test_the_table_of_clients_has_all_that_are_run() -> None:
     rows = re.findall(r"^\| ([a-z0-9-]+) \|", PAGE.split("## Clients")[1], re.MULTILINE)
-    assert sorted(rows) == sorted({"client", *HTTP_CLIENTS, *SOCKET_CLIENTS})
+    assert sorted(rows) == sorted({"client", *HTTP_CLIENTS, *REFUSALS})
 
 
 @pytest.mark.parametrize("start", ["**429.**", "**401.**", "A message of more than"])

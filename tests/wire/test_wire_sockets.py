@@ -127,7 +127,7 @@ class TestFraming:
 
     def test_log_says_who_closed_whose_socket(self, server: Server, server_key: str) -> None:
         key_id = server_key[8:16]
-        with RawSocket(server.port) as leaving, RawSocket(server.port) as wrong:
+        with server.connections(2) as (leaving, wrong):
             leaving.open(f"{TIME}?api_key={server_key}").send(close_frame(1001))
             assert leaving.close_code() == 1001
             wrong.open(ECHO).send(frame(TEXT, b"hi", masked=False))
@@ -238,7 +238,7 @@ class TestTime:
         """That of a key that has expired, too: test_walk.py."""
         server = start_server()
         revoked, other = server.new_key(), server.new_key()
-        with RawSocket(server.port) as one, RawSocket(server.port) as two:
+        with server.connections(2) as (one, two):
             one.open(f"{TIME}?api_key={revoked}")
             two.open(f"{TIME}?api_key={other}")
             commands = (f"key revoke {revoked[8:16]}", "user delete user0")

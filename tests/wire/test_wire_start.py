@@ -172,19 +172,12 @@ class TestOneWorker:
         assert server.log_lines("-lock: Operation not supported; a second service would")
 
 
-DOTENV = """
-def find_dotenv(name, usecwd):
-    return name if name == ".env" else ""
-
-def dotenv_values(path, encoding):
-    return {values}
-"""
-
-
 def test_service_and_commands_read_the_same_dotenv(tmp_path: Path) -> None:
     """python-dotenv is not among our packages, so this stands for it."""
     values = {"RATE_LIMITS": "free=7/day", "WEB_CONCURRENCI": "3"}
-    (tmp_path / "dotenv.py").write_text(DOTENV.format(values=values))
+    find = "def find_dotenv(name, usecwd): return name if name == '.env' else ''"
+    read = f"def dotenv_values(path, encoding): return {values}"
+    (tmp_path / "dotenv.py").write_text(f"{find}\n{read}\n")
     server = Server(tmp_path, PYTHONPATH=str(tmp_path))
     with contextlib.closing(server), server.start_flask("key", "tier", "x", "y") as command:
         _, errors = command.communicate()
