@@ -4,7 +4,6 @@ import contextlib
 import os
 import secrets
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -39,7 +38,6 @@ TIERS = "free=1000/hour,pro=10000/hour,five=5/day,once=1/day"
 
 StartServer = Callable[..., Server]
 NewKey = Callable[..., str]
-TIDYING = pytest.StashKey["subprocess.Popen[bytes]"]()
 
 
 # What runs only with an option, which is also the name of a mark.
@@ -48,17 +46,6 @@ GROUPS = {
     "postgres": "what needs a PostgreSQL server; other tests of tests/wire run on it, too",
     "citus": "what needs a cluster of PostgreSQL servers with the extension Citus",
 }
-
-
-# Ends all that the tests have started and left behind, once they have ended, in whatever way.
-TIDY_UP = """if True:
-    import contextlib, os, pathlib, signal, sys
-    sys.stdin.read()
-    for file in pathlib.Path("/proc").glob("[0-9]*/environ"):
-        with contextlib.suppress(OSError):
-            if sys.argv[1].encode() in file.read_bytes():
-                os.kill(int(file.parent.name), signal.SIGKILL)
-"""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -72,17 +59,13 @@ def pytest_configure(config: pytest.Config) -> None:
     for name, what in GROUPS.items():
         config.addinivalue_line("markers", f"{name}: {what}")
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    # As Ctrl-C, so that fixtures stop the servers that they have started.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     # Hundreds of processes start; each would compile all modules again where this is set.
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     sys.dont_write_bytecode = False
     os.environ["TZ"] = "Asia/Tokyo"  # so that a time that is not UTC's is noticed
     time.tzset()
-    if not hasattr(config, "workerinput"):  # the process that starts the others
-        mark, command = secrets.token_hex(), [sys.executable, "-c", TIDY_UP]
-        config.stash[TIDYING] = subprocess.Popen(
-            [*command, f"TESTS={mark}"], stdin=subprocess.PIPE, start_new_session=True
-        )
-        os.environ["TESTS"] = mark
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -121,17 +121,15 @@ class RawSocket:
         assert status, f"no response: {head!r}"
         return Answer(int(status[1]), headers, self.read(size))
 
-    def open(self, path: str, changes: dict[str, str | None] | None = None) -> "RawSocket":
+    def open(self, path: str) -> "RawSocket":
         """Upgrade to a WebSocket; fails unless the server agrees."""
-        answer = self.handshake(path, changes)
+        answer = self.handshake(path)
         assert answer.status == 101, answer
         return self
 
-    def handshake(
-        self, path: str, changes: dict[str, str | None] | None = None, version: str = "HTTP/1.1"
-    ) -> Answer:
+    def handshake(self, path: str, changes: dict[str, str | None] | None = None) -> Answer:
         """Ask for an upgrade."""
-        self.send(handshake_bytes(path, changes, version))
+        self.send(handshake_bytes(path, changes))
         return self.answer()
 
     def frame(self) -> Frame:

@@ -88,13 +88,21 @@ def patience(seconds: float) -> float:
     return seconds * min(4, max(1, os.getloadavg()[0] / (os.cpu_count() or 1)))
 
 
+def bash(script: str, cwd: Path, env: dict[str, str] | None = None, seconds: float = 120) -> str:
+    """What these lines print; each command must succeed."""
+    how: dict[str, Any] = {"cwd": cwd, "env": env, "timeout": seconds, "text": True}
+    done = subprocess.run(["bash", "-ec", script], capture_output=True, **how)
+    assert done.returncode == 0, f"{script}\n{done.stdout}{done.stderr}"
+    return str(done.stdout)
+
+
 def working_tree(folder: Path) -> Path:
     """A repository in this folder whose last commit is what is being tested."""
     script = f"""git clone -q {REPOSITORY} {folder}/clone; cd {folder}/clone
         git config user.name a; git config user.email a@b
         git -C {REPOSITORY} diff --binary HEAD | git apply --allow-empty --index
         git commit -q --allow-empty -m changes"""
-    subprocess.run(["bash", "-ec", script], check=True)
+    bash(script, folder)
     return folder / "clone"
 
 
@@ -240,6 +248,13 @@ class Server:
 
     def log_lines(self, word: str) -> list[str]:
         return [line for line in self.log().splitlines() if word in line]
+
+    @contextlib.contextmanager
+    def connections(self, count: int, receive_buffer: int = 0) -> Iterator[list[RawSocket]]:
+        """So many new connections to it."""
+        with contextlib.ExitStack() as stack:
+            sockets = (RawSocket(self.port, receive_buffer) for _ in range(count))
+            yield [stack.enter_context(each) for each in sockets]
 
     def ask(self, path: str, method: str = "GET", **headers: str) -> Answer:
         """Make a request over a new connection, for example `ask(TEST, X_API_Key=key)`."""

@@ -13,22 +13,11 @@ UPGRADE = {"Upgrade": "websocket", "Connection": "Upgrade"}
 VALUES = {"id": uuid.UUID(int=7), "at": datetime(2026, 11, 21, tzinfo=timezone.utc)}
 
 
-def plain() -> Flask:
-    """An app without anything of ours, with the route of the same name."""
-    app = Flask("plain")
-    app.add_url_rule(STATUS, "api.status")
-    return app
-
-
 @pytest.mark.parametrize("base", ["http://localhost", "https://example.com:8443", "http://[::1]:1"])
 def test_external_url_names_the_host_that_was_asked(app: Flask, base: str) -> None:
-    urls = set()
-    for each in (app, plain()):
-        with each.test_request_context(STATUS, base_url=base):
-            urls.add(url_for("api.status", _external=True))
-    with app.test_request_context(ECHO, base_url=base, headers=UPGRADE):
-        urls.add(url_for("api.status", _external=True).replace("ws", "http", 1))
-    assert urls == {base + STATUS}
+    for path, headers in ((STATUS, {}), (ECHO, UPGRADE)):
+        with app.test_request_context(path, base_url=base, headers=headers):
+            assert url_for("api.status", _external=True) == base + STATUS
 
 
 def test_missing_slash_is_a_redirect_that_keeps_the_query(app: Flask, client: FlaskClient) -> None:
@@ -39,6 +28,5 @@ def test_missing_slash_is_a_redirect_that_keeps_the_query(app: Flask, client: Fl
 
 def test_json_takes_what_flask_takes(app: Flask, client: FlaskClient) -> None:
     app.add_url_rule("/values", "values", lambda: VALUES)
-    other = plain()
-    other.add_url_rule("/values", "values", lambda: VALUES)
-    assert client.get("/values").get_json() == other.test_client().get("/values").get_json()
+    written = {"id": str(VALUES["id"]), "at": "Sat, 21 Nov 2026 00:00:00 GMT"}
+    assert client.get("/values").get_json() == written

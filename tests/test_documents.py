@@ -13,11 +13,10 @@ from auth import NOT_VALID
 from commands.cli import PG_DUMP
 from documents import ASYNCAPI, CONTRIBUTING, DOCUMENTS, OPENAPI, README, rows, section
 from models import PREFIXES
-from protocol.websocket import PING_SECONDS, STALLED_SECONDS, CloseCode
+from paths import STATS
+from protocol.websocket import PING_SECONDS, CloseCode
 from ratelimit import UNITS
-from server.worker import SEND_SECONDS
 from serving import REPOSITORY
-from web import FORM_SECONDS
 
 CLIENTS = (REPOSITORY / "docs/testing-clients.md").read_text()
 DEPLOYING = (REPOSITORY / "docs/deploying.md").read_text()
@@ -79,18 +78,23 @@ def test_sockets_are_those_of_the_app(app: Flask) -> None:
     assert described == rules, "edit docs/asyncapi.json: channels"
 
 
-def test_fields_of_answers_are_described(client: FlaskClient, key: str) -> None:
+def test_answers_are_described(client: FlaskClient, key: str) -> None:
     api = json.loads(OPENAPI)
     for path, operation in api["paths"].items():
         details = operation["get"]
         names = {each["name"]: each["example"] for each in details.get("parameters", [])}
-        body = client.get(path.format(**names), headers={"X-API-Key": key}).get_json()
+        url = path.format(**names)
+        body = client.get(url, headers={"X-API-Key": key}).get_json()
         content = details["responses"]["200"]["content"]["application/json"]
         schema = content["schema"]
         if "$ref" in schema:
             schema = api["components"]["schemas"][schema["$ref"].rpartition("/")[2]]
         for described in (schema["properties"], schema["required"], content.get("example", body)):
             assert set(described) == set(body), f"edit docs/openapi.json: the fields of {path}"
+        errors = {"401", "429"} if client.get(url).status_code == 401 else set()
+        errors -= {"429"} if path == STATS else set()  # which is answered when nothing is left
+        listed = {"401", "429"} & set(details["responses"])
+        assert listed == errors, f"edit docs/openapi.json: the errors of {path}"
 
 
 def test_types_of_keys_are_described() -> None:
@@ -136,15 +140,18 @@ def test_console_explains_codes_as_the_documents_do(client: FlaskClient) -> None
     assert shown == expected, "edit web/templates/console.html"
 
 
-def test_seconds_are_those_of_the_code() -> None:
-    """Tests of what takes so long patch these numbers."""
-    text = "".join(path.read_text() for path in DOCUMENTS)
-    config = (REPOSITORY / "gunicorn.conf.py").read_text()
-    assert "\nkeepalive = 100 if settings.proxy_hops else 5\n" in config
-    assert "A header has 5 seconds to arrive, or 100 behind a proxy" in text
-    assert SEND_SECONDS == FORM_SECONDS == STALLED_SECONDS
-    assert f"sends a form slowly, is disconnected after {SEND_SECONDS} seconds" in text
-    assert f"sends a ping every {PING_SECONDS} seconds" in text
+def test_times_of_deployments_are_those_of_the_service() -> None:
+    """A stop takes 5 seconds; a WebSocket is silent between two pings."""
+    unit, fly, nginx = (
+        (REPOSITORY / "deploy" / name).read_text()
+        for name in ("demo-service.service", "fly.toml", "nginx.conf")
+    )
+    stops = re.findall(r"(?m)^(?:TimeoutStopSec=|kill_timeout = )(\d+)", unit + fly)
+    assert len(stops) == 2
+    assert min(map(int, stops)) >= 2 * 5
+    assert "\nKillMode=mixed\n" in unit, "only the master gets the signal"
+    (silence,) = re.findall(r"proxy_read_timeout (\d+)s;", nginx)
+    assert int(silence) > PING_SECONDS
 
 
 def test_commands_are_those_of_flask(app: Flask) -> None:

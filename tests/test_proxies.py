@@ -56,7 +56,5 @@ def test_platform_gives_the_address(config: Settings, platform: str, spoofed: li
         (None, ""),  # a Unix socket
     ],
 )
-def test_one_caller_is_an_address_without_port_or_a_64_of_ipv6(
-    address: str | None, who: str
-) -> None:
+def test_one_caller_is_an_address_or_a_64_of_ipv6(address: str | None, who: str) -> None:
     assert caller(address) == who

@@ -5,6 +5,7 @@ import logging
 import socket
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
@@ -14,11 +15,13 @@ import pytest
 from flask import Flask, g
 from gevent import socket as gsocket
 from simple_websocket import ConnectionClosed, Server
+from werkzeug.test import create_environ
 
 import auth
 from models import ApiKey
 from paths import ECHO, TIME
 from protocol import websocket
+from protocol.open_sockets import Handler
 from protocol.problems import Problem
 from protocol.websocket import SERVER_OPTIONS, CloseCode, Closing, WebSocket, plain_handshake
 from ratelimit import Allowance
@@ -26,50 +29,33 @@ from rawsocket import PING, PONG, TEXT, UPGRADE, Frame, RawSocket, close_frame, 
 from services import Services
 from sockets import serve
 
+Serving = Callable[[Handler], Any]
 EndedBy = Callable[[BaseException], RawSocket]
-Handshake = Callable[..., int]
-
-
-@pytest.fixture
-def handshake(app: Flask) -> Handshake:
-    """Asks for a WebSocket; returns the status, after others have had their turn."""
-    app.extensions["services"].sockets.limit_per_caller = 1
-
-    def ask(path: str, **headers: str) -> int:
-        environ = {"SERVER_PROTOCOL": "HTTP/1.1"}
-        named = UPGRADE | {name.replace("_", "-"): value for name, value in headers.items()}
-        try:
-            with app.test_request_context(path, headers=named, environ_overrides=environ):
-                app.preprocess_request()
-                gevent.idle()
-                return 101
-        except Problem as problem:
-            return problem.get_response().status_code
-
-    return ask
 
 
 def test_of_two_handshakes_at_once_one_gets_the_last_place(
-    handshake: Handshake, key: str, monkeypatch: pytest.MonkeyPatch
+    app: Flask, services: Services, key: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With PostgreSQL others have their turn while a request is counted."""
-    spend = auth.spend
+    spend, how = auth.spend, {"SERVER_PROTOCOL": "HTTP/1.1", "HTTP_X_API_KEY": key}
 
     def spend_slowly(key: ApiKey, environ: dict[str, Any]) -> Allowance:
         gevent.sleep(0)
         return spend(key, environ)
 
+    def ask() -> int:
+        with app.test_request_context(TIME, headers=UPGRADE, environ_overrides=how):
+            try:
+                app.preprocess_request()
+            except Problem as problem:
+                return problem.get_response().status_code
+            gevent.idle()  # it is open while others have their turn
+            return 101
+
     monkeypatch.setattr(auth, "spend", spend_slowly)
-    both = [gevent.spawn(handshake, TIME, X_API_Key=key) for _ in range(2)]
-    gevent.joinall(both)
-    assert sorted(asking.value for asking in both) == [101, 429]
-
-
-def test_handshake_that_cannot_be_counted_leaves_its_place(handshake: Handshake, key: str) -> None:
-    used_up = Problem(429, "rate_limited", "Another request was the last one.")
-    with mock.patch.object(auth, "spend", side_effect=used_up):
-        assert handshake(TIME, X_API_Key=key) == 429
-    assert handshake(TIME, X_API_Key=key) == 101
+    services.sockets.limit_per_caller = 1
+    both = [gevent.spawn(ask) for _ in range(2)]
+    assert sorted(asking.get(timeout=5) for asking in both) == [101, 429]
 
 
 @pytest.fixture
@@ -84,15 +70,8 @@ def ends() -> Iterator[tuple[Any, Any]]:
 @pytest.fixture
 def accepted(ends: tuple[Any, Any]) -> Server:
     """A connection that simple-websocket has accepted, as flask-sock hands it over."""
-    environ: dict[str, Any] = {
-        "REQUEST_METHOD": "GET",
-        "SERVER_PROTOCOL": "HTTP/1.1",
-        "PATH_INFO": "/",
-        "SCRIPT_NAME": "",
-        "QUERY_STRING": "",
-        "gunicorn.socket": ends[1],
-    }
-    environ |= {f"HTTP_{name.upper().replace('-', '_')}": text for name, text in UPGRADE.items()}
+    environ = create_environ(headers=UPGRADE)
+    environ |= {"SERVER_PROTOCOL": "HTTP/1.1", "gunicorn.socket": ends[1]}
     environ = plain_handshake(environ)
     unreader = SimpleNamespace(take_buffered=bytes)  # nothing came behind the handshake
     environ["wsgi.input"] = SimpleNamespace(reader=SimpleNamespace(unreader=unreader))
@@ -104,13 +83,6 @@ def peer(accepted: Server, ends: tuple[Any, Any]) -> RawSocket:
     peer = RawSocket.over(ends[0])
     assert peer.answer().status == 101
     return peer
-
-
-def test_reader_of_simple_websocket_does_not_read(peer: RawSocket, ends: tuple[Any, Any]) -> None:
-    peer.send(b"for us")
-    gsocket.wait_read(ends[1].fileno())
-    gevent.idle()  # whoever waits for it has read it now
-    assert ends[1].recv(100) == b"for us"
 
 
 def test_library_does_not_close_it(
@@ -202,19 +174,31 @@ def test_frame_that_was_pushed_in_part_is_finished_before_the_close(
 
 
 @pytest.fixture
-def ended_by(app: Flask, accepted: Server, peer: RawSocket, ends: tuple[Any, Any]) -> EndedBy:
-    """Serve a handler that raises the given exception; returns what the peer is left with."""
+def serving(app: Flask, accepted: Server) -> Serving:
+    """Serves the connection with this handler, in the greenlet that it returns."""
 
-    def run(ending: BaseException) -> RawSocket:
-        def handler(ws: WebSocket) -> None:
-            assert list(app.extensions["services"].sockets.open) == [ws]
-            raise ending
-
-        ends[0].shutdown(socket.SHUT_WR)  # a peer that has sent all it will
+    def run(handler: Handler) -> None:
         with app.test_request_context(f"{ECHO}?api_key=private"):
             g.key = None
             serve(handler, accepted)
-        assert not app.extensions["services"].sockets.open, "only open sockets are kept"
+
+    return partial(gevent.spawn, run)
+
+
+@pytest.fixture
+def ended_by(
+    serving: Serving, services: Services, peer: RawSocket, ends: tuple[Any, Any]
+) -> EndedBy:
+    """Serves with a handler that raises this; returns what the peer is left with."""
+
+    def run(ending: BaseException) -> RawSocket:
+        def handler(ws: WebSocket) -> None:
+            assert list(services.sockets.open) == [ws]
+            raise ending
+
+        ends[0].shutdown(socket.SHUT_WR)  # a peer that has sent all it will
+        serving(handler).get(timeout=5)
+        assert not services.sockets.open, "only open sockets are kept"
         ends[1].close()
         return peer
 
@@ -245,39 +229,23 @@ def test_client_that_is_lost_is_sent_nothing_and_is_no_bug(
     assert caplog.messages[-1].endswith(": 1006")
 
 
-def served(app: Flask, accepted: Server, handler: Callable[[WebSocket], None]) -> Any:
-    """The greenlet that serves this socket with this handler."""
-
-    def run() -> None:
-        with app.test_request_context(ECHO):
-            g.key = None
-            serve(handler, accepted)
-
-    return gevent.spawn(run)
-
-
 @pytest.mark.parametrize("ending", [ConnectionResetError(), Closing(CloseCode.REVOKED)])
-def test_interrupt_that_comes_too_late_is_dropped(
-    app: Flask, accepted: Server, ending: BaseException
-) -> None:
+def test_interrupt_that_comes_too_late_is_dropped(serving: Serving, ending: BaseException) -> None:
     def handler(ws: WebSocket) -> None:
         ws.interrupt(CloseCode.GOING_AWAY)
         raise ending
 
-    serving = served(app, accepted, handler)
-    gevent.joinall([serving], timeout=5)
-    assert serving.successful()
+    serving(handler).get(timeout=5)
 
 
 def test_socket_that_is_closing_is_not_interrupted(
-    app: Flask, accepted: Server, peer: RawSocket, services: Services
+    serving: Serving, peer: RawSocket, services: Services
 ) -> None:
     """A client that is slow to answer a close frame still gets all of it."""
-    serving = served(app, accepted, mock.Mock(side_effect=Closing(CloseCode.REVOKED)))
+    closing = serving(mock.Mock(side_effect=Closing(CloseCode.REVOKED)))
     assert peer.frame().close_code == 1008
     services.sockets.shut_down()
     gevent.idle()
-    assert not serving.ready()
+    assert not closing.ready()
     peer.sock.close()
-    gevent.joinall([serving], timeout=5)
-    assert serving.successful()
+    closing.get(timeout=5)

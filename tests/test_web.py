@@ -27,7 +27,6 @@ import settings
 from models import ApiKey, HourlyUsage, User
 from paths import KEYS, PROFILE, SECURITY, STATUS, TEST
 from rows import change, count
-from web import people
 
 PASSWORD = secrets.token_urlsafe()
 SECRET = re.compile(r"sk_(?:live|test)_\w{8}_\w{38}")
@@ -198,9 +197,7 @@ def test_strangers_lock_nobody_out_until_they_are_many(app: Flask, ada: FlaskCli
 
 
 @pytest.mark.parametrize("path", ["/log-in", "/sign-up", f"{SECURITY}/password"])
-def test_caller_has_four_places_in_the_queue_for_hashes(
-    app: Flask, ada: FlaskClient, path: str
-) -> None:
+def test_caller_has_four_places_in_the_queue_for_hashes(ada: FlaskClient, path: str) -> None:
     def post(address: str) -> int:
         form = EVIL | {"username": "bob"}
         return ada.post(path, data=form, environ_base={"REMOTE_ADDR": address}).status_code
@@ -213,6 +210,7 @@ def test_caller_has_four_places_in_the_queue_for_hashes(
         gevent.idle()
         assert not elsewhere.ready(), "it waits for its turn"
     assert 429 not in [asking.get(timeout=30) for asking in [*others, elsewhere]]
+    assert post("192.0.2.1") != 429, "the places are free again"
 
 
 def test_twenty_names_an_hour_can_be_tried_in_the_profile(ada: FlaskClient, log_in: LogIn) -> None:
@@ -285,31 +283,14 @@ def test_ten_renames_a_minute_are_what_a_user_gets(ada: FlaskClient) -> None:
     assert stored_keys()[0].name == "n9"
 
 
-def test_made_up_names_need_bounded_memory(app: Flask, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(people, "BUCKETS", 50)
-    with app.app_context():
-        for n in range(1000):
-            people.throttle(people.ATTEMPTS._replace(limit=1000), f"made up {n}")
-    assert 40 < len(app.extensions["services"].throttles.counted) <= 50
-
-
 # The profile and the password
-
-
-def test_address_from_before_the_rules_may_stay(ada: FlaskClient, client: FlaskClient) -> None:
-    with models.database.connection_context():
-        User.update(email="\u00e9@example.com").execute()
-    form = {"username": "lovelace", "email": "\u00e9@example.com"}
-    assert ada.post(PROFILE, data=form).status_code == 303
-    assert log_in_as(client, form["email"]).status_code == 303
-    assert ada.post(PROFILE, data=form | {"email": "\u00c9@x.org"}).status_code == 422
 
 
 def test_profile_is_saved_or_else_not_shown_as_ones_own(log_in: LogIn, ada: FlaskClient) -> None:
     log_in("bob")
     refused = ada.post(PROFILE, data={"username": "Bob", "email": "a@example.com"})
     assert refused.status_code == 422
-    assert 'id="username-note">This is already taken.' in refused.text
+    assert re.search('role="alert"><p[^>]* id="username-note">This is already', refused.text)
     assert 'value="Bob"' in refused.text
     assert "Logged in as </span>ada<" in refused.text
     form = {"username": "countess", "email": "ada@lovelace.example"}
@@ -326,13 +307,15 @@ def test_only_a_right_form_changes_the_password(ada: FlaskClient, client: FlaskC
         (PASSWORD, "short", "Use 10 to 256 characters."),
     ]:
         answer = ada.post(f"{SECURITY}/password", data={"current": current, "password": new})
-        assert (answer.status_code, message in answer.text) == (422, True)
+        assert answer.status_code == 422
+        assert message in answer.text
         assert current not in answer.text
     assert is_logged_in(client)
     form = {"current": PASSWORD, "password": "a brand new one"}
     answer = ada.post(f"{SECURITY}/password", data=form, follow_redirects=True)
     assert "Your password is changed." in answer.text
-    assert (is_logged_in(ada), is_logged_in(client)) == (True, False)
+    assert is_logged_in(ada)
+    assert not is_logged_in(client)
     assert log_in_as(client, "ada").status_code == 422
     assert log_in_as(client, "ada", "a brand new one").status_code == 303
 
@@ -352,7 +335,8 @@ def test_password_that_an_operator_has_set_meanwhile_stays(
     monkeypatch.setattr(accounts, "hash_password", reset_then_hash)
     form = {"current": PASSWORD, "password": "chosen by Mallory"}
     answer = ada.post(f"{SECURITY}/password", data=form)
-    assert (answer.status_code, "was changed meanwhile" in answer.text) == (422, True)
+    assert answer.status_code == 422
+    assert "was changed meanwhile" in answer.text
     assert log_in_as(client, "ada", "chosen by Mallory").status_code == 422
     assert log_in_as(client, "ada", chosen_by_operator).status_code == 303
 
@@ -421,7 +405,7 @@ def test_what_no_form_can_bring_makes_no_key(ada: FlaskClient) -> None:
 def test_bad_name_makes_no_key_and_keeps_what_was_chosen(ada: FlaskClient) -> None:
     answer = create_key(ada, "two\nlines", expires="90 days")
     assert answer.status_code == 422
-    assert 'id="name-note">Give the key a name' in answer.text
+    assert re.search('role="alert"><p[^>]* id="name-note">Give the key a name', answer.text)
     assert '<option value="production" selected>' in answer.text
     assert '<option value="90 days" selected>' in answer.text
     assert count() == 0
@@ -475,9 +459,8 @@ def test_chart_shows_24_hours_of_all_keys_of_the_user(log_in: LogIn, ada: FlaskC
         HourlyUsage.create(hour=this_hour - 24 * 3600, key_id=stored_keys()[0].id, requests=9)
     page = ada.get(SECURITY).text
     assert "<strong>3,000</strong> requests, at most 3,000 in an hour" in page
-    assert page.count("<title>") == 1 + 24
     assert re.search('<svg class="chart"[^>]* aria-hidden="true">', page)  # not 24 images
-    assert page.count("<td>3,000</td>") == 1
+    assert re.findall("</time></th><td>(.*?)</td>", page) == ["0", "3,000", *["0"] * 22]
 
 
 def test_rotation_that_is_sent_twice_leaves_a_way_to_a_new_key(ada: FlaskClient) -> None:
@@ -487,6 +470,7 @@ def test_rotation_that_is_sent_twice_leaves_a_way_to_a_new_key(ada: FlaskClient)
     lost, again = [ada.post(f"{path_of(0)}/successor", data=form) for _ in range(2)]
     assert again.status_code == 422
     assert "The key “ci” is already replaced" in again.text
+    assert '<div role="alert"><p>It works until' in again.text
     assert ask_api(ada, old_secret).status_code == 200
     assert SECRET.search(ada.post(f"{KEYS}/{secret_in(lost)[8:16]}/successor").text)
     now, ends = models.now(), sorted(key.expires_at for key in stored_keys() if key.rotated_at)
@@ -652,6 +636,11 @@ def test_everything_has_the_security_headers(client: FlaskClient, static_urls: l
         assert headers["X-Content-Type-Options"] == "nosniff"
 
 
+def test_time_is_not_read_aloud_every_second(client: FlaskClient) -> None:
+    logs = re.findall('role="log" aria-live="(.*?)".*? of /ws/(.*?)"', client.get("/").text)
+    assert logs == [("polite", "echo"), ("off", "time")]
+
+
 def test_cookie_is_out_of_reach_of_scripts_and_sites(client: FlaskClient) -> None:
     answer = sign_up(client, "ada")
     assert answer.location == SECURITY
@@ -679,7 +668,8 @@ def test_log_in_lasts_beside_other_cookies_of_the_host(ada: FlaskClient) -> None
 
 def test_unknown_page_is_an_error_in_the_layout(ada: FlaskClient) -> None:
     answer = ada.get("/nowhere")
-    assert (answer.status_code, "There is nothing at" in answer.text) == (404, True)
+    assert answer.status_code == 404
+    assert "There is nothing at" in answer.text
     assert all(f'<a href="{link}">' in answer.text for link in ("/openapi.json", STATUS))
     assert "Logged in as </span>ada" in answer.text
 
@@ -700,11 +690,9 @@ def test_abort_in_a_view_is_a_page_with_its_own_words(app: Flask, client: FlaskC
     ("seconds", "words"),
     [(119, "119 s"), (120, "2 min"), (3541, "1 h"), (9372, "2 h 37 min"), (86400, "24 h")],
 )
-def test_error_page_says_how_long_to_wait(
-    app: Flask, client: FlaskClient, seconds: int, words: str
-) -> None:
+def test_error_page_says_how_long_to_wait(client: FlaskClient, seconds: int, words: str) -> None:
     view = mock.Mock(side_effect=TooManyRequests(retry_after=seconds))
-    app.add_url_rule("/busy", "busy", lambda: view(), methods=["POST"])
+    client.application.add_url_rule("/busy", "busy", lambda: view(), methods=["POST"])
     page = client.post("/busy?next=/settings").text
     assert f"Try again in {words}." in page
     assert 'back to <a href="/busy?next=/settings">the form</a>' in page

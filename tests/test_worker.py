@@ -94,26 +94,19 @@ def test_response_is_sent_in_one_piece(worker: Worker) -> None:
         assert client.recv(4096).endswith(b"\r\n\r\nHello")
 
 
+def two_parts(may_go_on: Event) -> Iterator[bytes]:
+    yield from (b"", b"first")
+    may_go_on.wait()
+    yield b"second"
+
+
 class TestStream:
     """A view that returns a generator."""
 
-    @pytest.fixture
-    def next_part(self) -> Event:
-        """Until it is set, a stream has sent one part of two."""
-        return Event()
-
-    @pytest.fixture
-    def two_parts(self, worker: Worker, next_part: Event) -> None:
-        def parts() -> Iterator[bytes]:
-            yield from (b"", b"first")
-            next_part.wait()
-            yield b"second"
-
-        worker.wsgi = streaming(parts())
-
-    @pytest.mark.usefixtures("two_parts")
-    def test_each_part_is_sent_at_once(self, worker: Worker, next_part: Event) -> None:
+    def test_each_part_is_sent_at_once(self, worker: Worker) -> None:
         """The header with the first one that is not empty."""
+        next_part = Event()
+        worker.wsgi = streaming(two_parts(next_part))
         with connected(worker) as client:
             client.sendall(GET)
             assert client.recv(4096).endswith(b"\r\n\r\n5\r\nfirst\r\n")
@@ -130,22 +123,11 @@ class TestStream:
             client.recv(4096)
             assert next(made) < 10
 
-    def test_client_that_does_not_read_is_cut_off(
-        self, worker: Worker, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-    ) -> None:
-        monkeypatch.setattr("server.worker.SEND_SECONDS", 0.1)
-        parts = (b"x" * 10_000 for _ in itertools.count())
-        worker.wsgi = streaming(parts)
-        with connected(worker, socket.SOCK_STREAM) as client:
-            client.sendall(GET)
-            assert worker.connections.join(timeout=10)
-        assert not list(parts), "the generator was closed"
-        assert not caplog.records
-
-    @pytest.mark.usefixtures("two_parts")
     def test_stop_waits_for_it_but_not_for_ever(
-        self, worker: Worker, next_part: Event, monkeypatch: pytest.MonkeyPatch
+        self, worker: Worker, monkeypatch: pytest.MonkeyPatch
     ) -> None:
+        next_part = Event()
+        worker.wsgi = streaming(two_parts(next_part))
         monkeypatch.setattr("server.worker.IDLE_SECONDS", 0)
         with connected(worker) as client:
             client.sendall(GET)

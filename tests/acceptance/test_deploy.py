@@ -28,6 +28,7 @@ from rawsocket import TEXT, RawSocket, form_bytes, frame
 from serving import (
     REPOSITORY,
     Server,
+    bash,
     clean_environment,
     eventually,
     free_port,
@@ -147,7 +148,8 @@ class TestProxies:
         with RawSocket.over(tls(proxy)) as client:
             client.send(form_bytes("/sign-up", **user).replace(b"Host: a", ours))
             answer = client.answer()
-        assert (answer.status, "Secure" in answer.headers["Set-Cookie"]) == (303, True)
+        assert answer.status == 303
+        assert "Secure" in answer.headers["Set-Cookie"]
 
     def test_sockets_pass_and_addresses_cannot_be_forged(self, proxy: int) -> None:
         """Each address may have one echo socket: the second gets one, the first no other."""
@@ -169,7 +171,8 @@ class TestProxies:
                 assert client.handshake(path, {"X-API-Key": header}).status == 502
             eventually(lambda: any(TIME in log.read_text() for log in tmp_path.rglob("*.log")))
         logs = "".join(path.read_text() for path in (tmp_path / name).rglob("*.log"))
-        assert [text in logs for text in (TIME, query, header)] == [True, False, False]
+        assert query not in logs
+        assert header not in logs
 
     @pytest.mark.parametrize("line", ["nginx.conf keepalive_timeout", "Caddyfile keepalive"])
     def test_idle_connections_are_closed_by_the_proxy_first(self, line: str) -> None:
@@ -187,17 +190,6 @@ def dockerfile(instruction: str) -> str:
     """What follows this instruction, which must be there once."""
     (rest,) = re.findall(rf"^{instruction} (.*)", shipped("Dockerfile", {}), re.MULTILINE)
     return str(rest)
-
-
-def is_ignored(path: str) -> bool:
-    """As Docker decides: by the last pattern that matches the path or a folder above it."""
-    ignored, places = False, [Path(path), *Path(path).parents]
-    for line in shipped("Dockerfile.dockerignore", {}).splitlines()[1:]:
-        pattern = line.removeprefix("!").removeprefix("**/")
-        depth = None if "**/" in line else pattern.count("/") + 1
-        if any(place.match(pattern) and depth in (None, len(place.parts)) for place in places):
-            ignored = not line.startswith("!")
-    return ignored
 
 
 def healthy(port: int) -> bool:
@@ -224,15 +216,15 @@ class TestImage:
     def test_image_run_read_only_serves_and_stops(self, tmp_path: Path) -> None:
         """As `docker run --read-only --cap-drop ALL`: the Dockerfile's files, ENV, and CMD."""
         app, data = tmp_path / "app", tmp_path / "data"
-
-        def ignored(folder: str, names: list[str]) -> list[str]:
-            return [n for n in names if is_ignored(str((Path(folder) / n).relative_to(REPOSITORY)))]
-
-        private = ".env .git .tox .venv venv tests docs/design.md requirements-dev.txt prod.sqlite3"
-        private += " web/__pycache__ demo.db-wal demo.db.bak data/other.db web/other.db backup.dump"
-        assert all(map(is_ignored, private.split()))
-        shutil.copytree(REPOSITORY, app, ignore=ignored)
+        app.mkdir()
         data.mkdir()
+        nothing, *listed = shipped("Dockerfile.dockerignore", {}).splitlines()[1:]
+        assert nothing == "*", "only what is listed gets into the image"
+        assert {"**/.*", "**/*.db*"} <= set(listed), "and of that neither settings nor databases"
+        for name in [line[1:] for line in listed if line.startswith("!")]:
+            for source in REPOSITORY.glob(name):
+                copy = shutil.copytree if source.is_dir() else shutil.copy
+                copy(source, app / source.relative_to(REPOSITORY))
         unshare = ["unshare", "--map-root-user", "--mount", "--pid", "--fork", "--kill-child"]
         in_app = ["env", f"--chdir={app}", *unshare, "sh", "-c", READ_ONLY, "sh", str(data)]
         if subprocess.run([*in_app, "true"], capture_output=True).returncode:
@@ -285,17 +277,15 @@ class TestUnit:
 
 
 def test_files_give_the_service_what_it_needs() -> None:
-    """A user that is not root, time for a stop (5 s), and a check that needs no key."""
+    """A user that is not root, enough open files, and a check that needs no key."""
     image, unit = shipped("Dockerfile", {}), shipped("demo-service.service", {})
     fly, render = shipped("fly.toml", {}), shipped("render.yaml", {})
     assert re.search(rf"useradd .*--uid [1-9]\d+ {dockerfile('USER')} ", image)
     assert re.search("^User=demo-service$", unit, re.MULTILINE)
-    seconds = re.findall(r"^(?:TimeoutStopSec=|kill_timeout = )(\d+)", unit + fly, re.MULTILINE)
-    assert [int(number) >= 2 * 5 for number in seconds] == [True, True]
     checked = re.findall(r'^ +(?:path = "|healthCheckPath: )([^"\n]+)', fly + render, re.MULTILINE)
     assert checked == [STATUS, STATUS]
-    files = re.findall("^LimitNOFILE=(.*)", unit, re.MULTILINE)
-    assert [int(number) > 2 * load({}).max_sockets for number in files] == [True]
+    (files,) = re.findall("^LimitNOFILE=(.*)", unit, re.MULTILINE)
+    assert int(files) > 2 * load({}).max_sockets
 
 
 @pytest.fixture
@@ -346,9 +336,6 @@ class TestPlatforms:
         server = Server(volume, FLY_APP_NAME=fly["app"])
         serves_without_complaint(server, signal.Signals[fly["kill_signal"]])
 
-    def test_railway(self, volume: Path) -> None:
-        serves_without_complaint(Server(volume, RAILWAY_ENVIRONMENT="production"))
-
     def test_heroku_from_its_documented_block(self, tmp_path: Path, cluster: Cluster) -> None:
         """Pasted with a `heroku` that only notes the settings; what is pushed then is served."""
         block = DEPLOYING.split("## Heroku")[1].split("```")[1].removeprefix("sh\n")
@@ -358,7 +345,7 @@ class TestPlatforms:
             heroku() {{ [ "$1" != config:set ] || echo "$2" >> {config}; }}
             {block}
             git clone -q -b main ../heroku.git {app}"""
-        subprocess.run(["bash", "-ec", script], check=True)
+        bash(script, tmp_path)
         assert "\npsycopg[binary]" in (app / "requirements.txt").read_text()
         env = dict(line.split("=") for line in config.read_text().splitlines())
         env |= {"DYNO": "web.1", "WEB_CONCURRENCY": "2", "FORWARDED_ALLOW_IPS": "*"}
@@ -383,7 +370,7 @@ def test_a_backup_is_restored(request: pytest.FixtureRequest, tmp_path: Path, nu
         block = re.findall("```sh\n(.*?)```", page, re.DOTALL)[number]
         flask = f"{sys.executable} -m flask --app {REPOSITORY}/app.py"
         block = block.replace("demo.db", "service.db").replace(".venv/bin/flask", flask)
-        subprocess.run(["bash", "-ec", block], cwd=tmp_path / "data", env=server.env, check=True)
+        bash(block, tmp_path / "data", server.env)
 
     with contextlib.closing(server):
         key = server.start().new_key()
@@ -402,14 +389,14 @@ def test_a_sqlite_file_moves_to_postgresql(tmp_path: Path, cluster: Cluster) -> 
     blocks = (block.partition("```")[0] for block in page.split("```sh\n")[1:])
     old = Server(tmp_path / "old")
     new = Server(tmp_path / "new", DATABASE_URL=cluster.new_database())
-    script = "\n".join([f"cd {REPOSITORY}", *blocks])
+    script = "\n".join(blocks)
     script = script.replace(".venv/bin/flask", f"{sys.executable} -m flask")
     with contextlib.closing(old), contextlib.closing(new):
         key = old.new_key(name='an odd ", name')
         assert old.start().ask(TEST, X_API_Key=key).status == 200
         old.stop()
         script = script.replace("demo.db", str(old.database))
-        subprocess.run(["bash", "-ec", script], env=new.env, check=True)
+        bash(script, REPOSITORY, new.env)
         assert new.start().total(key) == 1
         assert new.sign_up("grace").status == 303
         assert new.execute('SELECT max(id) FROM "user"') == [(1001,)]

@@ -17,7 +17,6 @@ from serving import REPOSITORY, Server
 
 CLIENTS = Path(__file__).parent / "clients"
 OPENAPI, ASYNCAPI = REPOSITORY / "docs" / "openapi.json", REPOSITORY / "docs" / "asyncapi.json"
-PAGE = REPOSITORY / "docs/testing-clients.md"
 
 
 def run(*command: str, cwd: Path, **variables: str) -> str:
@@ -63,7 +62,7 @@ def test_a_validator_finds_nothing(command: tuple[str | Path, ...]) -> None:
 
 def test_a_generated_python_client_works(server: Server, server_key: str, tmp_path: Path) -> None:
     """With the command and the lines of docs/testing-clients.md."""
-    section = PAGE.read_text().split("## Generated clients")[1]
+    section = (REPOSITORY / "docs/testing-clients.md").read_text().split("## Generated clients")[1]
     _, shell, _, python, *_ = re.split(r"```(?:sh|python)?\n", section)
     program, *arguments = shell.replace("http://127.0.0.1:8000", server.url).split()
     call = "from demo_client.api.protected import get_usage\nprint(get_usage.sync(client=client))"

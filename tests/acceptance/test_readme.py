@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from documents import CONTRIBUTING, DOCUMENTS, README, blocks, section
-from serving import REPOSITORY, clean_environment, eventually, free_port
+from serving import REPOSITORY, bash, clean_environment, eventually, free_port
 
 START = ".venv/bin/python app.py"
 # What differs from run to run; everything else has to be as it stands in README.
@@ -63,11 +63,7 @@ class Checkout:
 
     def paste(self, commands: str, seconds: float = 120, **environment: str) -> str:
         """What the commands print; each of them must succeed."""
-        pasted, env = ["bash", "-ec", self._on_our_ports(commands)], self.env | environment
-        how: dict[str, Any] = {"capture_output": True, "text": True, "timeout": seconds}
-        done = subprocess.run(pasted, cwd=self.folder, env=env, **how)
-        assert done.returncode == 0, f"{commands}\n{done.stdout}{done.stderr}"
-        return str(done.stdout)
+        return bash(self._on_our_ports(commands), self.folder, self.env | environment, seconds)
 
     def follow(self, name: str, where: str, marker: str, block: str, line: str) -> None:
         """Take a step of a recipe; the marker must be in one line."""

@@ -4,7 +4,6 @@ import contextlib
 import os
 import signal
 import time
-from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -63,17 +62,16 @@ class TestTurns:
     def test_new_connections_are_answered_soon_beside_32_busy_ones(self, server: Server) -> None:
         """After few rounds of the busy ones, but not all in one: then an attack could be long."""
         asked = request_bytes(YEAR, {"Host": "a"})
-        with ExitStack() as stack:
-            busy = [stack.enter_context(RawSocket(server.port)) for _ in range(32)]
+        with server.connections(32) as busy:
             assert {client.request(STATUS).status for client in busy} == {200}
             os.kill(server.worker_pid, signal.SIGSTOP)
             for client in busy:
                 client.send(asked * 100)
-            new = [stack.enter_context(RawSocket(server.port)) for _ in range(96)]
-            for client in new:
-                client.send(asked)
-            os.kill(server.worker_pid, signal.SIGCONT)
-            last = max(client.answer().json()["timestamp"] for client in new)
+            with server.connections(96) as new:
+                for client in new:
+                    client.send(asked)
+                os.kill(server.worker_pid, signal.SIGCONT)
+                last = max(client.answer().json()["timestamp"] for client in new)
             times = [client.answer().json()["timestamp"] for client in busy for _ in range(100)]
         rounds = sum(moment < last for moment in times) / len(busy)
         assert 4 < rounds <= 13
@@ -90,8 +88,7 @@ class TestHolding:
     def test_responses_that_are_not_read_end_the_connection(self, impatient: Server) -> None:
         """A client that reads slowly gets them all."""
         requests = request_bytes("/openapi.json", {"Host": "a"}) * 1000
-        with ExitStack() as stack:
-            clients = [stack.enter_context(RawSocket(impatient.port, 4096)) for _ in range(20)]
+        with impatient.connections(20, receive_buffer=4096) as clients:
             for client in clients:
                 client.fill(requests, limit=len(requests))
             assert waits(impatient.port, impatient.new_key(), 20)[10] < patience(0.1)
@@ -107,8 +104,7 @@ class TestHolding:
     def test_slowloris_ends_the_connection_and_a_slow_form_is_408(self, impatient: Server) -> None:
         """A header that drips, also in a later request; a form that drips, and one that halts."""
         slow = request_bytes(STATUS, {"Host": "a" * 300})
-        with ExitStack() as stack:
-            clients = [stack.enter_context(RawSocket(impatient.port)) for _ in range(4)]
+        with impatient.connections(4) as clients:
             first, later, dripping, halted = clients
             assert later.request(STATUS).status == 200
             for form in (dripping, halted):
@@ -126,12 +122,9 @@ class TestHolding:
         assert time.monotonic() - started < patience(4)
         assert "bug" not in impatient.log()
 
-    def test_idle_connections_keep_nobody_out(self, start_patched: StartServer) -> None:
-        server = start_patched("worker_connections, keepalive = 40, 1")
-        with ExitStack() as stack:
-            echo = stack.enter_context(RawSocket(server.port)).open(ECHO)
-            for _ in range(80):
-                stack.enter_context(RawSocket(server.port))
+    def test_idle_connections_keep_nobody_out(self, start_server: StartServer) -> None:
+        server = start_server(GUNICORN_CMD_ARGS="--worker-connections 40 --keep-alive 1")
+        with RawSocket(server.port).open(ECHO) as echo, server.connections(80):
             assert waits(server.port, server.new_key(), 20)[-1] < patience(2.5)
             echo.send(frame(TEXT, b"still here"))
             assert echo.frame().json()["message"] == "still here"
@@ -151,8 +144,8 @@ class TestSockets:
 
         def open_and_close(count: int) -> None:
             for number in range(count):
-                with RawSocket(server.port) as client:
-                    client.open(ECHO).send(unfinished)
+                with RawSocket(server.port).open(ECHO) as client:
+                    client.send(unfinished)
                     if number % 2:
                         client.send(close_frame(1000))
                         assert client.frame().close_code == 1000

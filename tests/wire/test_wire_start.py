@@ -54,7 +54,8 @@ def test_every_command_leads_to_the_same_server(tmp_path: Path, command: list[st
         assert server.send(without_version).status == 400
         status, seconds = server.stop()
 
-    assert (status, seconds < patience(5)) == (0, True)
+    assert status == 0
+    assert seconds < patience(5)
     assert server.execute("SELECT total FROM api_key") == [(2,)]
     assert server.stored == {"service.db"}
     assert "Traceback" not in server.log()
@@ -125,7 +126,6 @@ class TestOneWorker:
         [
             ("--workers 3", "--worker-class must be gevent"),
             ("--user 12345", "--user: with SQLite, start gunicorn as"),
-            ("--workers 0", "--worker-class must be gevent"),
             pytest.param("-k sync", "--worker-class must be gevent", marks=pytest.mark.ci),
             ("--config=/dev/null", "needs its settings"),
             ("--config=/dev/null --preload", "needs its settings"),
@@ -136,7 +136,8 @@ class TestOneWorker:
     ) -> None:
         with pytest.raises(StartError) as refused:
             start_server(*serve_command(), *options.split())
-        assert (refused.value.status != 0, refused.value.output.count(line)) == (True, 1)
+        assert refused.value.status != 0
+        assert refused.value.output.count(line) == 1
         assert "Traceback" not in refused.value.output
 
     def test_second_service_on_the_same_file_is_refused(self, start_patched: StartServer) -> None:
@@ -153,16 +154,15 @@ class TestOneWorker:
         assert first.stop()[0] == 0
         assert patient(DATABASE_URL=f"sqlite:///{link}").ask(STATUS).status == 200
 
-    def test_lock_ends_with_the_last_process_of_a_killed_service(
-        self, start_patched: StartServer
-    ) -> None:
-        server = start_patched("start.LOCK_SECONDS = 0.3")
+    def test_lock_ends_with_the_last_process(self, start_patched: StartServer) -> None:
+        impatient = "start.LOCK_SECONDS = 0.3"
+        server = start_patched(impatient)
         orphan = server.worker_pid
         os.kill(orphan, signal.SIGSTOP)
         os.kill(server.pid, signal.SIGKILL)
         server.wait()
         with pytest.raises(StartError, match="another service uses this file"):
-            server.start()
+            start_patched(impatient, DATABASE_URL=server.env["DATABASE_URL"])
         os.kill(orphan, signal.SIGCONT)
         eventually(lambda: not listens("127.0.0.1", server.port))
         assert server.start().ask(STATUS).status == 200
@@ -173,19 +173,12 @@ class TestOneWorker:
         assert server.log_lines("-lock: Operation not supported; a second service would")
 
 
-DOTENV = """
-def find_dotenv(name, usecwd):
-    return name if name == ".env" else ""
-
-def dotenv_values(path, encoding):
-    return {values}
-"""
-
-
 def test_service_and_commands_read_the_same_dotenv(tmp_path: Path) -> None:
     """python-dotenv is not among our packages, so this stands for it."""
     values = {"RATE_LIMITS": "free=7/day", "WEB_CONCURRENCI": "3"}
-    (tmp_path / "dotenv.py").write_text(DOTENV.format(values=values))
+    find = "def find_dotenv(name, usecwd): return name if name == '.env' else ''"
+    read = f"def dotenv_values(path, encoding): return {values}"
+    (tmp_path / "dotenv.py").write_text(f"{find}\n{read}\n")
     server = Server(tmp_path, PYTHONPATH=str(tmp_path))
     with contextlib.closing(server), server.start_flask("key", "tier", "x", "y") as command:
         _, errors = command.communicate()

@@ -1,7 +1,4 @@
-"""Chromium, from a page of another origin, this folder: fetch and WebSocket.
-
-A page sees no status of a refused socket: only an `error` event, then `close` with 1006.
-"""
+"""Chromium, from a page of another origin, this folder: fetch and WebSocket in chromium.mjs."""
 
 import os
 import threading
@@ -9,26 +6,7 @@ from http.server import HTTPServer, SimpleHTTPRequestHandler
 
 from playwright.sync_api import ConsoleMessage, sync_playwright
 
-SCRIPT = """
-async (env) => {
-  globalThis.process = { env }
-  await import('/with_fetch.mjs')
-  const { key, messages, report, time } = await import('/script.mjs')
-
-  report('refused', await new Promise((resolve) => {
-    const ws = new WebSocket(time), events = []
-    ws.onerror = () => events.push('error')
-    ws.onclose = (event) => resolve({events, code: event.code})
-  }))
-
-  const types = [], ws = new WebSocket(`${time}?api_key=${key}`)
-  ws.onmessage = (event) => {
-    types.push(JSON.parse(event.data).type)
-    if (types.length === messages) report('ticks', types)
-  }
-  report('closed', await new Promise((resolve) => (ws.onclose = (event) => resolve(event.code))))
-}
-"""
+SCRIPT = "async (env) => { globalThis.process = { env }; await import('/chromium.mjs') }"
 
 
 def show(message: ConsoleMessage) -> None:
