@@ -9,6 +9,7 @@ import socket
 import subprocess
 import tempfile
 import threading
+import time
 from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
@@ -172,9 +173,11 @@ class CitusCluster:
 
 
 class Network:
-    """Between a service and its server; it may die silently, as a network does."""
+    """Between a service and its server; it may be slow, and die silently, as a network does."""
 
-    def __init__(self, cluster: Cluster) -> None:
+    def __init__(self, cluster: Cluster, delay: float = 0) -> None:
+        """Whatever is sent takes these seconds."""
+        self._delay = delay
         self._cluster, self._deadly = cluster, None  # type: Cluster, bytes | None
         self._ends: list[socket.socket] = []
         self._dead = set[socket.socket]()
@@ -219,6 +222,7 @@ class Network:
             while data := source.recv(65_536):
                 if source is client and self._deadly is not None and self._deadly in data:
                     self._dead.add(client)
+                time.sleep(self._delay)
                 if client not in self._dead:
                     target.sendall(data)
             if client not in self._dead:

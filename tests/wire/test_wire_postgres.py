@@ -139,6 +139,26 @@ def test_after_a_failover_all_use_the_new_primary(
     assert "Traceback" not in server.log()
 
 
+def test_database_that_is_far_away_serves(own: Cluster, start_server: StartServer) -> None:
+    """To connect takes longer than a request may wait."""
+    with closing(Network(own, delay=0.1)) as network:
+        server = start_server(DATABASE_URL=network.url(own.new_database()), WEB_CONCURRENCY="1")
+        key = server.new_key()
+        eventually(lambda: server.ask(TEST, X_API_Key=key).status == 200)
+        assert [server.ask(ME, X_API_Key=key).status for _ in range(5)] == [200] * 5
+
+
+def test_idle_process_has_no_connection(own: Cluster, start_patched: StartServer) -> None:
+    patch = "from storage import connections; connections.IDLE_SECONDS = 0.2"
+    server = start_patched(patch, DATABASE_URL=(url := own.new_database()))
+    key, name = server.new_key(), url.rpartition("/")[2]
+    open_ones = f"SELECT * FROM pg_stat_activity WHERE datname = '{name}'"
+    assert [server.ask(path, X_API_Key=key).status for path in (TEST, ME)] == [200] * 2
+    assert server.sign_up("ada").status == 303
+    eventually(lambda: not own.query(own.url(), open_ones), 10)
+    assert server.ask(ME, X_API_Key=key).status == 200
+
+
 def test_command_on_a_dead_network(cluster: Cluster, start_server: StartServer) -> None:
     server = start_server(DATABASE_URL=cluster.new_database())
     server.new_key()
