@@ -7,6 +7,8 @@ import gevent
 from gevent.event import AsyncResult
 from peewee import OperationalError
 
+from storage.connections import HIT_SECONDS
+
 
 class Batches:
     """Runs one query at a time for each key.
@@ -15,12 +17,9 @@ class Batches:
     used a lot needs few queries, and keys don't wait for each other.
     """
 
-    def __init__(self, query: Callable[[str, list[Any]], list[Any]], seconds: float) -> None:
-        """`query` takes a key's ID and some items, and returns as many answers.
-
-        An answer that takes longer than `seconds` is an OperationalError.
-        """
-        self._query, self._seconds = query, seconds
+    def __init__(self, query: Callable[[str, list[Any]], list[Any]]) -> None:
+        """`query` takes a key's ID and some items, and returns as many answers."""
+        self._query = query
         self._waiting: dict[str, list[tuple[Any, AsyncResult]]] = {}
 
     def ask(self, key_id: str, item: object = None) -> Any:
@@ -32,8 +31,8 @@ class Batches:
             self._waiting[key_id] = [(item, answer)]
             # In a greenlet of its own, or this request would also serve those that come later.
             gevent.spawn(self._answer_all, key_id)
-        late = OperationalError(f"no answer within {self._seconds} s")
-        with gevent.Timeout(self._seconds, late):
+        late = OperationalError(f"no answer within {HIT_SECONDS} s")
+        with gevent.Timeout(HIT_SECONDS, late):
             return answer.get()
 
     def _answer_all(self, key_id: str) -> None:

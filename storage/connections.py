@@ -19,7 +19,7 @@ from psycopg_pool import ConnectionPool
 HIT_SECONDS = 0.9  # a hit, or the look-up of a key: for everything; the next four are part of it
 QUERY_SECONDS = 0.8  # its queries: for a place, a connection and the answers
 STATEMENT_SECONDS = 0.6  # each statement, of a page, too: for its answer
-LOCK_SECONDS = 0.05  # a count, in PostgreSQL: for a locked row
+# In PostgreSQL, a count waits for a locked row for 50 ms: SESSION in postgres.py.
 PAUSE_SECONDS = 0.5  # a key that has failed: until it is asked about again
 FREE_SECONDS = 3  # a page: for a connection
 CONNECT_SECONDS = 2  # the pool, or a command: for each address; libpq's minimum
@@ -43,17 +43,15 @@ class Impatient(Connection[Any]):
     """
 
     patience = STATEMENT_SECONDS
-    failure = ""  # why connecting has failed the last time
+    failure = ""  # why connecting has failed the last time, if it has
 
     @classmethod
     def connect(cls, *args: Any, **kwargs: Any) -> Any:
         try:
-            connection = super().connect(*args, **kwargs)
+            return super().connect(*args, **kwargs)
         except Error as error:
-            Impatient.failure = str(error)
+            cls.failure = str(error)
             raise
-        Impatient.failure = ""
-        return connection
 
     def wait(self, gen: Any, interval: float = 0.1, timeout: float | None = None) -> Any:
         return super().wait(gen, interval, timeout or self.patience)
@@ -81,6 +79,7 @@ class Pool(ConnectionPool[Impatient]):
     def __init__(self, url: str, size: int, session: str) -> None:
         def configure(connection: Impatient) -> None:
             connection.execute(session.encode())
+            Impatient.failure = ""
 
         super().__init__(
             address_of(url),

@@ -18,20 +18,12 @@ from ratelimit import Allowance, Quota, Usage
 from storage import Store
 from storage.batch import Batches
 from storage.breaker import Breaker, Bulkhead
-from storage.connections import (
-    HIT_SECONDS,
-    LOCK_SECONDS,
-    NODE_SECONDS,
-    QUERY_SECONDS,
-    WARM_SECONDS,
-    Impatient,
-    Pool,
-)
+from storage.connections import NODE_SECONDS, QUERY_SECONDS, WARM_SECONDS, Impatient, Pool
 from storage.queries import FIND, made_of
 
 HITS, LOOK_UPS = 4, 3  # connections of each process for these; with those of pages, at most 10
-# No count waits for the disk, and none for a locked row for long.
-SESSION = f"SET synchronous_commit = off; SET lock_timeout = {int(1000 * LOCK_SECONDS)}"
+# No count waits for the disk, and none for a locked row for more than 50 ms.
+SESSION = "SET synchronous_commit = off; SET lock_timeout = '50ms'"
 # The window of a row goes on if its end lies between %(end)s and %(latest)s: Quota.window_ends.
 # If not all hits are granted, none is counted.
 USED = "%(hits)s + CASE WHEN reset BETWEEN %(end)s AND %(latest)s THEN used ELSE 0 END"
@@ -54,8 +46,8 @@ class PostgresStore(Store):
         self._pool = Pool(url, HITS + LOOK_UPS, SESSION)
         self._look_ups, self._hits = Bulkhead(LOOK_UPS), Bulkhead(HITS)
         self._find_breaker, self._count_breaker = Breaker(LOOK_UPS // 2), Breaker(HITS // 2)
-        self._finding = Batches(self._find, HIT_SECONDS)
-        self._counting = Batches(self._count, HIT_SECONDS)
+        self._finding = Batches(self._find)
+        self._counting = Batches(self._count)
         self._chart = Counter[str]()  # requests of each key that are not in hourly_usage yet
 
     def open(self) -> None:
