@@ -1,65 +1,47 @@
-"""What leaves connections for others while something fails or floods: a bulkhead, and a breaker."""
+"""A circuit breaker, which keeps what fails from taking the connections of what works."""
 
 import math
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from time import monotonic
 
 from gevent.lock import BoundedSemaphore
 from peewee import OperationalError
 
-from storage.connections import PAUSE_SECONDS
+from storage.connections import PAUSE_SECONDS, NoneFree
 
 MANY = 10_000  # failed keys that are remembered
 
 
-class NoPlace(OperationalError):
-    """Others used all places for so long that nothing was asked."""
-
-
-class Bulkhead:
-    """Lets only so many queries of one kind run at the same time. The others wait in order."""
-
-    def __init__(self, places: int) -> None:
-        self._places = BoundedSemaphore(places)
-
-    @contextmanager
-    def place(self, deadline: float) -> Iterator[None]:
-        """Around a query; raises NoPlace if there is none by then, by `monotonic`."""
-        if not self._places.acquire(timeout=max(0, deadline - monotonic())):
-            raise NoPlace("others use all connections")
-        try:
-            yield
-        finally:
-            self._places.release()
-
-
 class Breaker:
-    """A circuit breaker for each key, so that keys whose queries fail keep no other key waiting.
+    """A circuit breaker for each key.
 
-    After a failure, because its row is locked, say, the circuit of a key is open: for PAUSE_SECONDS
-    nothing is asked. Then it is half-open: until a query succeeds, the key shares a few places with
-    all keys that are in the same state. A key that got no place has not failed.
+    After a query for a key has failed, because its row is locked, say, the circuit is open: for
+    PAUSE_SECONDS nothing is asked. Then it is half-open: until a query succeeds, the key shares
+    some places with all keys in the same state, and fails again if none is free.
     """
 
     def __init__(self, places: int) -> None:
-        self._half_open = Bulkhead(places)
+        self._half_open = BoundedSemaphore(places)
         self._failed: dict[str, tuple[float, str]] = {}  # when, by `monotonic`, and why
 
     @contextmanager
-    def circuit(self, key_id: str, deadline: float) -> Iterator[None]:
+    def circuit(self, key_id: str) -> Iterator[None]:
         """Around a query for this key; raises OperationalError."""
         failed_at, why = self._failed.get(key_id, (-math.inf, ""))
-        if monotonic() < failed_at + PAUSE_SECONDS:
+        is_open = monotonic() < failed_at + PAUSE_SECONDS
+        if is_open or (why and not self._half_open.acquire(blocking=False)):
             raise OperationalError(why)
         try:
-            with self._half_open.place(deadline) if why else nullcontext():
-                yield
-        except NoPlace:
+            yield
+            self._failed.pop(key_id, None)
+        except NoneFree:  # which is not because of this key
             raise
         except OperationalError as error:
             if len(self._failed) > MANY:  # made-up keys during an outage
                 self._failed.clear()
             self._failed[key_id] = monotonic(), str(error)
             raise
-        self._failed.pop(key_id, None)
+        finally:
+            if why:
+                self._half_open.release()

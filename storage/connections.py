@@ -6,26 +6,24 @@ not. A request never makes one itself: it waits for one until its time is over.
 
 import logging
 from contextlib import nullcontext, suppress
-from time import monotonic
 from typing import Any
 from weakref import WeakSet
 
-from peewee import InternalError, OperationalError, PostgresqlDatabase
+from peewee import OperationalError, PostgresqlDatabase
 from psycopg import Connection, Error
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg_pool import ConnectionPool
 
 # All time limits, in seconds: who waits, and for what.
-HIT_SECONDS = 0.9  # a hit, or the look-up of a key: for everything; the next four are part of it
-QUERY_SECONDS = 0.8  # its queries: for a place, a connection and the answers
-STATEMENT_SECONDS = 0.6  # each statement, of a page, too: for its answer
+HIT_SECONDS = 0.9  # a hit, or the look-up of a key: for everything; the next two are part of it
+STORE_SECONDS = 0.8  # a query of the store: for a connection
+ANSWER_SECONDS = 0.6  # each statement, of a page, too: for its answer
 # In PostgreSQL, a count waits for a locked row for 50 ms: SESSION in postgres.py.
 PAUSE_SECONDS = 0.5  # a key that has failed: until it is asked about again
-FREE_SECONDS = 3  # a page: for a connection
+PAGE_SECONDS = 3  # a page: for a connection
 CONNECT_SECONDS = 2  # the pool, or a command: for each address; libpq's minimum
-WARM_SECONDS = 1  # a worker that starts: for each of its first connections
 NODE_SECONDS = 0.3  # keys on other nodes of a Citus cluster: for a node that is away
-IDLE_SECONDS = 7  # between closing two idle connections: seven are gone within a minute
+IDLE_SECONDS = 7  # between closing two idle connections of a pool: all are gone within a minute
 USED_SECONDS = 60  # any connection: until it is replaced
 
 # Errors after which all connections are replaced: the server is lost, or read-only, or stopping.
@@ -38,11 +36,11 @@ logging.getLogger("psycopg.pool").setLevel(logging.ERROR)  # or it would log eac
 class Impatient(Connection[Any]):
     """A connection on which each answer has to come within `patience` seconds.
 
-    After each query, BEGIN, COMMIT and ROLLBACK psycopg calls `wait`, which raises psycopg.Error
+    For each query, BEGIN, COMMIT and ROLLBACK psycopg calls `wait`, which raises psycopg.Error
     after `timeout` seconds; without one it would wait for ever.
     """
 
-    patience = STATEMENT_SECONDS
+    patience = ANSWER_SECONDS
     failure = ""  # why connecting has failed the last time, if it has
 
     @classmethod
@@ -54,7 +52,22 @@ class Impatient(Connection[Any]):
             raise
 
     def wait(self, gen: Any, interval: float = 0.1, timeout: float | None = None) -> Any:
-        return super().wait(gen, interval, timeout or self.patience)
+        try:
+            return super().wait(gen, interval, timeout or self.patience)
+        except Error as error:
+            if error.sqlstate in LOST:
+                for pool in POOLS:
+                    pool.drain()
+            raise
+
+    def is_lost(self) -> bool:
+        """Whether the server has closed it: then its last words, and the end, can be read."""
+        try:
+            for _ in range(2):
+                self.pgconn.consume_input()
+        except Error:
+            return True
+        return False
 
 
 def address_of(url: str) -> str:
@@ -63,20 +76,13 @@ def address_of(url: str) -> str:
     return make_conninfo(**{**options, **conninfo_to_dict(url)})
 
 
-def is_lost(connection: Impatient) -> bool:
-    """Whether the server has closed it: then its last words and the end can be read, unasked."""
-    try:
-        for _ in range(2):
-            connection.pgconn.consume_input()
-    except Error:
-        return True
-    return False
-
-
 class Pool(ConnectionPool[Impatient]):
-    """At most `size` connections, each of which has executed `session`."""
+    """At most `size` connections, each of which has executed `session`.
 
-    def __init__(self, url: str, size: int, session: str) -> None:
+    Whoever finds none free waits for `seconds`, in the order of arrival.
+    """
+
+    def __init__(self, url: str, size: int, seconds: float, session: str) -> None:
         def configure(connection: Impatient) -> None:
             connection.execute(session.encode())
             Impatient.failure = ""
@@ -88,6 +94,7 @@ class Pool(ConnectionPool[Impatient]):
             configure=configure,
             min_size=0,
             max_size=size,
+            timeout=seconds,
             max_idle=IDLE_SECONDS,
             max_lifetime=USED_SECONDS,
             reconnect_timeout=0,
@@ -95,40 +102,42 @@ class Pool(ConnectionPool[Impatient]):
         )
         POOLS.add(self)
 
-    def take(self, seconds: float) -> Impatient:
-        """A connection that nobody else has; raises OperationalError."""
-        deadline = monotonic() + seconds
+    def take(self) -> Impatient:
+        """A connection that nobody else has, until `putconn`; raises OperationalError."""
+        self.open()
         try:
-            self.open()
-            connection = self.getconn(max(0.001, seconds))
-            if is_lost(connection):
-                self.drain()
+            while (connection := self.getconn()).is_lost():
+                connection.close()
                 self.putconn(connection)
-                connection = self.getconn(max(0.001, deadline - monotonic()))
-        except Error:
-            why = Impatient.failure or f"no connection within {seconds:.1f} s"
-            raise OperationalError(why) from None
-        return connection
+            return connection
+        except Error as error:
+            if Impatient.failure:
+                raise OperationalError(Impatient.failure) from None
+            raise NoneFree(str(error)) from None
 
-    def run(self, query: str, values: Any, deadline: float) -> list[Any]:
-        """The rows that answer a query, by this moment of `monotonic`; raises OperationalError."""
-        connection = self.take(deadline - monotonic())
+    def fill(self) -> None:
+        """Make all connections, so that the first requests find them, if that can be done soon."""
+        taken: list[Impatient] = []
+        with suppress(OperationalError):
+            while len(taken) < self.max_size:
+                taken.append(self.take())
+        for connection in taken:
+            self.putconn(connection)
+
+    def run(self, query: str, values: Any) -> list[Any]:
+        """The rows that answer a query; raises OperationalError."""
+        connection = self.take()
         try:
-            connection.patience = max(0.01, min(STATEMENT_SECONDS, deadline - monotonic()))
             cursor = connection.execute(query.encode(), values)
             return cursor.fetchall() if cursor.description else []
         except Error as error:
-            replace_if_lost(error)
             raise OperationalError(str(error)) from None
         finally:
             self.putconn(connection)
 
 
-def replace_if_lost(error: object) -> None:
-    """Replace all connections if this error says that they are of no use."""
-    if getattr(error, "sqlstate", None) in LOST:
-        for pool in POOLS:
-            pool.drain()
+class NoneFree(OperationalError):
+    """Others used all connections for too long."""
 
 
 class Postgres(PostgresqlDatabase):
@@ -166,24 +175,17 @@ class PooledPostgres(Postgres):
     """The database of pages, which share a few connections."""
 
     def __init__(self, url: str, size: int) -> None:
-        super().__init__(url, STATEMENT_SECONDS)
-        self._pool = Pool(url, size, self.session)
+        super().__init__(url, ANSWER_SECONDS)
+        self._pool = Pool(url, size, PAGE_SECONDS, self.session)
         # Who waits for a connection would hold this lock, and nobody could give one back. Nothing
         # needs it, because each greenlet has a state of its own.
         self._lock = nullcontext()
 
     def _connect(self) -> Impatient:
-        return self._pool.take(FREE_SECONDS)
+        return self._pool.take()
 
     def _close(self, connection: Impatient) -> None:
         self._pool.putconn(connection)
 
     def close_all(self) -> None:
         self._pool.close(timeout=0)
-
-    def execute_sql(self, sql: str, params: Any = None) -> Any:
-        try:
-            return super().execute_sql(sql, params)
-        except (InternalError, OperationalError) as error:
-            replace_if_lost(error.__cause__)
-            raise

@@ -7,7 +7,6 @@ is counted. Needs psycopg, which is optional.
 import time
 from collections import Counter
 from contextlib import suppress
-from time import monotonic
 from typing import Any
 
 import gevent
@@ -17,8 +16,8 @@ from models import HOUR, ApiKey, now
 from ratelimit import Allowance, Quota, Usage
 from storage import Store
 from storage.batch import Batches
-from storage.breaker import Breaker, Bulkhead
-from storage.connections import NODE_SECONDS, QUERY_SECONDS, WARM_SECONDS, Impatient, Pool
+from storage.breaker import Breaker
+from storage.connections import NODE_SECONDS, STORE_SECONDS, Pool
 from storage.queries import FIND, made_of
 
 HITS, LOOK_UPS = 4, 3  # connections of each process for these; with those of pages, at most 10
@@ -43,27 +42,22 @@ class PostgresStore(Store):
 
     def __init__(self, url: str) -> None:
         super().__init__()
-        self._pool = Pool(url, HITS + LOOK_UPS, SESSION)
-        self._look_ups, self._hits = Bulkhead(LOOK_UPS), Bulkhead(HITS)
+        # Two bulkheads: however many keys are looked up, hits have their connections.
+        self._hits = Pool(url, HITS, STORE_SECONDS, SESSION)
+        self._look_ups = Pool(url, LOOK_UPS, STORE_SECONDS, SESSION)
         self._find_breaker, self._count_breaker = Breaker(LOOK_UPS // 2), Breaker(HITS // 2)
-        self._finding = Batches(self._find)
-        self._counting = Batches(self._count)
+        self._finding, self._counting = Batches(self._find), Batches(self._count)
         self._chart = Counter[str]()  # requests of each key that are not in hourly_usage yet
 
     def open(self) -> None:
-        """Have connections for the first requests, if they can be had soon."""
-        taken: list[Impatient] = []
-        with suppress(OperationalError):
-            while len(taken) < HITS:
-                taken.append(self._pool.take(WARM_SECONDS))
-        for connection in taken:
-            self._pool.putconn(connection)
+        self._hits.fill()
+        self._look_ups.fill()
 
     def _look_up(self, key_id: str) -> ApiKey | None:
         return self._finding.ask(key_id)
 
     def _find(self, key_id: str, items: list[None]) -> list[ApiKey | None]:
-        with self._find_breaker.circuit(key_id, monotonic() + QUERY_SECONDS):
+        with self._find_breaker.circuit(key_id):
             rows = self._ask(FIND, key_id)
         return [made_of(rows[0]) if rows else None] * len(items)
 
@@ -75,40 +69,39 @@ class PostgresStore(Store):
         return self._counting.ask(key_id, quota)
 
     def _count(self, key_id: str, quotas: list[Quota]) -> list[Allowance | None]:
-        """The Allowance of each hit, or None if the key was deleted.
-
-        A key has one quota. If its tier was just changed, the one of its last hit holds for all.
+        """The Allowance of each hit. A key has one quota; if its tier was just changed, the last
+        one holds for all.
         """
-        deadline, quota, answers = monotonic() + QUERY_SECONDS, quotas[-1], list[Any]()
-        hits = len(quotas)
-        with self._count_breaker.circuit(key_id, deadline), self._hits.place(deadline):
-            while missing := len(quotas) - len(answers):
-                if granted := self._grant(key_id, quota, hits, deadline):
-                    answers += granted
-                    hits = missing - hits
-                    continue
-                refusal = self._refusal(key_id, quota, deadline)
-                hits = min(missing, refusal.remaining) if refusal else 0
-                if not hits:
-                    answers += [refusal] * missing
-        return answers
+        with self._count_breaker.circuit(key_id):
+            return self._allowances(key_id, quotas[-1], len(quotas))
 
-    def _grant(self, key_id: str, quota: Quota, hits: int, deadline: float) -> list[Allowance]:
+    def _allowances(self, key_id: str, quota: Quota, hits: int) -> list[Allowance | None]:
+        """Count as many of the hits as the window has left; None if the key was deleted."""
+        if granted := self._grant(key_id, quota, hits):
+            return granted
+        refusal = self._refusal(key_id, quota)
+        left = min(hits, refusal.remaining) if refusal else 0
+        if not left:
+            return [refusal] * hits
+        first = self._allowances(key_id, quota, left)
+        return first + self._allowances(key_id, quota, hits - left)
+
+    def _grant(self, key_id: str, quota: Quota, hits: int) -> list[Allowance | None]:
         """Count so many hits, all of them or none; their Allowances."""
         moment = time.time()
         end, latest = quota.window_ends(moment)
         values = {"id": key_id, "hits": hits, "end": end, "latest": latest}
         values |= {"now": int(moment), "limit": quota.limit}
-        for total, reset, used in self._pool.run(HIT, values, deadline):
+        for total, reset, used in self._hits.run(HIT, values):
             self._chart[key_id] += hits
             usages = [Usage(total - n, reset, used - n) for n in reversed(range(hits))]
             return [usage.allowance(quota, moment, True) for usage in usages]
         return []
 
-    def _refusal(self, key_id: str, quota: Quota, deadline: float) -> Allowance | None:
+    def _refusal(self, key_id: str, quota: Quota) -> Allowance | None:
         """What is left of the window; None if the key was deleted."""
         moment = time.time()
-        for row in self._pool.run(USAGE, {"id": key_id}, deadline):
+        for row in self._hits.run(USAGE, {"id": key_id}):
             return Usage(*row).within(quota, moment).allowance(quota, moment, False)
         return None
 
@@ -127,9 +120,7 @@ class PostgresStore(Store):
         return False
 
     def _ask(self, query: str, *values: object) -> list[Any]:
-        deadline = monotonic() + QUERY_SECONDS
-        with self._look_ups.place(deadline):
-            return self._pool.run(query.replace("?", "%s"), values, deadline)
+        return self._look_ups.run(query.replace("?", "%s"), values)
 
     def _unsaved(self) -> Counter[str]:
         return self._chart
@@ -148,4 +139,5 @@ class PostgresStore(Store):
 
     def close(self) -> None:
         super().close()
-        self._pool.close(timeout=0)
+        for pool in (self._hits, self._look_ups):
+            pool.close(timeout=0)
