@@ -16,7 +16,7 @@ from peewee import PeeweeException
 import accounts
 import auth
 from models import DAY, DEFAULT_TYPE, HOUR, PREFIXES, ApiKey, User, check_fields, database, now
-from protocol.timestamps import date_time, or_as_it_is
+from protocol.timestamps import date_time
 from services import services
 from settings import warnings
 from storage import transaction
@@ -228,7 +228,7 @@ def print_rows(columns: tuple[str, ...], rows: Iterable[Any]) -> None:
 def shown(column: str, value: Any) -> str:
     if value is None:
         return "never"
-    return or_as_it_is(date_time)(value) if column.endswith("_at") else str(value)
+    return date_time(value) if column.endswith("_at") else str(value)
 
 
 def user_named(username: str) -> User:

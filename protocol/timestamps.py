@@ -1,6 +1,5 @@
 """How the API writes times; all are given in Unix seconds and written in UTC."""
 
-from collections.abc import Callable
 from datetime import datetime, timezone
 from functools import lru_cache
 
@@ -17,22 +16,16 @@ def timestamp(seconds: float) -> str:
 
 @lru_cache(maxsize=8)  # each second is formatted once, which saves 2 % of a request
 def date_time(seconds: float) -> str:
-    """Without milliseconds: `2026-11-20T23:52:07Z`."""
-    return utc(seconds).isoformat(timespec="seconds")[:-6] + "Z"
+    """Without milliseconds: `2026-11-20T23:52:07Z`.
+
+    What is no time, in a row that was damaged by hand, is shown as it is.
+    """
+    try:
+        return utc(seconds).isoformat(timespec="seconds")[:-6] + "Z"
+    except (TypeError, ValueError, OverflowError, OSError):
+        return str(seconds)
 
 
 def display(seconds: float) -> str:
     """For people: `2026-11-20 23:52:07 UTC`."""
-    return utc(seconds).isoformat(sep=" ", timespec="seconds")[:-6] + " UTC"
-
-
-def or_as_it_is(write: Callable[[float], str]) -> Callable[[object], str]:
-    """What is no time, in a row that was damaged by hand, is shown as it is."""
-
-    def shown(value: object) -> str:
-        try:
-            return write(value)  # type: ignore[arg-type]
-        except (TypeError, ValueError, OverflowError, OSError):
-            return str(value)
-
-    return shown
+    return date_time(seconds).replace("T", " ").replace("Z", " UTC")

@@ -68,7 +68,7 @@ class Worker(GeventWorker):
         services: Services = self.wsgi.extensions["services"]
         background = Background(services)
         for task in (background.run, services.ticker.run):
-            gevent.spawn(self.keep_running, task)
+            gevent.spawn(task).link_exception(self.give_up)
         services.store.open()
         servers = [self.listen(listener) for listener in self.sockets]
         while self.alive:
@@ -80,16 +80,10 @@ class Worker(GeventWorker):
         services.store.close()
         database.close_all()
 
-    def keep_running(self, task: Any) -> None:
-        """Run a task that ends only at the stop. If it fails, the worker stops as usual.
-
-        gunicorn then starts another worker.
-        """
-        try:
-            task()
-        except Exception:
-            self.log.exception("a background task failed, so this worker stops")
-            self.alive = False
+    def give_up(self, task: Any) -> None:
+        """Stop as usual, because a background task has failed; gunicorn starts another worker."""
+        self.log.error("a background task failed, so this worker stops")  # gevent says why
+        self.alive = False
 
     def listen(self, listener: Any) -> StreamServer:
         """Serve each connection in a greenlet of its own."""

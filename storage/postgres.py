@@ -61,10 +61,6 @@ class PostgresStore(Store):
             rows = self._ask(FIND, key_id)
         return [made_of(rows[0]) if rows else None] * len(items)
 
-    def left(self, key: ApiKey, quota: Quota) -> Allowance:
-        moment = time.time()
-        return key.usage.within(quota, moment).allowance(quota, moment, True)
-
     def hit(self, key_id: str, quota: Quota) -> Allowance | None:
         return self._counting.ask(key_id, quota)
 

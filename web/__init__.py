@@ -2,25 +2,20 @@
 
 import re
 from contextlib import suppress
-from urllib.parse import parse_qsl
 
-import gevent
 from flask import Blueprint, Flask, Request, Response, g, render_template, request
 from flask.sessions import SecureCookieSession, SecureCookieSessionInterface
 from flask.typing import ResponseReturnValue
 from peewee import PeeweeException
-from werkzeug.datastructures import ImmutableMultiDict
-from werkzeug.exceptions import HTTPException, RequestTimeout, abort
+from werkzeug.exceptions import HTTPException
 
 import models
+from protocol.forms import receive_form
 from protocol.problems import is_api
-from protocol.timestamps import date_time, display, or_as_it_is
+from protocol.timestamps import date_time, display
 from ratelimit import UNITS
 from web import people, profile
 
-FORM_SECONDS = 10  # for a form to arrive, in total
-MAX_FIELDS = 20  # of a form
-FORM_TYPE = "application/x-www-form-urlencoded"
 SECURITY_HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
     "img-src 'self'; connect-src 'self'; form-action 'self'; base-uri 'none'; "
@@ -59,8 +54,8 @@ def register(app: Flask) -> None:
     app.session_interface = PageSessions()
     app.config["SESSION_COOKIE_SAMESITE"] = "Lax"
     app.jinja_env.trim_blocks = app.jinja_env.lstrip_blocks = True
-    times = {"date_time": or_as_it_is(date_time), "display": or_as_it_is(display)}
-    app.jinja_env.filters |= {"number": "{:,}".format, **times}
+    filters = {"number": "{:,}".format, "date_time": date_time, "display": display}
+    app.jinja_env.filters |= filters
     units = {seconds: unit for unit, seconds in UNITS.items()}
     settings = app.extensions["services"].settings
     app.jinja_env.globals |= {"models": models, "settings": settings, "units": units}
@@ -77,45 +72,6 @@ def prepare() -> None:
     """Check the form, and find out who is logged in, before a view is called."""
     receive_form()
     people.recognize()
-
-
-def receive_form() -> None:
-    """Read a form; refuse one that another site sent, or that is slow or incomplete.
-
-    It is parsed here, because werkzeug would parse multipart forms and the type's parameters, too.
-    """
-    request.form = ImmutableMultiDict()
-    if request.method != "POST":
-        return
-    if not sent_from_here():
-        abort(403, "This form was sent from another site, so nothing was changed.")
-    if (request.content_type or FORM_TYPE).partition(";")[0].strip().lower() != FORM_TYPE:
-        abort(415, f"A form must be sent as {FORM_TYPE}.")
-    with gevent.Timeout(FORM_SECONDS, RequestTimeout()):
-        form = request.get_data()
-    if len(form) < (request.content_length or 0):
-        abort(400)  # the connection broke: a password may be cut short
-    try:
-        fields = parse_qsl(
-            form.decode(), keep_blank_values=True, errors="strict", max_num_fields=MAX_FIELDS
-        )
-    except ValueError:  # more fields than any form of ours has, or not UTF-8
-        abort(400)
-    request.form = ImmutableMultiDict(fields)
-
-
-def sent_from_here() -> bool:
-    """False when a page of another site made a browser send this request.
-
-    All browsers of recent years send Origin with a POST. So a request with neither header comes
-    from a program such as curl, or from an older browser. An older browser does not send our
-    cookie with another site's form, because the cookie is SameSite.
-    """
-    site, origin = request.headers.get("Sec-Fetch-Site"), request.headers.get("Origin")
-    if site:
-        return site == "same-origin" or (site == "none" and not origin)
-    host = request.headers.get("Host")  # as it was sent: `request.host` is empty for odd names
-    return not origin or (bool(host) and origin.partition("://")[2] == host)
 
 
 @pages.after_app_request

@@ -82,8 +82,8 @@ class TestHolding:
 
     @pytest.fixture
     def impatient(self, start_patched: StartServer) -> Server:
-        patch = "import web, server.worker as w; w.SEND_SECONDS, web.FORM_SECONDS = 0.5, 1"
-        return start_patched(f"{patch}; keepalive = 1")
+        patch = "from protocol import forms; from server import worker; forms.FORM_SECONDS = 1; "
+        return start_patched(patch + "worker.SEND_SECONDS = 0.5; keepalive = 1")
 
     def test_responses_that_are_not_read_end_the_connection(self, impatient: Server) -> None:
         """A client that reads slowly gets them all."""
