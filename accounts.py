@@ -59,7 +59,7 @@ def _taken_is_invalid() -> Iterator[None]:
         raise Taken(**{field: "This is already taken."}) from None
 
 
-def find(name: str) -> User | None:
+def find_user(name: str) -> User | None:
     """The user with this user name or email address, ignoring case."""
     with database.connection_context():
         lower = fn.LOWER(name)

@@ -14,7 +14,7 @@ from auth import require_api_key
 from commands import cli, demo
 from models import ApiKey
 from protocol import problems
-from protocol.application import Service
+from protocol.application import App
 from protocol.open_sockets import OpenSockets
 from protocol.timestamps import date_time, timestamp, utc
 from ratelimit import Allowance
@@ -38,7 +38,7 @@ def year() -> dict[str, object]:
 @api.get("/status")
 def status() -> dict[str, object]:
     key = request.headers.get("X-API-Key")
-    authenticated = bool(key and auth.find(key))
+    authenticated = bool(key and auth.find_key(key))
     return {"status": "operational", "version": API_VERSION, "authenticated": authenticated}
 
 
@@ -93,7 +93,7 @@ def create_app(settings: Settings | None = None, is_demo: bool = False) -> Flask
     open_database(settings)
     opened = OpenSockets(settings.socket_limit, settings.max_sockets_per_caller)
 
-    app = Service(__name__, settings)
+    app = App(__name__, settings)
     app.extensions["services"] = parts = Services(settings, open_store(settings), opened)
     app.config["IS_DEMO"] = is_demo
     app.register_blueprint(api)

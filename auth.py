@@ -45,15 +45,15 @@ def require_api_key(view: View | None = None, *, within_limit: bool = True) -> A
     def decorate(view: View) -> View:
         @wraps(view)
         def guarded(**arguments: object) -> dict[str, object]:
-            key = check(request.headers.get("X-API-Key"))
-            return view(key, spend(key, request.environ, within_limit), **arguments)
+            key = require_key(request.headers.get("X-API-Key"))
+            return view(key, count_request(key, request.environ, within_limit), **arguments)
 
         return guarded
 
     return decorate(view) if view else decorate
 
 
-def check(presented: str | None, or_else: str = "") -> ApiKey:
+def require_key(presented: str | None, or_else: str = "") -> ApiKey:
     """The key that was presented, if it is good; raises Problem 401, or PeeweeException.
 
     `or_else` names another place where the client may send the key.
@@ -61,13 +61,13 @@ def check(presented: str | None, or_else: str = "") -> ApiKey:
     if not presented:
         detail = f"Send your key in the X-API-Key header{or_else}."
         raise Problem(401, "missing_api_key", detail, headers=CHALLENGE)
-    key = find(presented)
+    key = find_key(presented)
     if not key:
         raise bad_key()
     return key
 
 
-def find(presented: str) -> ApiKey | None:
+def find_key(presented: str) -> ApiKey | None:
     """The key, or None if it is malformed, unknown, wrong, revoked or expired."""
     start = KEY_START.match(presented)
     if not start or presented[-6:] != checksum(presented[:-6]):
@@ -78,12 +78,12 @@ def find(presented: str) -> ApiKey | None:
     return key if compare_digest(key.digest, digest(presented)) else None
 
 
-def left(key: ApiKey) -> Allowance:
+def allowance_of(key: ApiKey) -> Allowance:
     """What is left for the key, to be shown; counts nothing."""
-    return services().store.left(key, quota_of(key))
+    return services().store.allowance(key, quota_of(key))
 
 
-def spend(key: ApiKey, environ: dict[str, Any], within_limit: bool = True) -> Allowance:
+def count_request(key: ApiKey, environ: dict[str, Any], within_limit: bool = True) -> Allowance:
     """Count a request, and show its Allowance in the headers of the response to `environ`.
 
     Raises Problem 401 if the key was just deleted, 429 if nothing was left for a request that

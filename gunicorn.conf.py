@@ -57,38 +57,38 @@ http2_cleartext = "off"
 ignores_hangup = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN  # it was started with nohup
 
 
-def on_starting(server: Arbiter) -> None:
+def on_starting(arbiter: Arbiter) -> None:
     """Refuse options that SQLite mode does not allow, and a database that cannot be used."""
-    workers, user = server.cfg.workers, server.cfg.uid
-    if server.cfg.worker_class != Worker or workers < 1 or (settings.sqlite and workers > 1):
+    workers, user = arbiter.cfg.workers, arbiter.cfg.uid
+    if arbiter.cfg.worker_class != Worker or workers < 1 or (settings.sqlite and workers > 1):
         raise SettingsError("--worker-class must be gevent, and with SQLite --workers must be 1")
     if settings.sqlite:
         if user != os.geteuid():
             raise SettingsError("--user: with SQLite, start gunicorn as the user who owns the file")
         start.lock(settings.sqlite)
-        one_process(server)
-    if server.cfg.statsd_host:  # without it, they would take 4 % of a request
-        server.log = Metrics(server.cfg)
+        one_process(arbiter)
+    if arbiter.cfg.statsd_host:  # without it, they would take 4 % of a request
+        arbiter.log = Metrics(arbiter.cfg)
     create_tables(settings)
 
 
-def one_process(server: Arbiter) -> None:
+def one_process(arbiter: Arbiter) -> None:
     """With SQLite, let no signal start a second worker or master: each would keep its own counts.
 
     A closed terminal (SIGHUP) stops the service. gunicorn looks these methods up at each signal.
     """
-    server.handle_ttin = server.handle_ttou = server.handle_usr2 = ignore
-    server.handle_hup = ignore if ignores_hangup else server.handle_term
+    arbiter.handle_ttin = arbiter.handle_ttou = arbiter.handle_usr2 = ignore
+    arbiter.handle_hup = ignore if ignores_hangup else arbiter.handle_term
 
 
 def ignore() -> None:
     """Do nothing at a signal."""
 
 
-def when_ready(server: Arbiter) -> None:
-    server.log.info("Database: %s", settings.sqlite or "PostgreSQL")
+def when_ready(arbiter: Arbiter) -> None:
+    arbiter.log.info("Database: %s", settings.sqlite or "PostgreSQL")
     for warning in warnings(settings):
-        server.log.warning(warning)
+        arbiter.log.warning(warning)
 
 
 def post_worker_init(worker: Worker) -> None:

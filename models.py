@@ -63,9 +63,11 @@ class ApiKey(Table):
     reset = BigIntegerField(default=0, constraints=[SQL("DEFAULT 0")])
     used = BigIntegerField(default=0, constraints=[SQL("DEFAULT 0")])
 
+    LIVE = "revoked_at IS NULL AND (expires_at IS NULL OR expires_at > ?)"  # for the stores
+
     @classmethod
     def live(cls) -> peewee.Expression:
-        """The condition that a key has not ended: the same rule as `state`, as a query."""
+        """The condition that a key has not ended: LIVE for peewee's queries, as in `state`."""
         return cls.revoked_at.is_null() & (cls.expires_at.is_null() | (cls.expires_at > now()))
 
     def has_ended(self) -> bool:
@@ -88,8 +90,8 @@ class ApiKey(Table):
 
 # For deleting old keys. It is partial, because SQLite would use an index of all keys to find live
 # ones, which are nearly all.
-revoked = ApiKey.revoked_at.is_null(False)
-ApiKey.add_index(ApiKey.index(ApiKey.revoked_at, where=revoked, name="api_key_revoked"))
+is_revoked = ApiKey.revoked_at.is_null(False)
+ApiKey.add_index(ApiKey.index(ApiKey.revoked_at, where=is_revoked, name="api_key_revoked"))
 
 
 class HourlyUsage(Table):

@@ -15,7 +15,7 @@ from protocol.timestamps import display, timestamp
 from protocol.websocket import WebSocket, frame
 from services import services
 
-routes = Blueprint("sockets", __name__, url_prefix=SOCKETS)
+bp = Blueprint("sockets", __name__, url_prefix=SOCKETS)
 
 
 def echo(ws: WebSocket) -> None:
@@ -37,7 +37,7 @@ def stream_time(ws: WebSocket) -> None:
         listeners.remove(ws)
 
 
-@routes.before_request
+@bp.before_request
 def admit() -> None:
     """Refuse with an HTTP response, before the upgrade; what is refused is not counted."""
     if request.method == "OPTIONS":
@@ -46,17 +46,17 @@ def admit() -> None:
     g.key = None
     if request.endpoint == "sockets.time":
         presented = request.args.get("api_key") or request.headers.get("X-API-Key")
-        g.key = auth.check(presented, ", or as api_key in the query")
-        request.environ[ALLOWANCE] = auth.left(g.key)  # shown if there is no room
+        g.key = auth.require_key(presented, ", or as api_key in the query")
+        request.environ[ALLOWANCE] = auth.allowance_of(g.key)  # shown if there is no room
     who = g.key.id if g.key else caller(request.remote_addr)
     services().sockets.reserve(who)
     g.caller = who
     if g.key:
-        auth.spend(g.key, request.environ)
+        auth.count_request(g.key, request.environ)
     request.environ = websocket.plain_handshake(request.environ)  # for flask-sock
 
 
-@routes.teardown_request
+@bp.teardown_request
 def release(error: BaseException | None) -> None:
     """Give back the place that `admit` reserved, however the request has ended."""
     if "caller" in g:
@@ -75,13 +75,13 @@ def serve(handler: Handler, server: Server) -> None:
 
 def add_route(name: str, handler: Handler) -> None:
     """Serve a WebSocket at this path."""
-    Sock().route(f"/{name}", bp=routes, endpoint=name)(partial(serve, handler))
+    Sock().route(f"/{name}", bp=bp, endpoint=name)(partial(serve, handler))
 
 
 def register(app: Flask) -> None:
     """Add both sockets to the app."""
     app.config["SOCK_SERVER_OPTIONS"] = websocket.SERVER_OPTIONS
-    app.register_blueprint(routes)
+    app.register_blueprint(bp)
 
 
 add_route("echo", echo)

@@ -234,7 +234,7 @@ def shown(column: str, value: Any) -> str:
 def user_named(username: str) -> User:
     where, how = services().settings.sqlite or "PostgreSQL", "flask user create USERNAME EMAIL"
     missing = f"There is no user {username!r} in {where}. To create one: {how}"
-    return accounts.find(username) or fail(missing)
+    return accounts.find_user(username) or fail(missing)
 
 
 def live_key(key_id: str) -> ApiKey:

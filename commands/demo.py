@@ -61,7 +61,7 @@ def welcome(port: int) -> None:
     try:
         with database.connection_context():
             if User.select().exists():
-                if accounts.find("demo"):
+                if accounts.find_user("demo"):
                     log.info("user demo exists; another key: .venv/bin/flask key create demo NAME")
                     log.info("a new password: .venv/bin/flask user password demo")
                 return

@@ -47,7 +47,7 @@ class CompactJson(DefaultJSONProvider):
         return json_text(obj)
 
 
-class Service(Flask):
+class App(Flask):
     """Flask with JSON as above, the API's headers, and routes that no host can break."""
 
     json_provider_class = CompactJson

@@ -100,8 +100,8 @@ class Ticker:
 
         The first time within 0.2 s: of the next two tenths, it gets the one with fewer sockets.
         """
-        now = int(time.time() * 10)
-        tenths = {(now + 1) % 10, (now + 2) % 10} & self._listeners.keys()  # 0 has no listeners
+        tenth = int(time.time() * 10)
+        tenths = {(tenth + 1) % 10, (tenth + 2) % 10} & self._listeners.keys()  # 0 has no listeners
         listeners = min((self._listeners[tenth] for tenth in tenths), key=len)
         listeners.add(ws)
         return listeners

@@ -78,7 +78,7 @@ class Store(ABC):
     def _look_up(self, key_id: str) -> ApiKey | None:
         """The row with this id."""
 
-    def left(self, key: ApiKey, quota: Quota) -> Allowance:
+    def allowance(self, key: ApiKey, quota: Quota) -> Allowance:
         """What is left for the key according to this row, to be shown; counts nothing."""
         moment = time()
         return key.usage.within(quota, moment).allowance(quota, moment, True)

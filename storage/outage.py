@@ -19,12 +19,12 @@ class Outage:
 
     def note(self, error: BaseException) -> None:
         """Report that the database could not be used."""
-        now, cause = time.monotonic(), one_line(error)
-        is_other = cause != self._cause and now - self._logged_at > CAUSE_SECONDS
+        moment, cause = time.monotonic(), one_line(error)
+        is_other = cause != self._cause and moment - self._logged_at > CAUSE_SECONDS
         if self._failed_at is None or is_other:
             log.error("database unavailable: %s", cause)
-            self._logged_at, self._cause = now, cause
-        self._failed_at = now
+            self._logged_at, self._cause = moment, cause
+        self._failed_at = moment
 
     @property
     def is_noted(self) -> bool:

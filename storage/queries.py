@@ -9,11 +9,10 @@ Ask = Callable[..., list[Any]]  # Store._ask
 
 COLUMNS = ApiKey._meta.columns
 FIELDS = [field.name for field in COLUMNS.values()]
-LIVE = "revoked_at IS NULL AND (expires_at IS NULL OR expires_at > ?)"
 FIND = f"SELECT {', '.join(COLUMNS)} FROM api_key WHERE id = ?"
 # A join, and no subquery that counts, because Citus refuses that.
 OWNER = f"""SELECT "user".id, username, email, "user".created_at, count(*)
-    FROM "user" JOIN api_key ON api_key.user_id = "user".id WHERE {LIVE} AND "user".id = ?
+    FROM "user" JOIN api_key ON api_key.user_id = "user".id WHERE {ApiKey.LIVE} AND "user".id = ?
     GROUP BY "user".id, username, email, "user".created_at"""
 KEEP_DAYS = 30  # how long ended keys are kept
 # How many rows a query names at most; SQLite before 3.32 allows 999. At each sync, so many old rows
@@ -32,7 +31,7 @@ def ended_keys(ask: Ask, ids: set[str]) -> set[str]:
     """Those of the ids that belong to no live key."""
     waiting, live = list(ids), set[str]()
     while some := waiting[:SOME]:
-        query = f"SELECT id FROM api_key WHERE {LIVE} AND id IN ({places(some)})"
+        query = f"SELECT id FROM api_key WHERE {ApiKey.LIVE} AND id IN ({places(some)})"
         live |= {key_id for (key_id,) in ask(query, now(), *some)}
         del waiting[:SOME]
     return ids - live

@@ -93,7 +93,7 @@ class SqliteStore(Store):
         rows = self._ask(FIND, key_id)
         return made_of(rows[0]) if rows else None
 
-    def left(self, key: ApiKey, quota: Quota) -> Allowance:
+    def allowance(self, key: ApiKey, quota: Quota) -> Allowance:
         return self._limiter.hit(key.id, quota, key.usage, cost=0)
 
     def hit(self, key_id: str, quota: Quota) -> Allowance | None:

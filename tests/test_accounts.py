@@ -69,7 +69,7 @@ def test_taken_name_or_address_is_refused_by_its_field(text: str) -> None:
     with pytest.raises(Invalid) as invalid:
         accounts.create(**bob | {field: text})
     assert invalid.value.errors == {field: "This is already taken."}
-    assert accounts.find("bob") is accounts.find("bob@example.com") is None
+    assert accounts.find_user("bob") is accounts.find_user("bob@example.com") is None
 
 
 @pytest.fixture(scope="module")

@@ -23,7 +23,7 @@ Find = Callable[[str], ApiKey | None]
 @pytest.fixture
 def find(app: Flask) -> Iterator[Find]:
     with app.app_context():
-        yield auth.find
+        yield auth.find_key
 
 
 @pytest.fixture

@@ -59,14 +59,14 @@ def refused(result: Result) -> str:
 def test_user_is_created_with_the_password_from_stdin(cli: FlaskCliRunner, end: str) -> None:
     arguments = ["user", "create", "ada", "ada@example.com", "--password-stdin"]
     assert done(cli.invoke(args=arguments, input=f" {PASSWORD} {end}")) == ""
-    assert accounts.verify_password(accounts.find("ada"), f" {PASSWORD} ")
+    assert accounts.verify_password(accounts.find_user("ada"), f" {PASSWORD} ")
 
 
 def test_terminal_may_have_another_charset(cli: FlaskCliRunner, new_key: NewKey) -> None:
     latin = cli.app.test_cli_runner(charset="latin-1")
     arguments = ["user", "password", "ada", "--password-stdin"]
     assert done(latin.invoke(args=arguments, input="Ünïcode 密码密码\n".encode())) == ""
-    assert accounts.verify_password(accounts.find("ada"), "Ünïcode 密码密码")
+    assert accounts.verify_password(accounts.find_user("ada"), "Ünïcode 密码密码")
     assert refused(latin.invoke(args=arguments, input=b"\xff" * 12)).startswith("'utf-8' codec")
     new_key("ключ"), new_key("ci")
     lines = done(latin.invoke(args=["key", "list"])).splitlines()
@@ -84,7 +84,7 @@ def test_password_is_asked_for_twice_and_hidden(cli: FlaskCliRunner) -> None:
         result = cli.invoke(args=arguments, input=f"{PASSWORD}\n{repeated}\n")
         assert (result.exit_code, PASSWORD in result.output) == (status, False)
         assert result.stdout.startswith("Password (10 or more characters): ")
-        assert bool(accounts.find("ada")) == (status == 0)
+        assert bool(accounts.find_user("ada")) == (status == 0)
 
 
 @pytest.mark.usefixtures("owner")

@@ -115,7 +115,7 @@ def walk(app: Flask) -> None:
 
 
 def new_key(username: str) -> tuple[str, str]:
-    user = accounts.find(username)
+    user = accounts.find_user(username)
     assert user
     row, key = auth.create_key(user, "ci", "production")
     return row.id, key

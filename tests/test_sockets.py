@@ -37,11 +37,11 @@ def test_of_two_handshakes_at_once_one_gets_the_last_place(
     app: Flask, services: Services, key: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With PostgreSQL others have their turn while a request is counted."""
-    spend, how = auth.spend, {"SERVER_PROTOCOL": "HTTP/1.1", "HTTP_X_API_KEY": key}
+    count, how = auth.count_request, {"SERVER_PROTOCOL": "HTTP/1.1", "HTTP_X_API_KEY": key}
 
-    def spend_slowly(key: ApiKey, environ: dict[str, Any]) -> Allowance:
+    def count_slowly(key: ApiKey, environ: dict[str, Any]) -> Allowance:
         gevent.sleep(0)
-        return spend(key, environ)
+        return count(key, environ)
 
     def ask() -> int:
         with app.test_request_context(TIME, headers=UPGRADE, environ_overrides=how):
@@ -52,7 +52,7 @@ def test_of_two_handshakes_at_once_one_gets_the_last_place(
             gevent.idle()  # it is open while others have their turn
             return 101
 
-    monkeypatch.setattr(auth, "spend", spend_slowly)
+    monkeypatch.setattr(auth, "count_request", count_slowly)
     services.sockets.limit_per_caller = 1
     both = [gevent.spawn(ask) for _ in range(2)]
     assert sorted(asking.get(timeout=5) for asking in both) == [101, 429]

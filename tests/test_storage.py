@@ -485,7 +485,7 @@ def test_deleted_key_is_a_bad_key(store: Store, new_id: NewId, place: Settings) 
     hits = [gevent.spawn(store.hit, one, LONG) for one in (deleted, kept)]
     assert [bool(hit.get(timeout=5)) for hit in hits] == [False, True]
     with app.app_context(), pytest.raises(Problem) as refusal:
-        auth.spend(key, {})
+        auth.count_request(key, {})
     assert refusal.value.get_response().get_json()["code"] == "invalid_api_key"
 
 

@@ -115,7 +115,7 @@ def test_closed_sign_ups_say_so(config: settings.Settings, app: Flask) -> None:
     for answer in [browser.get("/sign-up"), sign_up(browser, "ada")]:
         assert answer.status_code == 403
         assert "Sign-up is closed" in answer.text
-    assert accounts.find("ada") is None
+    assert accounts.find_user("ada") is None
 
 
 def test_every_failed_log_in_says_the_same(ada: FlaskClient, client: FlaskClient) -> None:
@@ -327,7 +327,7 @@ def test_password_that_an_operator_has_set_meanwhile_stays(
     hash_password, chosen_by_operator = accounts.hash_password, secrets.token_urlsafe()
 
     def reset_then_hash(password: str) -> str:
-        user = accounts.find("ada")
+        user = accounts.find_user("ada")
         assert user
         accounts.change(user, password_hash=hash_password(chosen_by_operator))
         return hash_password(password)

@@ -25,9 +25,9 @@ SECURITY_HEADERS = {
     "X-Content-Type-Options": "nosniff",
 }
 
-pages = Blueprint("web", __name__, template_folder="templates")
-pages.register_blueprint(people.pages)
-pages.register_blueprint(profile.pages)
+bp = Blueprint("web", __name__, template_folder="templates")
+bp.register_blueprint(people.bp)
+bp.register_blueprint(profile.bp)
 
 
 class PageSessions(SecureCookieSessionInterface):
@@ -59,22 +59,22 @@ def register(app: Flask) -> None:
     units = {seconds: unit for unit, seconds in UNITS.items()}
     settings = app.extensions["services"].settings
     app.jinja_env.globals |= {"models": models, "settings": settings, "units": units}
-    app.register_blueprint(pages)
+    app.register_blueprint(bp)
 
 
-@pages.get("/")
+@bp.get("/")
 def console() -> str:
     return render_template("console.html")
 
 
-@pages.before_request
+@bp.before_request
 def prepare() -> None:
     """Check the form, and find out who is logged in, before a view is called."""
     receive_form()
     people.recognize()
 
 
-@pages.after_app_request
+@bp.after_app_request
 def finish(response: Response) -> Response:
     """Add security headers to everything but the API."""
     if is_api():

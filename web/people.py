@@ -29,7 +29,7 @@ OWN_PAGE = re.compile("/settings(/[A-Za-z0-9-]+)*")  # where a log-in may lead: 
 
 View = Callable[..., ResponseReturnValue]
 
-pages = Blueprint("people", __name__)
+bp = Blueprint("people", __name__)
 
 
 def errors_shown_by(page: Callable[..., str]) -> Callable[[View], View]:
@@ -54,7 +54,7 @@ def errors_shown_by(page: Callable[..., str]) -> Callable[[View], View]:
     return decorate
 
 
-@pages.before_request
+@bp.before_request
 def skip_entrance() -> ResponseReturnValue | None:
     """Refuse to sign anybody up when sign-up is closed; redirect users who are logged in."""
     if request.path == "/sign-up" and not services().settings.signups:
@@ -62,7 +62,7 @@ def skip_entrance() -> ResponseReturnValue | None:
     return redirect(destination(), 303) if g.user and request.method == "GET" else None
 
 
-@pages.get("/<any('sign-up', 'log-in'):page>")
+@bp.get("/<any('sign-up', 'log-in'):page>")
 def entrance(page: str) -> str:
     return render_template(f"{page}.html")
 
@@ -85,7 +85,7 @@ def attempt() -> Iterator[None]:
         attempts.remove(who)
 
 
-@pages.post("/sign-up")
+@bp.post("/sign-up")
 @errors_shown_by(partial(entrance, page="sign-up"))
 @attempt()
 def sign_up() -> ResponseReturnValue:
@@ -94,7 +94,7 @@ def sign_up() -> ResponseReturnValue:
     return enter(accounts.create(username, email, password))
 
 
-@pages.post("/log-in")
+@bp.post("/log-in")
 @errors_shown_by(partial(entrance, page="log-in"))
 @attempt()
 def log_in() -> ResponseReturnValue:
@@ -104,7 +104,7 @@ def log_in() -> ResponseReturnValue:
     return enter(user)
 
 
-@pages.post("/log-out")
+@bp.post("/log-out")
 def log_out() -> ResponseReturnValue:
     session.clear()
     return redirect("/", 303)
@@ -116,7 +116,7 @@ def prove(name: str, password: str) -> User | None:
     The limit is checked before the password and again after it, so even many simultaneous
     guesses get only ten answers.
     """
-    user = accounts.find(name)
+    user = accounts.find_user(name)
     name = user.username if user else name  # it may be typed as an email address
     throttle(ATTEMPTS_ON_ACCOUNT, name)
     # By caller, so that nobody can lock the owner out with a few wrong passwords.

@@ -20,10 +20,10 @@ LIFETIMES = {"never": 0, "30 days": 30 * DAY, "90 days": 90 * DAY, "1 year": 365
 # Not at once: if the new key gets lost on the way, the old one still works for a second try.
 GRACES = {"in 24 hours": auth.GRACE_SECONDS, "in 5 minutes": 300}
 
-pages = Blueprint("profile", __name__, url_prefix="/settings")
+bp = Blueprint("profile", __name__, url_prefix="/settings")
 
 
-@pages.before_request
+@bp.before_request
 def require_log_in() -> ResponseReturnValue | None:
     """Ask for a log-in; refuse a form from a page that was opened under another account."""
     if g.user:
@@ -35,13 +35,13 @@ def require_log_in() -> ResponseReturnValue | None:
     return redirect(url_for("web.people.entrance", page="log-in", next=request.path), 303)
 
 
-@pages.get("")
-@pages.get("/profile")
+@bp.get("")
+@bp.get("/profile")
 def profile() -> str:
     return render_template("profile.html")
 
 
-@pages.post("/profile")
+@bp.post("/profile")
 @errors_shown_by(profile)
 def save_profile() -> ResponseReturnValue:
     fields = {"username": typed("username"), "email": typed("email")}
@@ -54,16 +54,16 @@ def save_profile() -> ResponseReturnValue:
     return redirect_to("/settings/profile", "Your profile is saved.")
 
 
-@pages.get("/security")
+@bp.get("/security")
 def security() -> str:
     """The live keys and those that expired in the last week, their usage, and the password."""
-    expired = ApiKey.expires_at > models.now() - 7 * DAY
-    expired &= ApiKey.revoked_at.is_null() & ApiKey.rotated_at.is_null()
+    expired_lately = ApiKey.expires_at > models.now() - 7 * DAY
+    expired_lately &= ApiKey.revoked_at.is_null() & ApiKey.rotated_at.is_null()
     order = ApiKey.created_at.desc(), fn.LOWER(ApiKey.name), ApiKey.id
     with models.database.connection_context():
-        listed = list(g.user.keys.where(ApiKey.live() | expired).order_by(*order))
+        listed = list(g.user.keys.where(ApiKey.live() | expired_lately).order_by(*order))
         hours = hourly_requests(g.user)
-    page = {"keys": [(key, auth.left(key)) for key in listed], "hours": hours}
+    page = {"keys": [(key, auth.allowance_of(key)) for key in listed], "hours": hours}
     return render_template("security.html", lifetimes=LIFETIMES, nonce=auth.random_text(8), **page)
 
 
@@ -79,14 +79,14 @@ def hourly_requests(user: User) -> dict[int, int]:
     return dict.fromkeys(hours, 0) | dict(counts.tuples())
 
 
-@pages.get("/security/<any(keys, password):_>")
-@pages.get("/security/keys/<_>/successor")
+@bp.get("/security/<any(keys, password):_>")
+@bp.get("/security/keys/<_>/successor")
 def leave_form(_: str) -> ResponseReturnValue:
     """Only forms are sent to these addresses; reloading the page that answered leads here."""
     return redirect("/settings/security", 303)
 
 
-@pages.post("/security/password")
+@bp.post("/security/password")
 @errors_shown_by(security)
 @people.attempt()
 def change_password() -> ResponseReturnValue:
@@ -99,7 +99,7 @@ def change_password() -> ResponseReturnValue:
     return redirect_to("/settings/security", "Your password is changed.")
 
 
-@pages.post("/security/keys")
+@bp.post("/security/keys")
 @errors_shown_by(security)
 def create_key() -> ResponseReturnValue:
     name, type, lifetime = typed("name"), typed("type"), chosen("expires", LIFETIMES)
@@ -126,12 +126,12 @@ def limit_new_keys(user: User) -> None:
         raise TooManyRequests(retry_after=HOUR - oldest)
 
 
-@pages.get("/security/keys/<key_id>/<any(rename, rotate, revoke):action>")
+@bp.get("/security/keys/<key_id>/<any(rename, rotate, revoke):action>")
 def ask(key_id: str, action: str) -> str:
     return render_template("change-key.html", action=action, key=own_key(key_id), graces=GRACES)
 
 
-@pages.post("/security/keys/<key_id>/successor")
+@bp.post("/security/keys/<key_id>/successor")
 @errors_shown_by(partial(ask, action="rotate"))
 def rotate_key(key_id: str) -> ResponseReturnValue:
     grace, old = chosen("grace", GRACES), own_key(key_id)
@@ -143,23 +143,23 @@ def rotate_key(key_id: str) -> ResponseReturnValue:
     return render_template("key.html", key=key, secret=secret, old=old, old_end=end)
 
 
-@pages.post("/security/keys/<key_id>/rename")
+@bp.post("/security/keys/<key_id>/rename")
 @errors_shown_by(partial(ask, action="rename"))
 def rename_key(key_id: str) -> ResponseReturnValue:
     old, name = own_key(key_id).name, typed("name")
     check_fields(name=name)
     people.throttle(people.RENAMES, f"user {g.user.id}")  # all others wait for the disk, too
     words = f"The key “{old}” is now named “{name}”."
-    return changed(auth.change_key(key_id, name=name), words)
+    return back_to_keys(auth.change_key(key_id, name=name), words)
 
 
-@pages.post("/security/keys/<key_id>/revoke")
+@bp.post("/security/keys/<key_id>/revoke")
 def revoke_key(key_id: str) -> ResponseReturnValue:
     words = f"The key “{own_key(key_id).name}” is revoked."
-    return changed(auth.revoke_key(key_id), words)
+    return back_to_keys(auth.revoke_key(key_id), words)
 
 
-def changed(is_done: bool, words: str) -> ResponseReturnValue:
+def back_to_keys(is_done: bool, words: str) -> ResponseReturnValue:
     """Show these words after a change of a key, or that the key had ended."""
     services().store.forget()
     ended = "This key was already revoked or has expired."

@@ -141,10 +141,10 @@ def test_demo_on_a_platform_is_refused(tmp_path: Path, variable: str) -> None:
 def test_demo_whose_key_cannot_be_made_has_no_user(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(auth, "create_key", mock.Mock(side_effect=OperationalError("locked")))
     welcome(8000)
-    assert accounts.find("demo") is None
+    assert accounts.find_user("demo") is None
 
 
 def test_demo_makes_no_user_beside_others(owner: User, capfd: pytest.CaptureFixture[str]) -> None:
     welcome(8000)
     assert capfd.readouterr().out == ""
-    assert accounts.find("demo") is None
+    assert accounts.find_user("demo") is None
