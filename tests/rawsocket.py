@@ -45,11 +45,9 @@ class Frame(NamedTuple):
         return json.loads(self.payload)
 
 
-def frame(
-    opcode: int, payload: bytes = b"", fin: bool = True, reserved: int = 0, masked: bool = True
-) -> bytes:
+def frame(opcode: int, payload: bytes = b"", fin: bool = True, masked: bool = True) -> bytes:
     """The bytes of a WebSocket frame, allowed or not."""
-    head = bytes([fin << 7 | reserved << 4 | opcode])
+    head = bytes([fin << 7 | opcode])
     size, mask_bit = len(payload), masked << 7
     if size < 126:
         head += bytes([mask_bit | size])
@@ -65,8 +63,8 @@ def frame(
     return head + mask + mixed.to_bytes(size, "big")
 
 
-def close_frame(code: int | None = None, reason: bytes = b"") -> bytes:
-    return frame(CLOSE, b"" if code is None else struct.pack("!H", code) + reason)
+def close_frame(code: int | None = None) -> bytes:
+    return frame(CLOSE, b"" if code is None else struct.pack("!H", code))
 
 
 class RawSocket:
