@@ -1,4 +1,4 @@
-"""Who is admitted to a WebSocket, and how connections end, all in this process."""
+"""How WebSockets end where no client can bring it about: all in this process."""
 
 import contextlib
 import socket
@@ -23,7 +23,6 @@ from services import Services
 from sockets import serve
 
 Serving = Callable[[Handler], Any]
-EndedBy = Callable[[BaseException], RawSocket]
 
 
 @pytest.fixture
@@ -127,35 +126,19 @@ def serving(app: Flask, accepted: Server) -> Serving:
     return partial(gevent.spawn, run)
 
 
-@pytest.fixture
-def ended_by(
-    serving: Serving, services: Services, peer: RawSocket, ends: tuple[Any, Any]
-) -> EndedBy:
-    """Serves with a handler that raises this; returns what the peer is left with."""
-
-    def run(ending: BaseException) -> RawSocket:
-        def handler(ws: WebSocket) -> None:
-            assert list(services.sockets.open) == [ws]
-            raise ending
-
-        ends[0].shutdown(socket.SHUT_WR)  # a peer that has sent all it will
-        serving(handler).get(timeout=5)
-        assert not services.sockets.open, "only open sockets are kept"
-        ends[1].close()
-        return peer
-
-    return run
-
-
 def test_socket_that_was_admitted_while_a_stop_began_closes_with_1001(
-    ended_by: EndedBy, services: Services
+    serving: Serving, peer: RawSocket, services: Services
 ) -> None:
     services.sockets.shut_down()
-    assert ended_by(AssertionError("it is served")).frame().close_code == 1001
+    serving(mock.Mock(side_effect=AssertionError("it is served")))
+    assert peer.frame().close_code == 1001
 
 
-def test_bug_closes_1011_and_is_logged(ended_by: EndedBy, caplog: pytest.LogCaptureFixture) -> None:
-    assert ended_by(ZeroDivisionError("a bug")).frame().close_code == 1011
+def test_bug_closes_1011_and_is_logged(
+    serving: Serving, peer: RawSocket, caplog: pytest.LogCaptureFixture
+) -> None:
+    serving(mock.Mock(side_effect=ZeroDivisionError("a bug")))
+    assert peer.frame().close_code == 1011
     assert "ZeroDivisionError" in caplog.text
     assert ECHO in caplog.text
     assert "private" not in caplog.text
@@ -167,6 +150,7 @@ def test_socket_that_is_closing_is_not_interrupted(
     """A client that is slow to answer a close frame still gets all of it."""
     closing = serving(mock.Mock(side_effect=Closing(CloseCode.REVOKED)))
     assert peer.frame().close_code == 1008
+    assert not services.sockets.open, "only open sockets are kept"
     services.sockets.shut_down()
     gevent.idle()
     assert not closing.ready()
