@@ -84,7 +84,6 @@ class RawSocket:
 
     @classmethod
     def over(cls, sock: socket.socket) -> "RawSocket":
-        """A client on a connection that there is already."""
         client = cls.__new__(cls)
         client.sock, client._buffer = sock, b""
         sock.settimeout(10)
@@ -107,7 +106,6 @@ class RawSocket:
         return self.answer(has_body=method != "HEAD")
 
     def answer(self, has_body: bool = True) -> Answer:
-        """The next HTTP answer."""
         head = self._until(b"\r\n\r\n").decode("latin-1")
         line, _, rest = head.partition("\r\n")
         parsed = Parser().parsestr(rest)
@@ -126,7 +124,6 @@ class RawSocket:
         return self
 
     def handshake(self, path: str, changes: dict[str, str | None] | None = None) -> Answer:
-        """Ask for an upgrade."""
         self.send(handshake_bytes(path, changes))
         return self.answer()
 
@@ -209,7 +206,6 @@ def request_bytes(
 
 
 def form_bytes(path: str, **fields: str) -> bytes:
-    """A request that sends a form, as a browser does."""
     body, kind = urlencode(fields).encode(), "application/x-www-form-urlencoded"
     headers = {"Host": "a", "Content-Type": kind, "Content-Length": str(len(body))}
     return request_bytes(path, headers, "POST") + body

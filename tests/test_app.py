@@ -274,7 +274,6 @@ def test_echo_socket_sends_each_message_back(server: Server) -> None:
 
 
 def five_seconds_in_order(updates: list[Any]) -> bool:
-    """Whether the last five show one second each."""
     last = [datetime.fromisoformat(update["formatted"][:19]) for update in updates[-5:]]
     return last == [last[0] + timedelta(seconds=number) for number in range(5)]
 

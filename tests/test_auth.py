@@ -36,7 +36,6 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 def with_checksum(key: str) -> str:
-    """The same text with the right checksum."""
     return key[:-6] + auth.checksum(key[:-6])
 
 

@@ -38,7 +38,6 @@ class Sleeper(Clock):
         return moments
 
     def run(self, seconds: float) -> None:
-        """Run the ticker until it has slept for so long."""
         self.left = seconds
         with pytest.raises(StopIteration):
             self.ticker.run()

@@ -42,8 +42,6 @@ def hello(environ: dict[str, Any], start_response: Any) -> list[bytes]:
 
 
 def streaming(parts: Iterable[bytes]) -> Any:
-    """An application that streams these."""
-
     def application(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
         start_response("200 OK", [])
         return parts

@@ -50,7 +50,6 @@ def test_spectral_finds_nothing() -> None:
 
 
 def test_a_generated_python_client_works(server: Server, server_key: str, tmp_path: Path) -> None:
-    """With the command and the lines of docs/testing-clients.md."""
     section = (REPOSITORY / "docs/testing-clients.md").read_text().split("## Generated clients")[1]
     _, shell, _, python, *_ = re.split(r"```(?:sh|python)?\n", section)
     program, *arguments = shell.replace("http://127.0.0.1:8000", server.url).split()

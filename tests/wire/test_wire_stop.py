@@ -61,9 +61,7 @@ class TestStop:
         assert server.start().total(key) == 25 + 3
 
     def test_what_arrives_during_a_stop_is_answered(self, start_patched: StartServer) -> None:
-        """A handshake is refused, no answer is lost because nobody reads the body, and a body that
-        does not arrive is not awaited for long.
-        """
+        """A handshake is refused; a body that is not read, or does not come, does no harm."""
         server = start_patched("import server.worker as w; w.IDLE_SECONDS, w.FINISH_SECONDS = 2, 1")
         with server.connections(4) as (told, late, large, halted):
             halted.send(request_bytes("/log-out", {"Host": "a", "Content-Length": "8"}, "POST"))
