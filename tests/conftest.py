@@ -69,7 +69,6 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what was not asked for, and skip what is only true of one process."""
     asked = {name for name in GROUPS if config.getoption(name)}
     left_out = [item for item in items if groups(item) - asked]
     config.hook.pytest_deselected(items=left_out)
@@ -80,7 +79,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def groups(item: pytest.Item) -> set[str]:
-    """The options without which this test does not run."""
     found = {name for name in GROUPS if item.get_closest_marker(name)}
     if "acceptance" in item.path.relative_to(REPOSITORY).parts:
         found.add("ci")
@@ -148,8 +146,6 @@ def owner(app: Flask) -> User:
 
 @pytest.fixture
 def new_key(owner: User) -> NewKey:
-    """Makes keys for Ada: `new_key(tier="five")`."""
-
     def create(name: str = "ci", type: str = "production", tier: str = "free") -> str:
         return auth.create_key(owner, name, type, tier=tier)[1]
 
@@ -163,7 +159,6 @@ def key(new_key: NewKey) -> str:
 
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[Cluster]:
-    """A PostgreSQL server, for all tests that let it run."""
     running = Cluster()
     try:
         yield running.start()

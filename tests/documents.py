@@ -13,7 +13,6 @@ DOCUMENTS = [path for folder in FOLDERS for path in folder.glob("*.md")]
 
 
 def blocks(language: str, text: str = README) -> list[str]:
-    """The fenced blocks in this language."""
     return re.findall(rf"^```{language}\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
 
 

@@ -71,7 +71,6 @@ class Load:
 
 
 def ask(client: RawSocket, key: str) -> Reply:
-    """One request on a connection that is kept open."""
     started, status, remaining = time.monotonic(), 0, -1
     with suppress(OSError):
         answer = client.request(TEST, X_API_Key=key)

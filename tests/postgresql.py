@@ -109,7 +109,6 @@ class Cluster:
             os.kill(pid, signal.SIGCONT)
 
     def close(self) -> None:
-        """Leave nothing."""
         if self._process.poll() is None:
             self.kill()
         shutil.rmtree(self._directory)
@@ -118,7 +117,6 @@ class Cluster:
         return f"postgresql://demo:{self.password}@127.0.0.1:{self.port}/{database}"
 
     def new_database(self) -> str:
-        """The URL of a new and empty database."""
         name = f"test_{secrets.token_hex(4)}"
         self.query(self.url(), f"CREATE DATABASE {name}")
         return self.url(name)
@@ -155,7 +153,6 @@ class CitusCluster:
             server.start()
 
     def new_database(self) -> str:
-        """The URL of a new and empty database, which is on all nodes."""
         name = f"test_{secrets.token_hex(4)}"
         for server in self.all:
             server.query(server.url(), f"CREATE DATABASE {name}")

@@ -45,11 +45,9 @@ class Frame(NamedTuple):
         return json.loads(self.payload)
 
 
-def frame(
-    opcode: int, payload: bytes = b"", fin: bool = True, reserved: int = 0, masked: bool = True
-) -> bytes:
+def frame(opcode: int, payload: bytes = b"", fin: bool = True, masked: bool = True) -> bytes:
     """The bytes of a WebSocket frame, allowed or not."""
-    head = bytes([fin << 7 | reserved << 4 | opcode])
+    head = bytes([fin << 7 | opcode])
     size, mask_bit = len(payload), masked << 7
     if size < 126:
         head += bytes([mask_bit | size])
@@ -65,8 +63,8 @@ def frame(
     return head + mask + mixed.to_bytes(size, "big")
 
 
-def close_frame(code: int | None = None, reason: bytes = b"") -> bytes:
-    return frame(CLOSE, b"" if code is None else struct.pack("!H", code) + reason)
+def close_frame(code: int | None = None) -> bytes:
+    return frame(CLOSE, b"" if code is None else struct.pack("!H", code))
 
 
 class RawSocket:
@@ -86,7 +84,6 @@ class RawSocket:
 
     @classmethod
     def over(cls, sock: socket.socket) -> "RawSocket":
-        """A client on a connection that there is already."""
         client = cls.__new__(cls)
         client.sock, client._buffer = sock, b""
         sock.settimeout(10)
@@ -109,7 +106,6 @@ class RawSocket:
         return self.answer(has_body=method != "HEAD")
 
     def answer(self, has_body: bool = True) -> Answer:
-        """The next HTTP answer."""
         head = self._until(b"\r\n\r\n").decode("latin-1")
         line, _, rest = head.partition("\r\n")
         parsed = Parser().parsestr(rest)
@@ -128,7 +124,6 @@ class RawSocket:
         return self
 
     def handshake(self, path: str, changes: dict[str, str | None] | None = None) -> Answer:
-        """Ask for an upgrade."""
         self.send(handshake_bytes(path, changes))
         return self.answer()
 
@@ -211,7 +206,6 @@ def request_bytes(
 
 
 def form_bytes(path: str, **fields: str) -> bytes:
-    """A request that sends a form, as a browser does."""
     body, kind = urlencode(fields).encode(), "application/x-www-form-urlencoded"
     headers = {"Host": "a", "Content-Type": kind, "Content-Length": str(len(body))}
     return request_bytes(path, headers, "POST") + body

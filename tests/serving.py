@@ -165,7 +165,6 @@ class Server:
 
     @property
     def pid(self) -> int:
-        """Of the master; its worker is `worker_pid`."""
         assert self._process
         return self._process.pid
 
@@ -185,7 +184,6 @@ class Server:
 
     @property
     def resident_kib(self) -> int:
-        """The memory of the only worker."""
         status = Path(f"/proc/{self.worker_pid}/status").read_text()
         return int(status.split("VmRSS:")[1].split()[0])
 
@@ -225,7 +223,6 @@ class Server:
         return self.wait(), time.monotonic() - started
 
     def wait(self) -> int:
-        """Wait until the server has ended; returns its exit status."""
         assert self._process
         return self._process.wait(timeout=20)
 
@@ -251,7 +248,6 @@ class Server:
 
     @contextlib.contextmanager
     def connections(self, count: int, receive_buffer: int = 0) -> Iterator[list[RawSocket]]:
-        """So many new connections to it."""
         with contextlib.ExitStack() as stack:
             sockets = (RawSocket(self.port, receive_buffer) for _ in range(count))
             yield [stack.enter_context(each) for each in sockets]
@@ -262,7 +258,6 @@ class Server:
             return connection.request(path, method, **headers)
 
     def send(self, data: bytes) -> Answer:
-        """What is answered to these bytes over a new connection."""
         with RawSocket(self.port) as connection:
             connection.send(data)
             return connection.answer()
@@ -280,7 +275,6 @@ class Server:
         return printed
 
     def start_flask(self, *args: str, **how: Any) -> "subprocess.Popen[str]":
-        """Start `flask ...` in this server's environment."""
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
         defaults: dict[str, Any] = {"cwd": REPOSITORY, "env": self.env, **pipes}
         return subprocess.Popen([sys.executable, "-m", "flask", *args], **defaults | how)

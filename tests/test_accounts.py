@@ -44,7 +44,6 @@ PASSWORD = secrets.token_urlsafe()
 
 
 def errors(**fields: str) -> dict[str, str]:
-    """What is said of the wrong ones of these fields."""
     try:
         check_fields(**fields)
     except Invalid as invalid:
@@ -78,12 +77,6 @@ def user() -> User:
     return User(username="ada", password_hash=accounts.hash_password(PASSWORD))
 
 
-def test_only_the_right_password_is_verified(user: User) -> None:
-    assert accounts.verify_password(user, PASSWORD)
-    for wrong in (PASSWORD.swapcase(), f"{PASSWORD} ", ""):
-        assert not accounts.verify_password(user, wrong)
-
-
 def test_password_is_the_same_in_every_unicode_form() -> None:
     composed, decomposed = (normalize(form, "Grüße für Ada") for form in ("NFC", "NFD"))
     user = User(password_hash=accounts.hash_password(decomposed))
@@ -105,7 +98,6 @@ def test_reused_number_of_a_user_brings_no_key(client: FlaskClient, owner: User,
 
 def test_no_password_is_right_without_a_user_and_it_costs_as_much_to_find_out(user: User) -> None:
     def seconds(user: User | None) -> float:
-        """Of the processor, the least of three times."""
         spent = []
         for _ in range(3):
             started = time.process_time()

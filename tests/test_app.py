@@ -144,12 +144,15 @@ def test_every_bad_key_gets_the_same_answer(server: Server, server_key: str) -> 
     expired = server.new_key("expired")
     server.execute("UPDATE api_key SET expires_at = 1 WHERE id = ?", expired[8:16])
     unknown = random_key()
-    half = server_key[:17] + unknown[17:-6]
-    bad = ["x", revoked, expired, unknown, half + auth.checksum(half), half + server_key[-6:]]
+    good, half = server_key[:-6], server_key[:17] + unknown[17:-6]
+    others = [half, good[:-1], f"{good}a", f"{good[:16]}-{good[17:]}", good.replace("live", "test")]
+    bad = [text + auth.checksum(text) for text in others]
+    bad += ["x", revoked, expired, unknown, half + server_key[-6:]]
     bad += [f'"{server_key}"', f"Bearer {server_key}", server_key[:-1]]
     bad += ["\xe9", "a" * 5000, f"{server_key},{server_key}"]
 
     def are_refused_alike() -> bool:
+        assert get(server, STATUS, X_API_Key=server_key)["authenticated"], "it is remembered"
         answers = [server.ask(ME, X_API_Key=key) for key in bad]
         alike = {(answer.status, answer.body) for answer in answers}
         return len(alike) == 1 and problem(answers[0])["code"] == "invalid_api_key"
@@ -271,7 +274,6 @@ def test_echo_socket_sends_each_message_back(server: Server) -> None:
 
 
 def five_seconds_in_order(updates: list[Any]) -> bool:
-    """Whether the last five show one second each."""
     last = [datetime.fromisoformat(update["formatted"][:19]) for update in updates[-5:]]
     return last == [last[0] + timedelta(seconds=number) for number in range(5)]
 

@@ -42,7 +42,6 @@ def test_map_names_every_module_and_package() -> None:
 
 
 def test_imports_run_one_way() -> None:
-    """Nothing imports from a lower row of the map."""
     cells = [row[0] for row in rows("Where things are", CONTRIBUTING)]
     names = [re.findall(r"\]\((.*?)(?:\.py)?\)", cell) for cell in cells]
     row_of = {name: number for number, row in enumerate(names) for name in row}

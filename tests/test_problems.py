@@ -1,5 +1,7 @@
-"""Errors of views: a problem under /api/, a page elsewhere; only a bug is logged as one."""
+"""What views raise and return: problems and JSON under /api/, pages elsewhere; bugs are logged."""
 
+import uuid
+from datetime import datetime, timezone
 from unittest import mock
 
 import peewee
@@ -44,7 +46,7 @@ def test_any_abort_is_a_problem(app: Flask, client: FlaskClient, status: int, ti
 def test_a_bug_is_logged_and_leaks_nothing(
     app: Flask, client: FlaskClient, key: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    app.add_url_rule("/api/bug", "bug", lambda: 1 / 0)
+    app.add_url_rule("/api/bug", "bug", lambda: str(1 / 0))
     answer = client.get("/api/bug?api_key=secret&q=private", headers={"X-API-Key": key})
     body = answer.get_json(force=True)
     assert (answer.status_code, body["code"]) == (500, "internal_error")
@@ -62,3 +64,10 @@ def test_date_that_no_calendar_has_is_no_bug(client: FlaskClient, header: str) -
     same = {"If-None-Match": answer.headers["ETag"]}
     with client.get("/static/app.css", headers=same) as answer:
         assert answer.status_code == 304
+
+
+def test_json_takes_what_flask_takes(app: Flask, client: FlaskClient) -> None:
+    values = {"id": uuid.UUID(int=7), "at": datetime(2026, 11, 21, tzinfo=timezone.utc)}
+    app.add_url_rule("/values", "values", lambda: values)
+    written = {"id": str(values["id"]), "at": "Sat, 21 Nov 2026 00:00:00 GMT"}
+    assert client.get("/values").get_json() == written

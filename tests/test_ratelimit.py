@@ -1,7 +1,5 @@
 """The limiter alone, with a clock of the test; and how RATE_LIMITS is read."""
 
-from contextlib import suppress
-
 import pytest
 
 from clock import NOON, Clock
@@ -62,11 +60,3 @@ def test_mistake_in_the_list_is_named() -> None:
         parse_quotas("free=1/hour,free=2/hour")
     with pytest.raises(ValueError, match=r"^tier 'free' is missing$"):
         parse_quotas("pro=1/hour")
-
-
-def test_counts_that_cannot_be_stored_are_taken_back(limiter: Limiter) -> None:
-    limiter.hit("ada", FIVE)
-    with suppress(OSError), limiter.hand_over() as counted:
-        limiter.hit("ada", FIVE, counted["ada"])
-        raise OSError("the disk is full")
-    assert limiter.hit("ada", FIVE).total == 3

@@ -15,12 +15,10 @@ import settings
 from ratelimit import Quota
 from settings import HERE, PLATFORM_HOPS, SettingsError, load
 
-Environ = dict[str, str]
 POSTGRES = {"DATABASE_URL": "postgresql://localhost/demo"}
 
 
 def refusal(**environ: str) -> str:
-    """The one line with which the start fails."""
     with pytest.raises(SettingsError) as mistake:
         load(environ)
     assert "\n" not in str(mistake.value)
@@ -123,7 +121,7 @@ def test_missing_driver_is_an_error_with_the_command(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize(("environ", "workers"), [({}, 1), (POSTGRES, 4)])
-def test_only_postgresql_has_more_than_one_worker(environ: Environ, workers: int) -> None:
+def test_only_postgresql_has_more_than_one_worker(environ: dict[str, str], workers: int) -> None:
     environ = environ | {"WEB_CONCURRENCY": "4"}
     assert load(environ).workers == workers
     is_warning = any("WEB_CONCURRENCY" in line for line in warnings(**environ))

@@ -38,7 +38,6 @@ class Sleeper(Clock):
         return moments
 
     def run(self, seconds: float) -> None:
-        """Run the ticker until it has slept for so long."""
         self.left = seconds
         with pytest.raises(StopIteration):
             self.ticker.run()
@@ -61,17 +60,6 @@ def test_first_update_comes_within_200_ms(clock: Sleeper, tenth: int, offset: fl
     clock.run(1)
     assert all(0 < moments[0] - joined <= 0.2 for moments in listeners)
     assert all(0.099 < moments[0] % 1 < 0.901 for moments in listeners)
-
-
-def test_sockets_that_join_over_a_second_are_spread_over_nine_phases(clock: Sleeper) -> None:
-    listeners = []
-    for _ in range(90):
-        clock.now += 1 / 90
-        listeners.append(clock.join())
-    clock.run(1)
-    phases = [round(moments[0] % 1 * 10) for moments in listeners]
-    assert set(phases) == set(range(1, 10))
-    assert max(phases.count(tenth) for tenth in phases) <= 20
 
 
 def test_lateness_up_to_the_turn_skips_and_repeats_no_second(clock: Sleeper) -> None:

@@ -1,7 +1,7 @@
 """How moments are written."""
 
 from clock import NOON
-from protocol.timestamps import date_time, display, timestamp
+from protocol.timestamps import timestamp
 
 
 def test_every_millisecond_is_written_as_it_is() -> None:
@@ -9,8 +9,3 @@ def test_every_millisecond_is_written_as_it_is() -> None:
     written = [timestamp(NOON + number / 1000) for number in range(1000)]
     assert written == [f"2026-11-21T12:00:00.{number:03}Z" for number in range(1000)]
     assert timestamp(NOON + 0.9996) == "2026-11-21T12:00:00.999Z"
-
-
-def test_seconds_are_written_for_programs_and_for_people() -> None:
-    assert date_time(NOON) == "2026-11-21T12:00:00Z"
-    assert display(NOON + 0.9) == "2026-11-21 12:00:00 UTC"

@@ -8,7 +8,6 @@ import socket
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-import gevent
 import pytest
 from gevent import socket as gsocket
 from gevent.event import Event
@@ -43,8 +42,6 @@ def hello(environ: dict[str, Any], start_response: Any) -> list[bytes]:
 
 
 def streaming(parts: Iterable[bytes]) -> Any:
-    """An application that streams these."""
-
     def application(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
         start_response("200 OK", [])
         return parts
@@ -122,20 +119,3 @@ class TestStream:
             client.sendall(GET)
             client.recv(4096)
             assert next(made) < 10
-
-    def test_stop_waits_for_it_but_not_for_ever(
-        self, worker: Worker, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        next_part = Event()
-        worker.wsgi = streaming(two_parts(next_part))
-        monkeypatch.setattr("server.worker.IDLE_SECONDS", 0)
-        with connected(worker) as client:
-            client.sendall(GET)
-            client.recv(4096)
-            with gevent.Timeout(10), monkeypatch.context() as patch:
-                patch.setattr("server.worker.FINISH_SECONDS", 0.1)
-                worker.stop([])
-            assert worker.requests
-            next_part.set()
-            worker.stop([])
-            assert not worker.requests

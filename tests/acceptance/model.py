@@ -92,6 +92,5 @@ class Key:
         del self.hits[len(self.hits) - count :]
 
     def successor(self, secret: str, ends_at: float) -> "Key":
-        """A new key that takes over the window of this one."""
         self.rotated, facts = True, self.facts._replace(ends_at=ends_at)
         return Key(self.user, secret, self.type, facts, hits=[*self.hits])

@@ -99,7 +99,6 @@ def card(page: Page, path: str) -> Page:
 
 
 def press(page: Page, path: str, name: str) -> Page:
-    """Press a button of a card; returns its line of the status."""
     card(page, path).get_by_role("button", name=name).click()
     return card(page, path).get_by_role("status")
 
@@ -109,7 +108,6 @@ def style(locator: Page, name: str) -> str:
 
 
 def try_it(page: Page, path: str) -> str:
-    """What the console shows for an endpoint."""
     expect(press(page, path, "Try it")).to_have_text(re.compile(r"^\s*\d{3} "))
     shown: str = card(page, path).locator(".response").inner_text()
     return shown
@@ -353,7 +351,6 @@ def test_chosen_shows_in_forced_colours_and_nothing_flashes(page: Page, server: 
 
 
 def states(page: Page, server: Server) -> Iterator[str]:
-    """Leads through every page in every state."""
     for path in ["/", "/log-in?next=/settings/profile", "/sign-up", "/nowhere"]:
         page.goto(path)
         yield path

@@ -1,112 +1,93 @@
-"""Client libraries against the service, each by its script in `clients`, and the page on them."""
+"""docs/testing-clients.md: its commands, and the clients that it names."""
 
-import importlib.util
 import json
 import os
 import re
-import shutil
+import shlex
 import signal
-import subprocess
 import sys
-from contextlib import closing, suppress
+from collections.abc import Callable
 from pathlib import Path
+from subprocess import PIPE, Popen, check_output
 from typing import Any
 
 import pytest
+from websockets.exceptions import InvalidStatus
+from websockets.sync.client import connect
 
-from serving import REPOSITORY, Server, bash, clean_environment, eventually, free_port, working_tree
+from conftest import StartServer
+from paths import TEST, TIME
+from serving import REPOSITORY, bash, clean_environment, free_port, working_tree
 
-HERE = Path(__file__).parent / "clients"
 PAGE = (REPOSITORY / "docs/testing-clients.md").read_text()
-BROWSERS = ["chromium", "chromium-browser", "google-chrome"]
-CHROMIUM = next(filter(None, map(shutil.which, BROWSERS)), "")
-HTTP_CLIENTS = ["requests", "chromium", "fetch", "axios-retry", "got"]
+WSCAT = Path(__file__).parent / "clients/node_modules/.bin/wscat"
 PATH = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-SECONDS = 90  # for one client, on a busy machine
-REFUSALS = {  # what each client of WebSockets sees of a refused one
-    "websockets": {"status": 401, "code": "missing_api_key"},
-    "ws": {"status": 401, "code": "missing_api_key"},
-    "wscat": {"status": 401},
-    "chromium": {"events": ["error"], "code": 1006},
-}
 
 
-def missing(client: str) -> str:
-    """Why this client cannot run here; empty if it can."""
-    if script_of(client).suffix == ".mjs" or client == "wscat":
-        installed = client == "fetch" or (HERE / "node_modules" / client).is_dir()
-        return "" if installed and shutil.which("node") else f"{client} is not installed"
-    if client == "chromium":
-        return "" if CHROMIUM else "no browser found"
-    return "" if importlib.util.find_spec(client) else f"{client} is not installed"
+def get_with_curl(url: str, key: str) -> str:
+    command = ["curl", "-sf", "--retry", "3", "-H", f"X-API-Key: {key}", url]
+    return check_output(command, text=True)
 
 
-def script_of(client: str) -> Path:
-    return next(HERE.glob(f"with_{client.replace('-', '_')}.*"))
+def get_with_requests(url: str, key: str) -> str:
+    requests: Any = pytest.importorskip("requests", reason="requests is not installed")
+    waiting = requests.adapters.HTTPAdapter(max_retries=requests.adapters.Retry(3))
+    with requests.Session() as session:
+        session.mount("http://", waiting)
+        return str(session.get(url, headers={"X-API-Key": key}).text)
 
 
-def run(client: str, folder: Path) -> dict[str, Any]:
-    """What a client reports; once it has its three seconds, the server stops."""
-    if reason := missing(client):
-        pytest.skip(reason)
-    script, output = script_of(client), folder / "output"
-    command = [sys.executable if script.suffix == ".py" else "node", str(script)]
-    server = Server(folder, RATE_LIMITS="free=1000/hour,one=1/second")
-    keys = {"KEY": server.new_key(), "LIMITED_KEY": server.new_key(tier="one")}
-    env = os.environ | keys | {"URL": server.url, "CHROMIUM": CHROMIUM}
-    with closing(server.start()), output.open("wb") as out:
-        process = subprocess.Popen(command, cwd=HERE, env=env, stdout=out, start_new_session=True)
-        try:
-            eventually(lambda: process.poll() is not None or "ticks" in output.read_text(), SECONDS)
-            server.stop()
-            assert process.wait(SECONDS) == 0
-        finally:
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-    steps: dict[str, Any] = {}
-    for line in output.read_text().splitlines():
-        steps |= json.loads(line)
-    return steps
+@pytest.mark.parametrize("get", [get_with_curl, get_with_requests])
+def test_client_waits_after_a_429(
+    start_server: StartServer, get: Callable[[str, str], str]
+) -> None:
+    server = start_server(RATE_LIMITS="free=1/second")
+    key = server.new_key()
+    answers = [json.loads(get(server.url + TEST, key)) for _ in range(3)]
+    assert len({answer["timestamp"][: len("2026-11-21T03:49:09")] for answer in answers}) == 3
 
 
-@pytest.mark.parametrize("client", HTTP_CLIENTS)
-def test_a_client_gets_every_response(tmp_path: Path, client: str) -> None:
-    report = run(client, tmp_path)
-    paths = json.loads((REPOSITORY / "docs" / "openapi.json").read_text())["paths"]
-    documented = {
-        path: item["get"]["responses"]["200"]["content"]["application/json"]["example"].keys()
-        for path, item in paths.items()
-    }
-    answers = {path: body.keys() for path, body in report["answers"].items()}
-    assert answers == {path: documented[path] for path in answers}
-    assert len(answers) == 5
-    moments = report["limited"]
-    assert None not in moments, "a rejected request"
-    assert len({moment[: len("2026-11-21T03:49:09")] for moment in moments}) == 3
+def test_websockets_sees_refusal_updates_and_stop(start_server: StartServer) -> None:
+    server = start_server()
+    with pytest.raises(InvalidStatus) as refusal:
+        connect(server.ws_url + TIME)
+    assert json.loads(refusal.value.response.body or b"")["code"] == "missing_api_key"
+    with connect(server.ws_url + TIME, additional_headers={"X-API-Key": server.new_key()}) as ws:
+        assert [json.loads(ws.recv())["type"] for _ in range(2)] == ["auth_success", "time_update"]
+        os.kill(server.pid, signal.SIGTERM)
+        for message in ws:  # which ends without an exception
+            assert json.loads(message)["type"] == "time_update"
+        assert ws.close_code == 1001
 
 
-@pytest.mark.parametrize("client", REFUSALS)
-def test_a_client_sees_refusal_ticks_and_stop_of_a_socket(tmp_path: Path, client: str) -> None:
-    report = run(client, tmp_path)
-    assert report["refused"] == REFUSALS[client]
-    assert report["ticks"] == ["auth_success", *["time_update"] * 3]
-    assert report["closed"] == 1001
+def test_wscat_shows_refusal_updates_and_stop(start_server: StartServer) -> None:
+    if not WSCAT.exists():
+        pytest.skip("wscat is not installed: .ci/clients")
+    server = start_server()
 
+    def wscat(query: str) -> "Popen[str]":
+        """On a terminal of its own."""
+        command = shlex.join([str(WSCAT), "--no-color", "-c", f"{server.ws_url}{TIME}{query}"])
+        return Popen(["script", "-qec", command, "/dev/null"], stdin=PIPE, stdout=PIPE, text=True)
 
-def test_the_table_of_clients_has_all_that_are_run() -> None:
-    rows = re.findall(r"^\| ([a-z0-9-]+) \|", PAGE.split("## Clients")[1], re.MULTILINE)
-    assert sorted(rows) == sorted({"client", *HTTP_CLIENTS, *REFUSALS})
+    with wscat("") as refused:
+        assert any("server response: 401" in line for line in refused.stdout or ())
+    with wscat(f"?api_key={server.new_key()}") as client:
+        assert any('"type":"time_update"' in line for line in client.stdout or ())
+        os.kill(server.pid, signal.SIGTERM)
+        assert any("Disconnected (code: 1001" in line for line in client.stdout or ())
 
 
 @pytest.mark.parametrize("start", ["**429.**", "**401.**", "A message of more than"])
-def test_a_command_of_the_page_prints_what_it_says(tmp_path: Path, start: str) -> None:
+def test_a_command_of_the_page_prints_what_it_says(
+    start_server: StartServer, tmp_path: Path, start: str
+) -> None:
     section = PAGE.split(f"\n{start}")[1]
     _, command, _, expected, *_ = re.split(r"```(?:sh|text)?\n", section)
-    server = Server(tmp_path, RATE_LIMITS="free=5/day")  # no window ends meanwhile
+    server = start_server(RATE_LIMITS="free=5/day")  # no window ends meanwhile
     command = command.replace(":8000", f":{server.port}")
     command = command.replace(".venv/bin/python", sys.executable)
-    with closing(server):
-        printed = bash(command, tmp_path, server.env | {"KEY": server.start().new_key()})
+    printed = bash(command, tmp_path, server.env | {"KEY": server.new_key()})
     assert printed.strip() == expected.strip()
 
 

@@ -1,7 +1,4 @@
-"""The files in deploy/ and the platforms of docs/deploying.md, as far as they run on one machine.
-
-Docker, systemd, and the platforms themselves are not started; what they would start is.
-"""
+"""What the files in deploy/ and the platforms of docs/deploying.md start, on one machine."""
 
 import contextlib
 import json
@@ -46,7 +43,6 @@ ON_POSTGRES = pytest.param("postgres", marks=pytest.mark.postgres)
 
 
 def need(*programs: str) -> None:
-    """Skip the test where one of these programs is missing."""
     for program in programs:
         if not shutil.which(program):
             pytest.skip(f"{program} is not installed")
@@ -193,7 +189,6 @@ def dockerfile(instruction: str) -> str:
 
 
 def healthy(port: int) -> bool:
-    """The result of the Dockerfile's HEALTHCHECK."""
     _, *arguments = json.loads(dockerfile("HEALTHCHECK --interval=5s CMD"))
     env = clean_environment(PORT=str(port))
     return not subprocess.run([sys.executable, *arguments], env=env, capture_output=True).returncode
@@ -258,7 +253,6 @@ class TestUnit:
         assert (done.returncode, done.stderr) == (0, ""), done.stdout
 
     def test_unit_notifies_systemd_and_listens_for_the_proxy_only(self, tmp_path: Path) -> None:
-        """Its ExecStart and Environment, with another port and folder."""
         unit, port = shipped("demo-service.service", {}), free_port()
         (start,) = re.findall("ExecStart=/srv/demo-service/.venv/bin/(gunicorn .*)", unit)
         start = start.replace(UPSTREAM, f"127.0.0.1:{port}")
@@ -298,7 +292,6 @@ def volume() -> Iterator[Path]:
 
 
 def serves_without_complaint(server: Server, how: signal.Signals = signal.SIGTERM) -> None:
-    """Start, count, stop; what was counted is saved, and the log has no warning."""
     with contextlib.closing(server):
         key = server.start().new_key()
         assert [server.ask(TEST, X_API_Key=key).status for _ in range(3)] == [200] * 3
@@ -359,7 +352,6 @@ class TestPlatforms:
     "number", [0, pytest.param(1, marks=pytest.mark.postgres)], ids=["SQLite", "PostgreSQL"]
 )
 def test_a_backup_is_restored(request: pytest.FixtureRequest, tmp_path: Path, number: int) -> None:
-    """With the blocks of docs/operating.md for this database."""
     if number:
         need("pg_dump")
     url = {"DATABASE_URL": request.getfixturevalue("cluster").new_database()} if number else {}
@@ -382,7 +374,6 @@ def test_a_backup_is_restored(request: pytest.FixtureRequest, tmp_path: Path, nu
 
 
 def test_a_sqlite_file_moves_to_postgresql(tmp_path: Path, cluster: Cluster) -> None:
-    """The two blocks of docs/growing.md; keys, counts, and the next user's number are right."""
     need("psql", "sqlite3")
     page = (REPOSITORY / "docs/growing.md").read_text().split("## Moving an existing file")[1]
     page = page.partition("\n## ")[0]

@@ -19,7 +19,6 @@ import pytest
 from documents import CONTRIBUTING, DOCUMENTS, README, blocks, section
 from serving import REPOSITORY, bash, clean_environment, eventually, free_port
 
-START = ".venv/bin/python app.py"
 # What differs from run to run; everything else has to be as it stands in README.
 MOMENT = re.compile(r"20\d\d-\d\d-\d\d[T ]\d\d:\d\d:\d\d(\.\d{3})?( UTC|Z)")
 YEAR = re.compile(r"\b20\d\d\b")
@@ -33,7 +32,6 @@ def inline(label: str) -> list[str]:
 
 
 def pattern(text: str) -> str:
-    """With what differs from run to run taken out."""
     return YEAR.sub("YEAR", MOMENT.sub("MOMENT", text.strip()))
 
 
@@ -62,7 +60,6 @@ class Checkout:
         self._log = folder / "log"
 
     def paste(self, commands: str, seconds: float = 120, **environment: str) -> str:
-        """What the commands print; each of them must succeed."""
         return bash(self._on_our_ports(commands), self.folder, self.env | environment, seconds)
 
     def follow(self, name: str, where: str, marker: str, block: str, line: str) -> None:
@@ -117,7 +114,6 @@ def installed(checkout: Checkout) -> Checkout:
 
 
 def export(shown: str) -> str:
-    """The line that sets the key, as the first start has printed it."""
     (line,) = re.findall(r"^ *(export KEY=\w+\n)", shown, re.MULTILINE)
     return str(line)
 
@@ -131,7 +127,7 @@ class TestCommands:
         assert pattern(printed) == pattern(answers + frames)
         (start_over,) = [code for code in inline("Start over") if code.startswith("rm")]
         checkout.paste(start_over)
-        with checkout.running(START):  # until it shows a new key
+        with checkout.running(".venv/bin/python app.py"):  # until it shows a new key
             pass
 
     def test_another_port_and_an_access_log_can_be_had(self, installed: Checkout) -> None:
@@ -147,7 +143,6 @@ class TestCommands:
         assert [json.loads(answer).get("status", 200) for answer in answers] == [200] * 5 + [429]
 
     def test_test_command_runs_tests(self, checkout: Checkout) -> None:
-        """One short file in place of all, in one process."""
         (command,) = blocks("sh", section("Tests"))
         short = "-n 0 -v tests/test_ratelimit.py"
         assert " passed" in checkout.paste(command, PYTEST_ADDOPTS=short)

@@ -57,7 +57,6 @@ class Walk:
         self.times: list[tuple[RawSocket, Key]] = []
 
     def go(self, seconds: float) -> None:
-        """Take steps at random for so long; in the end kill it, stop it, and start it again."""
         steps: dict[Callable[[], None], int] = {
             **{self.sign_up: 1, self.create: 8, self.rotate: 4, self.revoke: 3, self.rename: 8},
             **{self.expire: 3, self.change_tier: 6, self.hit: 40, self.burst: 10, self.storm: 5},
@@ -247,7 +246,6 @@ class Walk:
             self.ask(key, 16, 3)
 
     def ask(self, key: Key, connections: int, each: int) -> None:
-        """Over each connection so many times, all at once."""
         began = time.time()
         with ExitStack() as stack:
             clients = [stack.enter_context(RawSocket(self.server.port)) for _ in range(connections)]
@@ -290,7 +288,6 @@ class Walk:
         key.take(parts(answer), began, time.time())
 
     def talk(self) -> None:
-        """Every open socket answers, or tells the time."""
         began = time.time()
         for number, client in enumerate(self.echoes):
             client.send(frame(TEXT, f"hello {number}".encode()))
@@ -316,14 +313,12 @@ class Walk:
         return self.chance.choice(keys)
 
     def key_to_end(self) -> Key:
-        """A live key, with a socket if possible."""
         key = self.some_live_key()
         with suppress(Impossible):
             self.open_time(key)
         return key
 
     def some_key(self) -> Key:
-        """Any of the keys, most often one of the latest."""
         return self.chance.choice(self.keys if self.chance.random() < 0.3 else self.keys[-4:])
 
     def noticed(self) -> float:

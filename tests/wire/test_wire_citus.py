@@ -1,7 +1,4 @@
-"""The real server on a Citus cluster: a coordinator, and two nodes that hold the rows.
-
-The tables are distributed by the statements of docs/growing.md.
-"""
+"""The real server on a Citus cluster: a coordinator, and two nodes that hold the rows."""
 
 import re
 import shutil

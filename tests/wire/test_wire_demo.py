@@ -13,13 +13,10 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from unittest import mock
 
 import pytest
-from peewee import OperationalError
 
 import accounts
-import auth
 from commands.demo import welcome
 from models import User
 from paths import SECURITY, TEST
@@ -135,13 +132,6 @@ def test_demo_on_a_platform_is_refused(tmp_path: Path, variable: str) -> None:
     message = start_refusal("app.py", tmp_path, **{variable: "anything"})
     assert message.startswith(f"{variable} is set: on a platform, start `gunicorn`")
     assert not (tmp_path / "demo.db").exists()
-
-
-@pytest.mark.usefixtures("app")
-def test_demo_whose_key_cannot_be_made_has_no_user(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(auth, "create_key", mock.Mock(side_effect=OperationalError("locked")))
-    welcome(8000)
-    assert accounts.find_user("demo") is None
 
 
 def test_demo_makes_no_user_beside_others(owner: User, capfd: pytest.CaptureFixture[str]) -> None:

@@ -61,9 +61,10 @@ class TestStop:
         assert server.start().total(key) == 25 + 3
 
     def test_what_arrives_during_a_stop_is_answered(self, start_patched: StartServer) -> None:
-        """A handshake is refused; and no answer is lost because nobody reads the body."""
-        server = start_patched("import server.worker as w; w.IDLE_SECONDS = 2")
-        with server.connections(3) as (told, late, large):
+        """A handshake is refused; a body that is not read, or does not come, does no harm."""
+        server = start_patched("import server.worker as w; w.IDLE_SECONDS, w.FINISH_SECONDS = 2, 1")
+        with server.connections(4) as (told, late, large, halted):
+            halted.send(request_bytes("/log-out", {"Host": "a", "Content-Length": "8"}, "POST"))
             told.open(ECHO)
             assert late.request(STATUS).status == large.request(STATUS).status == 200
             request = handshake_bytes(ECHO)
@@ -76,6 +77,8 @@ class TestStop:
             assert large.ended(), "a reset would end it with an error"
             late.send(request[20:])
             answer = late.answer()
+            assert server.wait() == 0
+            assert server.postgres or server.stored == {"service.db"}, "it was not killed"
         assert (answer.status, answer.json()["code"]) == (503, "too_many_sockets")
         assert int(answer.headers["Retry-After"]) >= 1
 
