@@ -17,12 +17,12 @@ class Breaker:
     """A circuit breaker for each key.
 
     After a query for a key has failed, because its row is locked, say, the circuit is open: for
-    PAUSE_SECONDS nothing is asked. Then it is half-open: until a query succeeds, the key shares
-    some places with all keys in the same state, and fails again if none is free.
+    PAUSE_SECONDS nothing is asked. Then it is half-open until a query succeeds. One such query
+    runs at a time, over all keys in this state; the others fail.
     """
 
-    def __init__(self, places: int) -> None:
-        self._half_open = BoundedSemaphore(places)
+    def __init__(self) -> None:
+        self._half_open = BoundedSemaphore()
         self._failed: dict[str, tuple[float, str]] = {}  # when, by `monotonic`, and why
 
     @contextmanager

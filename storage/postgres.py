@@ -45,7 +45,7 @@ class PostgresStore(Store):
         # Two bulkheads: however many keys are looked up, hits have their connections.
         self._hits = Pool(url, HITS, STORE_SECONDS, SESSION)
         self._look_ups = Pool(url, LOOK_UPS, STORE_SECONDS, SESSION)
-        self._find_breaker, self._count_breaker = Breaker(LOOK_UPS // 2), Breaker(HITS // 2)
+        self._find_breaker, self._count_breaker = Breaker(), Breaker()
         self._finding, self._counting = Batches(self._find), Batches(self._count)
         self._chart = Counter[str]()  # requests of each key that are not in hourly_usage yet
 
