@@ -7,7 +7,7 @@ from functools import partial, wraps
 from hashlib import sha256
 from hmac import compare_digest
 
-from flask import Blueprint, flash, g, redirect, render_template, request, session
+from flask import Blueprint, g, redirect, render_template, request, session
 from flask.typing import ResponseReturnValue
 from werkzeug.exceptions import TooManyRequests, abort
 
@@ -189,5 +189,9 @@ def chosen(field: str, choices: dict[str, int]) -> int:
 
 
 def redirect_to(page: str, message: str) -> ResponseReturnValue:
-    flash(message)
+    """Show the message on that page.
+
+    Not by `flash`, which adds to a list in the cookie: who opens no page could make it ever longer.
+    """
+    session["message"] = message
     return redirect(page, 303)

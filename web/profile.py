@@ -2,7 +2,7 @@
 
 from functools import partial
 
-from flask import Blueprint, abort, flash, g, redirect, render_template, request, session, url_for
+from flask import Blueprint, abort, g, redirect, render_template, request, session, url_for
 from flask.typing import ResponseReturnValue
 from peewee import IntegrityError, fn
 from werkzeug.exceptions import TooManyRequests
@@ -31,7 +31,7 @@ def require_log_in() -> ResponseReturnValue | None:
         words = f"This page was opened under another account. You are now logged in as {name}."
         return None if request.form.get("account", account) == account else abort(409, words)
     if request.method == "POST":
-        flash("You are logged out, so nothing was changed.")
+        return redirect_to("/log-in", "You are logged out, so nothing was changed.")
     return redirect(url_for("web.people.entrance", page="log-in", next=request.path), 303)
 
 
