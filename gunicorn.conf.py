@@ -43,7 +43,7 @@ backlog = 1024
 # Seconds for which a connection may be idle, and which a header may take to arrive. Routers keep
 # connections open for up to 90 s.
 keepalive = 100 if settings.proxy_hops else 5
-graceful_timeout = 5  # seconds; the worker takes 4.2 at most
+graceful_timeout = 5  # seconds; the worker takes 4.5 at most
 control_socket_disable = True  # two services of the same user would share one socket
 http_parser = "python"  # "auto" takes a less strict one where that is installed
 sendfile = False  # it would bypass the worker's way to send a response in one piece

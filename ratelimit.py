@@ -7,14 +7,13 @@ limiter.hit("some key", Quota("free", limit=1000, seconds=3600)).remaining
 import math
 import re
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import NamedTuple
 
 UNITS = {"second": 1, "minute": 60, "hour": 3600, "day": 86400}
 QUOTA = re.compile(rf"([a-z][a-z0-9_-]{{0,31}})=([1-9][0-9]{{0,11}})/({'|'.join(UNITS)})")
 DEFAULT_TIER = "free"
-SMALL_STEP = 60  # seconds by which clocks may differ; see Usage.within
+CLOCK_SKEW = 60  # seconds by which clocks may differ; see Usage.within
 
 
 class Quota(NamedTuple):
@@ -34,10 +33,10 @@ class Quota(NamedTuple):
         """When the current window ends, at the earliest and at the latest.
 
         A stored window that ends at one of these, or between them, goes on: a clock that is ahead
-        by less than SMALL_STEP, and by less than a window, has begun it. So such clocks open no
+        by less than CLOCK_SKEW, and by less than a window, has begun it. So such clocks open no
         window twice, and neither does a clock that is set back by so little.
         """
-        step = min(SMALL_STEP, self.seconds)
+        step = min(CLOCK_SKEW, self.seconds)
         return window_end(now, self.seconds), window_end(now + step, self.seconds)
 
 
@@ -104,8 +103,8 @@ def parse_quotas(text: str) -> dict[str, Quota]:
 class Limiter:
     """Counts requests per key in windows on UTC boundaries.
 
-    The caller stores what has been counted (see `hand_over`), and passes the new `stored` value to
-    the next `hit`. It has no lock, so use it from one thread only.
+    The caller may store what has been counted; it then sets `counted` to {}, and passes the new
+    `stored` value to the next `hit`. It has no lock, so use it from one thread only.
     """
 
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
@@ -123,15 +122,3 @@ class Limiter:
             self.counted[key] = counted.plus(request)
             usage = usage.plus(request)
         return usage.allowance(quota, now, accepted)
-
-    @contextmanager
-    def hand_over(self) -> Iterator[dict[str, Usage]]:
-        """Give away what has been counted, to be stored; take it back if that raises an error."""
-        counted, self.counted = self.counted, {}
-        try:
-            yield counted
-        except BaseException:
-            for key, later in self.counted.items():  # what has been counted meanwhile
-                counted[key] = counted.get(key, NOTHING).plus(later)
-            self.counted = counted
-            raise

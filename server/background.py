@@ -20,14 +20,14 @@ class Background:
     def run(self) -> None:
         """Sync until `stopping` is set."""
         while not self.stopping.is_set():  # it may be set before this begins
-            self.sync()  # at first at once: it connects to a file that somebody might move away
+            self.sync()  # the first is immediate, so the file is open before it can be moved away
             self.stopping.wait(SYNC_SECONDS)
 
     def sync(self) -> None:
         """Sync once. A single failure may be a lock that a command holds, so it is not logged."""
         error = None
         steps = [self._end_sockets, self._store.save]  # if one fails, the others are done
-        for step in [*steps, self._store.check] if self._outage.is_noted else steps:
+        for step in [*steps, self._store.check] if self._outage.failed_at else steps:
             try:
                 step()
             except PeeweeException as failed:

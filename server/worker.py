@@ -9,6 +9,7 @@ import math
 import signal
 import socket
 from functools import partial
+from select import select
 from typing import Any
 
 import gevent
@@ -26,10 +27,11 @@ from services import Services
 SEND_SECONDS = 10  # how long a client may leave a response unread, or a body unsent
 MAX_ACCEPT = 16  # new connections that are accepted before others have their turn
 KERNEL_BYTES = 65_536  # size of the kernel's buffers for input and output of a connection
-# A stop takes 0.1 s to be noticed, then these, then at most 1 s to save: 4.2 s in all, less than
+# A stop takes 0.1 s to be noticed, then these, then at most 1 s to save: 4.5 s in all, less than
 # graceful_timeout.
-IDLE_SECONDS = 0.5  # in which idle clients may still send a request
-FINISH_SECONDS = 2.6  # in which running requests may finish; the others end with the process
+IDLE_SECONDS = 0.5  # in which clients may still be accepted, and then, if idle, send a request
+FINISH_SECONDS = 1.9  # in which running requests may finish; the others end with the process
+SYNC_SECONDS = 0.5  # in which the background may finish what it has begun
 
 
 class Worker(GeventWorker):
@@ -67,16 +69,18 @@ class Worker(GeventWorker):
         self.connections = Pool(self.worker_connections)
         services: Services = self.wsgi.extensions["services"]
         background = Background(services)
-        for task in (background.run, services.ticker.run):
-            gevent.spawn(task).link_exception(self.give_up)
+        tasks = [gevent.spawn(run) for run in (background.run, services.ticker.run)]
+        for task in tasks:
+            task.link_exception(self.give_up)
         services.store.open()
         servers = [self.listen(listener) for listener in self.sockets]
         while self.alive:
             self.notify()  # tells the master that this worker is alive
             gevent.sleep(0.1)
         services.sockets.shut_down()
-        self.stop(servers)
         background.stopping.set()
+        self.stop(servers)
+        tasks[0].join(timeout=SYNC_SECONDS)  # a save that is in progress
         services.store.close()
         database.close_all()
 
@@ -95,11 +99,14 @@ class Worker(GeventWorker):
         return server
 
     def stop(self, servers: list[StreamServer]) -> None:
-        """Accept no more connections, and finish the requests."""
+        """Accept the connections that wait for it, then no more, and finish the requests."""
+        with gevent.Timeout(IDLE_SECONDS, False):  # False: raises nothing
+            while select(self.sockets, [], [], 0)[0]:
+                gevent.sleep(0.02)
         for server in servers:
             server.close()
         self.connections.join(timeout=IDLE_SECONDS)
-        with gevent.Timeout(FINISH_SECONDS, False):  # False: raises nothing
+        with gevent.Timeout(FINISH_SECONDS, False):
             while self.requests:
                 gevent.sleep(0.02)
         self.is_serving = False

@@ -2,7 +2,7 @@
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from time import monotonic, time
 from typing import Any
@@ -11,16 +11,26 @@ import gevent
 from peewee import PeeweeException, PostgresqlDatabase
 
 import models
-from models import ApiKey, User, now
+from models import CHART_HOURS, DAY, HOUR, ApiKey, User, now
 from ratelimit import Allowance, Quota
 from storage.outage import one_line
-from storage.queries import OWNER, delete_old_rows, ended_keys
 
 log = logging.getLogger(__name__)
 
 KNOWN_SECONDS = 0.5  # how long a row that was found is remembered
 LAST_SECONDS = 1.0  # how long the last save is retried during a stop
 TIDY_SECONDS = 60  # between two looks for old rows
+KEEP_DAYS = 30  # how long ended keys are kept
+# How many rows a query names at most; SQLite before 3.32 allows 999. At each sync, so many old rows
+# are deleted, which takes 5 ms. That is 1,000 a second; a million keys in use make 280 a second.
+MAX_ROWS = 500
+# In SQL where building a query with peewee would take long.
+COLUMNS = ApiKey._meta.columns
+FIND = f"SELECT {', '.join(COLUMNS)} FROM api_key WHERE id = ?"
+# A join, and no subquery that counts, because Citus refuses that.
+OWNER = f"""SELECT "user".id, username, email, "user".created_at, count(*)
+    FROM "user" JOIN api_key ON api_key.user_id = "user".id WHERE {ApiKey.LIVE} AND "user".id = ?
+    GROUP BY "user".id, username, email, "user".created_at"""
 # For a transaction of PostgreSQL: its COMMIT waits for the disk, whatever was set for the session.
 # On a Citus cluster, it may change "user", which all nodes have, after the keys.
 DURABLE = "set_config('synchronous_commit', 'on', true)"
@@ -74,9 +84,10 @@ class Store(ABC):
     def open(self) -> None:  # noqa: B027
         """Prepare for requests, before the first one comes."""
 
-    @abstractmethod
     def _look_up(self, key_id: str) -> ApiKey | None:
-        """The row with this id."""
+        for row in self._ask(FIND, key_id):
+            return ApiKey(**dict(zip(COLUMNS, row, strict=True)))
+        return None
 
     def allowance(self, key: ApiKey, quota: Quota) -> Allowance:
         """What is left for the key according to this row, to be shown; counts nothing."""
@@ -96,7 +107,12 @@ class Store(ABC):
 
     def ended(self, key_ids: set[str]) -> set[str]:
         """Which of these keys have ended."""
-        return ended_keys(self._ask, key_ids)
+        waiting, live = list(key_ids), set[str]()
+        while some := waiting[:MAX_ROWS]:
+            query = f"SELECT id FROM api_key WHERE {ApiKey.LIVE} AND id IN ({places(some)})"
+            live |= {key_id for (key_id,) in self._ask(query, now(), *some)}
+            del waiting[:MAX_ROWS]
+        return key_ids - live
 
     def save(self) -> None:
         """Save what has been counted, and delete rows that are too old.
@@ -105,26 +121,43 @@ class Store(ABC):
         """
         self._is_used |= bool(self._unsaved())
         self._save()
-        if self._is_used and monotonic() > self._tidy_at and not delete_old_rows(self._ask):
+        if self._is_used and monotonic() > self._tidy_at and not self._delete_old_rows():
             self._tidy_at, self._is_used = monotonic() + TIDY_SECONDS, False
+
+    def _delete_old_rows(self) -> bool:
+        """Delete some hours of more than a day ago, and some keys that ended long ago.
+
+        Returns whether there were any. If not, it has only read: a DELETE takes a lock in any case.
+        """
+        query = "SELECT hour, key_id FROM hourly_usage WHERE hour < ? ORDER BY hour LIMIT ?"
+        if hours := self._ask(query, now() - (CHART_HOURS + 1) * HOUR, MAX_ROWS):
+            oldest = hours[0][0]
+            ids = [key_id for hour, key_id in hours if hour == oldest]
+            query = f"DELETE FROM hourly_usage WHERE hour = ? AND key_id IN ({places(ids)})"
+            self._ask(query, oldest, *ids)
+        long_ago = now() - KEEP_DAYS * DAY
+        query = "SELECT id FROM api_key WHERE revoked_at < ? OR expires_at < ? LIMIT ?"
+        if keys := [key_id for (key_id,) in self._ask(query, long_ago, long_ago, MAX_ROWS)]:
+            self._ask(f"DELETE FROM api_key WHERE id IN ({places(keys)})", *keys)
+        return bool(hours or keys)
 
     def check(self) -> None:
         """Raises PeeweeException unless the database answers."""
         self._ask("SELECT 1")
 
     def close(self) -> None:
-        """Save what is left, and close the database."""
-        deadline = monotonic() + LAST_SECONDS
-        while counted := self._unsaved():
-            try:
-                self._save()
-            except PeeweeException as error:
-                gevent.sleep(0.1)
-                if monotonic() > deadline:
-                    requests = counted_as(sum(counted.values()), "request")
-                    unsaved = f"{requests} of {counted_as(len(counted), 'key')}"
-                    log.error("%s: %s", self.lost % unsaved, one_line(error))
-                    return
+        """Save what is left, within LAST_SECONDS, and close the database."""
+        why = "no answer"
+        with gevent.Timeout(LAST_SECONDS, False):  # False: raises nothing
+            while self._unsaved():
+                try:
+                    self._save()
+                except PeeweeException as error:
+                    why = one_line(error)
+                    gevent.sleep(0.1)
+        if counted := self._unsaved():
+            requests = counted_as(sum(counted.values()), "request")
+            log.error("%s: %s", self.lost % f"{requests} of {counted_as(len(counted), 'key')}", why)
 
     @abstractmethod
     def _ask(self, query: str, *values: object) -> list[Any]:
@@ -137,6 +170,11 @@ class Store(ABC):
     @abstractmethod
     def _save(self) -> None:
         """Save them all, or none."""
+
+
+def places(values: Iterable[object]) -> str:
+    """A place in a query for each of the values."""
+    return ", ".join("?" for _ in values)
 
 
 def counted_as(number: int, noun: str) -> str:

@@ -18,7 +18,6 @@ from storage import Store
 from storage.batch import Batches
 from storage.breaker import Breaker
 from storage.connections import NODE_SECONDS, STORE_SECONDS, Pool
-from storage.queries import FIND, made_of
 
 HITS, LOOK_UPS = 4, 3  # connections of each process for these; with those of pages, at most 10
 # No count waits for the disk, and none for a locked row for more than 50 ms.
@@ -58,8 +57,7 @@ class PostgresStore(Store):
 
     def _find(self, key_id: str, items: list[None]) -> list[ApiKey | None]:
         with self._find_breaker.circuit(key_id):
-            rows = self._ask(FIND, key_id)
-        return [made_of(rows[0]) if rows else None] * len(items)
+            return [super()._look_up(key_id)] * len(items)
 
     def hit(self, key_id: str, quota: Quota) -> Allowance | None:
         return self._counting.ask(key_id, quota)

@@ -18,7 +18,6 @@ from playhouse.pool import MaxConnectionsExceeded, PooledSqliteDatabase
 from models import HOUR, ApiKey, now
 from ratelimit import Allowance, Limiter, Quota
 from storage import Store
-from storage.queries import FIND, made_of
 
 SAVE = """UPDATE api_key SET total = total + ?,
     used = ? + CASE WHEN reset = ? THEN used ELSE 0 END, reset = ?, last_used_at = ?
@@ -89,10 +88,6 @@ class SqliteStore(Store):
         self._limiter = Limiter()
         self._file = file
 
-    def _look_up(self, key_id: str) -> ApiKey | None:
-        rows = self._ask(FIND, key_id)
-        return made_of(rows[0]) if rows else None
-
     def allowance(self, key: ApiKey, quota: Quota) -> Allowance:
         return self._limiter.hit(key.id, quota, key.usage, cost=0)
 
@@ -120,14 +115,15 @@ class SqliteStore(Store):
         if not self._limiter.counted:
             return
         moment, connection = now(), self._database.connection()
-        self.forget()  # the rows lack what is saved now
+        counted = sorted(self._limiter.counted.items())  # in the table's order, so it writes less
+        usage = [(u.total, u.used, u.reset, u.reset, moment, key) for key, u in counted]
+        hours = [(moment - moment % HOUR, key, use.total) for key, use in counted]
         try:
-            with self._limiter.hand_over() as counts, connection:  # commits, or rolls back
-                counted = sorted(counts.items())  # in the table's order, so it writes less
-                usage = [(u.total, u.used, u.reset, u.reset, moment, key) for key, u in counted]
-                hours = [(moment - moment % HOUR, key, use.total) for key, use in counted]
+            with connection:  # commits, or rolls back
                 connection.execute("BEGIN IMMEDIATE")
                 connection.executemany(SAVE, usage)  # which peewee does not have
                 connection.executemany(SAVE_HOUR, hours)
         except sqlite3.Error as error:
             raise OperationalError(str(error)) from None
+        self._limiter.counted = {}  # nothing was counted meanwhile, because no other greenlet ran
+        self.forget()  # the rows lack what was saved

@@ -60,6 +60,14 @@ class TestStop:
         assert not server.log_lines("could not be saved")
         assert server.start().total(key) == 25 + 3
 
+    def test_who_waits_to_be_accepted_is_answered(self, start_server: StartServer) -> None:
+        server = start_server()
+        with server.connections(60) as clients:
+            for client in clients:
+                client.send(request_bytes("/", {"Host": "a"}))
+            os.kill(server.pid, signal.SIGTERM)
+            assert [client.answer().status for client in clients] == [200] * 60
+
     def test_what_arrives_during_a_stop_is_answered(self, start_patched: StartServer) -> None:
         """A handshake is refused; a body that is not read, or does not come, does no harm."""
         server = start_patched("import server.worker as w; w.IDLE_SECONDS, w.FINISH_SECONDS = 2, 1")
