@@ -79,7 +79,7 @@ class ApiKey(Table):
         """`revoked`, `expired`, `rotated` (replaced, but still valid), or `live`."""
         if self.revoked_at is not None:
             return "revoked"
-        if isinstance(self.expires_at, int) and self.expires_at <= now():  # text ends nothing
+        if isinstance(self.expires_at, int) and self.expires_at <= now():  # SQLite may hold text
             return "expired"
         return "live" if self.rotated_at is None else "rotated"
 

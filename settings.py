@@ -71,16 +71,14 @@ def _postgres(url: str) -> str:
         from psycopg import ProgrammingError, conninfo  # the driver is optional
     except ImportError:
         raise ValueError(NEEDS_DRIVER) from None
-    try:
+    with suppress(ProgrammingError, UnicodeError):
         parts = conninfo.conninfo_to_dict(url)
-    except (ProgrammingError, UnicodeError):
-        raise ValueError(f"must be {URL_FORMS}") from None
-    # A password with an unescaped @, / or ? ends up in one of these, which libpq's errors quote:
-    # of user:pass@word@host, `word@host` would be the host.
-    host, port, name = (str(parts.get(part, "")) for part in ("host", "port", "dbname"))
-    if "@" in host + name or not re.fullmatch("[0-9,]*", port):
-        raise ValueError(f"must be {URL_FORMS}")
-    return url
+        # A password with an unescaped @, / or ? ends up in one of these, which libpq's errors
+        # quote: of user:pass@word@host, `word@host` would be the host.
+        host, port, name = (str(parts.get(part, "")) for part in ("host", "port", "dbname"))
+        if "@" not in host + name and re.fullmatch("[0-9,]*", port):
+            return url
+    raise ValueError(f"must be {URL_FORMS}")
 
 
 def setting(default: str, parse: Callable[[str], Any]) -> Any:

@@ -1,1 +1,1 @@
-"""What is run in a shell: `flask user`, `flask key`, and the demo."""
+"""What is run in a shell: `flask user`, `flask key`, `flask backup`, and the demo."""

@@ -1,1 +1,1 @@
-"""What goes over the network: problem responses, headers, timestamps, WebSocket frames."""
+"""What goes over the network: problem responses, headers, forms, timestamps, WebSocket frames."""

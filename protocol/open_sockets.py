@@ -43,7 +43,7 @@ class OpenSockets:
             del self.admitted[who]
 
     def serve(self, ws: WebSocket, key_id: str | None, handler: Handler) -> None:
-        """Let the handler serve the socket, then close it, as the exception says that it raises.
+        """Let the handler serve the socket, then close it with the code of the exception it raises.
 
         Before that it leaves `open`, so that nobody interrupts it while it closes. This is no
         context manager: Python 3.13 would keep the exception, and with it half a message.

@@ -1,1 +1,1 @@
-"""How the service is served: the gunicorn worker, its log, and the start from a terminal."""
+"""How the service is served: the gunicorn worker, its log, and the checks at a start."""

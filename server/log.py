@@ -10,14 +10,10 @@ from gunicorn.instrument.statsd import Statsd
 from models import PREFIXES
 
 PREFIX = "|".join(map(re.escape, PREFIXES.values()))
+# An API key, and whatever follows a percent escape, because it may be an encoded key.
 SECRET = re.compile(rf"({PREFIX}|api_key=|%[0-9a-f]{{2}})[^\s&'\"]+", re.IGNORECASE)
 LINE_CHARACTERS = 1000  # at most; the rest of a longer line is cut off
 CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
-
-
-def redact(text: str) -> str:
-    """Remove API keys, and whatever follows a percent escape, because it may be an encoded key."""
-    return SECRET.sub(r"\1[redacted]", text)
 
 
 class Redacting(logging.Formatter):
@@ -28,7 +24,7 @@ class Redacting(logging.Formatter):
     """
 
     def format(self, record: logging.LogRecord) -> str:
-        lines = redact(super().format(record)).split("\n")
+        lines = SECRET.sub(r"\1[redacted]", super().format(record)).split("\n")
         return "\n".join(line[:LINE_CHARACTERS] for line in lines)
 
     def formatMessage(self, record: logging.LogRecord) -> str:

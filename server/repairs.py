@@ -1,5 +1,5 @@
-"""What repairs gunicorn 27.0, or makes it faster; each function is a row of "Private APIs" in
-docs/design.md, and works without the others.
+"""What repairs gunicorn 27.0, or makes it faster; what uses private APIs is in a row of the
+table in docs/design.md, and works without the others.
 """
 
 import errno

@@ -8,7 +8,7 @@ if sys.version_info < (3, 10):  # noqa: UP036
 if not find_spec("fcntl"):
     sys.exit("This service needs a POSIX system; on Windows, run it in WSL.")
 if not all(map(find_spec, ["flask", "flask_sock", "gevent", "gunicorn", "peewee"])):
-    sys.exit("Packages are missing: run the command of README's Quickstart.")
+    sys.exit("Packages are missing: run the commands at the top of README.md.")
 
 import fcntl
 import logging

@@ -15,7 +15,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg_pool import ConnectionPool
 
 # All time limits, in seconds: who waits, and for what.
-HIT_SECONDS = 0.9  # a hit, or the look-up of a key: for everything; the next two are part of it
+HIT_SECONDS = 0.9  # a hit, or the look-up of a key: for the next two together
 STORE_SECONDS = 0.8  # a query of the store: for a connection
 ANSWER_SECONDS = 0.6  # each statement, of a page, too: for its answer
 # In PostgreSQL, a count waits for a locked row for 50 ms: SESSION in postgres.py.
@@ -26,6 +26,8 @@ NODE_SECONDS = 0.3  # keys on other nodes of a Citus cluster: for a node that is
 IDLE_SECONDS = 7  # between closing two idle connections of a pool: all are gone within a minute
 USED_SECONDS = 60  # any connection: until it is replaced
 
+# A statement that was given up ends on the server, too, and does not keep a connection there.
+GIVE_UP = b"SET client_connection_check_interval = '500ms'"
 # Errors after which all connections are replaced: the server is lost, or read-only, or stopping.
 LOST = (None, "25006", "57P01", "57P03")
 POOLS: "WeakSet[Pool]" = WeakSet()  # of this process
@@ -85,6 +87,8 @@ class Pool(ConnectionPool[Impatient]):
     def __init__(self, url: str, size: int, seconds: float, session: str) -> None:
         def configure(connection: Impatient) -> None:
             connection.execute(session.encode())
+            with suppress(Error):  # PostgreSQL on Windows, and before 15 on macOS, does not know it
+                connection.execute(GIVE_UP)
             Impatient.failure = ""
 
         super().__init__(

@@ -14,27 +14,23 @@ class Outage:
     """Logs the first error of an outage, another cause once a minute, and the end."""
 
     def __init__(self) -> None:
-        self._failed_at: float | None = None
+        self.failed_at: float | None = None  # by `monotonic`; None when there is no outage
         self._logged_at, self._cause = -math.inf, ""
 
     def note(self, error: BaseException) -> None:
         """Report that the database could not be used."""
         moment, cause = time.monotonic(), one_line(error)
         is_other = cause != self._cause and moment - self._logged_at > CAUSE_SECONDS
-        if self._failed_at is None or is_other:
+        if self.failed_at is None or is_other:
             log.error("database unavailable: %s", cause)
             self._logged_at, self._cause = moment, cause
-        self._failed_at = moment
-
-    @property
-    def is_noted(self) -> bool:
-        return self._failed_at is not None
+        self.failed_at = moment
 
     def over(self) -> None:
         """Report that the database could be used."""
-        if self._failed_at and time.monotonic() - self._failed_at > QUIET_SECONDS:
+        if self.failed_at and time.monotonic() - self.failed_at > QUIET_SECONDS:
             log.warning("database available again")
-            self._failed_at = None
+            self.failed_at = None
 
 
 def one_line(error: BaseException) -> str:

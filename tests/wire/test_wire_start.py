@@ -83,7 +83,7 @@ def test_wrong_setting_is_one_line(tmp_path: Path, command: str, variable: str, 
 def test_packages_that_are_not_installed_are_one_line(tmp_path: Path) -> None:
     """-S leaves out what pip has installed."""
     message = start_refusal("-S app.py", tmp_path)
-    assert message == "Packages are missing: run the command of README's Quickstart."
+    assert message == "Packages are missing: run the commands at the top of README.md."
 
 
 def test_older_python_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
