@@ -122,7 +122,7 @@ class Settings:
         return min(self.socket_limit + 1000, file_limit() - OTHER_FILES)
 
 
-NAMES = {each.name.upper() for each in fields(Settings)}
+VARIABLES = {each.name.upper() for each in fields(Settings)}
 
 
 def load(environ: Mapping[str, str] = os.environ) -> Settings:
@@ -153,8 +153,8 @@ def warnings(settings: Settings, environ: Mapping[str, str] = os.environ) -> Ite
     if (where := platform(environ)) and settings.sqlite and not _on_volume(settings.sqlite):
         lost = f"{settings.sqlite} is not on a mounted volume, so the platform will lose it"
         yield f"{where} is set, but {lost}; see DATABASE_URL"
-    for name in sorted(environ.keys() - NAMES):
-        for meant in get_close_matches(name, NAMES, n=1, cutoff=SIMILAR):
+    for name in sorted(environ.keys() - VARIABLES):
+        for meant in get_close_matches(name, VARIABLES, n=1, cutoff=SIMILAR):
             yield f"{name} is not a setting of this service; did you mean {meant}?"
 
 

@@ -17,6 +17,7 @@ import accounts
 import auth
 from models import DAY, DEFAULT_TYPE, HOUR, PREFIXES, ApiKey, User, check_fields, database, now
 from protocol.timestamps import date_time
+from ratelimit import DEFAULT_TIER
 from services import services
 from settings import warnings
 from storage import transaction
@@ -117,7 +118,7 @@ def delete_user(username: str) -> None:
 @click.argument("username")
 @click.argument("name")
 @click.option("--type", type=click.Choice(list(PREFIXES)), default=DEFAULT_TYPE)
-@click.option("--tier", default="free", show_default=True)
+@click.option("--tier", default=DEFAULT_TIER, show_default=True)
 @click.option("--expires", type=duration, help="For example 90d; by default, never.")
 def create_key(username: str, name: str, type: str, tier: str, expires: int | None) -> None:
     """Create a key and print only the key, which cannot be shown again."""

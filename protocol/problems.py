@@ -15,7 +15,7 @@ from werkzeug.http import HTTP_STATUS_CODES
 
 log = logging.getLogger(__name__)
 
-KNOWN = {
+DEFAULTS = {
     400: ("bad_request", "The request could not be understood."),
     404: ("not_found", "There is nothing at this path. The paths are listed in /openapi.json."),
     413: ("content_too_large", "The request body is too large; this API takes none."),
@@ -36,7 +36,7 @@ ErrorPage = Callable[[HTTPException], ResponseReturnValue]
 class Problem(HTTPException):
     """An error response: a status, a stable code for programs, a sentence for people.
 
-    A status in KNOWN brings its own code and sentence; for others the code is made from the title.
+    A status in DEFAULTS brings its code and sentence; for others the code is made from the title.
     `headers` are added to the response, and `members` to its body.
     """
 
@@ -46,7 +46,7 @@ class Problem(HTTPException):
         # Not Python's titles, because they differ from version to version. For 413, werkzeug has
         # the title from before RFC 9110.
         title = "Content Too Large" if status == 413 else HTTP_STATUS_CODES[status]
-        known = KNOWN.get(status, (title.lower().replace(" ", "_"), title))
+        known = DEFAULTS.get(status, (title.lower().replace(" ", "_"), title))
         body = {"type": "about:blank", "title": title, "status": status}
         body |= {"detail": detail or known[1], "code": code or known[0], **members}
         response = Response(json_text(body) + "\n", status, headers, "application/problem+json")
@@ -88,6 +88,6 @@ def problem(error: HTTPException) -> HTTPException:
     """The same error as a problem."""
     if isinstance(error, Problem):
         return error
-    detail = "" if error.code in KNOWN else error.description or ""
+    detail = "" if error.code in DEFAULTS else error.description or ""
     # The headers are needed for Allow and Retry-After; Problem sets the content type.
     return Problem(error.code or 500, detail=detail, headers=error.get_headers())

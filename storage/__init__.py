@@ -33,7 +33,7 @@ OWNER = f"""SELECT "user".id, username, email, "user".created_at, count(*)
     GROUP BY "user".id, username, email, "user".created_at"""
 # For a transaction of PostgreSQL: its COMMIT waits for the disk, whatever was set for the session.
 # On a Citus cluster, it may change "user", which all nodes have, after the keys.
-DURABLE = "set_config('synchronous_commit', 'on', true)"
+ON_DISK = "set_config('synchronous_commit', 'on', true)"
 USERS_AFTER_KEYS = "set_config('citus.multi_shard_modify_mode', 'sequential', true)"
 
 
@@ -42,7 +42,7 @@ def transaction() -> Iterator[None]:
     """A transaction for whatever stores or ends a key, a user or a password; may be nested."""
     with models.database.connection_context(), models.database.atomic():
         if isinstance(models.database.obj, PostgresqlDatabase):
-            models.database.execute_sql(f"SELECT {DURABLE}, {USERS_AFTER_KEYS}")
+            models.database.execute_sql(f"SELECT {ON_DISK}, {USERS_AFTER_KEYS}")
         yield
 
 

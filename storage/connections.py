@@ -23,7 +23,7 @@ PAUSE_SECONDS = 0.5  # a key that has failed: until it is asked about again
 PAGE_SECONDS = 3  # a page: for a connection
 CONNECT_SECONDS = 2  # the pool, or a command: for each address; libpq's minimum
 NODE_SECONDS = 0.3  # keys on other nodes of a Citus cluster: for a node that is away
-IDLE_SECONDS = 7  # between closing two idle connections of a pool: all are gone within a minute
+SHRINK_SECONDS = 7  # between closing two idle connections of a pool: all are gone in a minute
 USED_SECONDS = 60  # any connection: until it is replaced
 
 # A statement that was given up ends on the server, too, and does not keep a connection there.
@@ -99,7 +99,7 @@ class Pool(ConnectionPool[Impatient]):
             min_size=0,
             max_size=size,
             timeout=seconds,
-            max_idle=IDLE_SECONDS,
+            max_idle=SHRINK_SECONDS,
             max_lifetime=USED_SECONDS,
             reconnect_timeout=0,
             open=False,

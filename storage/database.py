@@ -24,7 +24,7 @@ ONE_AT_A_TIME = "SELECT set_config('lock_timeout', '9s', true), pg_advisory_xact
 # While a new column or index waits for a table that is in use, all requests wait behind it. A hit
 # waits for 50 ms (SESSION in postgres.py).
 SHORT_LOCKS = "SELECT set_config('lock_timeout', '20ms', true)"
-NAMES = ", ".join(table._meta.table_name for table in TABLES)
+TABLE_NAMES = ", ".join(table._meta.table_name for table in TABLES)
 
 
 def open_database(settings: Settings, patience: float | None = None) -> None:
@@ -100,7 +100,7 @@ def create_missing() -> None:
             time.sleep(0.5)
         else:
             if missing():  # PostgreSQL shows a role only what it may use
-                raise peewee.OperationalError(f"this role needs a GRANT for each of {NAMES}")
+                raise peewee.OperationalError(f"this role needs a GRANT for each of {TABLE_NAMES}")
 
 
 def missing() -> list[Callable[[], object]]:
@@ -112,7 +112,8 @@ def missing() -> list[Callable[[], object]]:
         columns = {column.name for column in database.get_columns(name)}
         for column, field in fields.items() if columns else ():
             if column not in columns:
-                creates.append(migrator.alter_add_column(name, column, field, True).run)
+                add = migrator.alter_add_column(name, column, field, allow_not_null=True)
+                creates.append(add.run)
         indexes = {index.name for index in database.get_indexes(name)}
         if not columns or {index._name for index in table._meta.fields_to_index()} - indexes:
             creates.append(table.create_table)  # and its indexes; leaves alone what exists

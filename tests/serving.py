@@ -24,11 +24,11 @@ from accounts import NOBODY
 from models import PREFIXES
 from paths import STATS, STATUS
 from rawsocket import Answer, RawSocket, form_bytes
-from settings import NAMES, PLATFORM_HOPS
+from settings import PLATFORM_HOPS, VARIABLES
 
 REPOSITORY = Path(__file__).parent.parent
 START_SECONDS = 30
-SETTINGS = {*NAMES, *PLATFORM_HOPS, "GUNICORN_CMD_ARGS", "FORWARDED_ALLOW_IPS"}
+SETTINGS = {*VARIABLES, *PLATFORM_HOPS, "GUNICORN_CMD_ARGS", "FORWARDED_ALLOW_IPS"}
 KEYS_PER_USER = 25
 USER_ID = 1000  # the next one is twice this: those between are given by the service
 

@@ -72,7 +72,7 @@ def test_wrong_value_is_one_line_with_the_variable_first(variable: str) -> None:
         assert refusal(**{variable: text}).startswith(f"{variable}: "), text
 
 
-@pytest.mark.parametrize("variable", sorted(settings.NAMES))
+@pytest.mark.parametrize("variable", sorted(settings.VARIABLES))
 def test_control_character_is_refused_in_every_setting(variable: str) -> None:
     """A carriage return at the end of a line, as Windows writes it, would name another file."""
     for character in "\r\n\t\x00\x7f\x9b":

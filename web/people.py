@@ -22,7 +22,7 @@ ATTEMPTS = Quota("attempts of a caller", 30, 60)
 ATTEMPTS_AT_ONCE = 4  # of a caller
 ATTEMPTS_ON_ACCOUNT = Quota("attempts on an account", 100, 60)
 FAILURES = Quota("wrong passwords of a caller for an account", 10, 60)
-NAMES = Quota("answers that a name is taken", 20, 3600)
+TAKEN_NAMES = Quota("answers that a name is taken", 20, 3600)
 RENAMES = Quota("keys that a user renames", 10, 60)
 BUCKETS = 16384  # for each of these quotas
 OWN_PAGE = re.compile("/settings(/[A-Za-z0-9-]+)*")  # where a log-in may lead: never to other sites
@@ -98,7 +98,7 @@ def sign_up() -> ResponseReturnValue:
 @errors_shown_by(partial(entrance, page="log-in"))
 @attempt()
 def log_in() -> ResponseReturnValue:
-    user = prove(typed("username"), request.form.get("password", ""))
+    user = authenticate(typed("username"), request.form.get("password", ""))
     if not user:
         raise Invalid(password="Wrong user name or password.")
     return enter(user)
@@ -110,7 +110,7 @@ def log_out() -> ResponseReturnValue:
     return redirect("/", 303)
 
 
-def prove(name: str, password: str) -> User | None:
+def authenticate(name: str, password: str) -> User | None:
     """The user of this name if this is the password; raises TooManyRequests.
 
     The limit is checked before the password and again after it, so even many simultaneous
@@ -130,9 +130,9 @@ def prove(name: str, password: str) -> User | None:
 
 def throttle_names(cost: int = 1) -> None:
     """Count that somebody is told that a name is taken; raises TooManyRequests."""
-    throttle(NAMES, caller(request.remote_addr), cost)
+    throttle(TAKEN_NAMES, caller(request.remote_addr), cost)
     if g.user:
-        throttle(NAMES, f"user {g.user.id}", cost)
+        throttle(TAKEN_NAMES, f"user {g.user.id}", cost)
 
 
 def throttle(quota: Quota, who: str, cost: int = 1) -> None:

@@ -92,7 +92,7 @@ def leave_form(_: str) -> ResponseReturnValue:
 def change_password() -> ResponseReturnValue:
     new = request.form.get("password", "")
     check_fields(password=new)
-    user = people.prove(g.user.username, request.form.get("current", ""))
+    user = people.authenticate(g.user.username, request.form.get("current", ""))
     if not user:
         raise Invalid(current="This is not your current password.")
     session["mark"] = people.session_mark(accounts.change_password(user, new))
