@@ -150,8 +150,8 @@ def test_database_that_is_far_away_serves(own: Cluster, start_server: StartServe
 
 def test_idle_process_has_no_connection(own: Cluster, start_patched: StartServer) -> None:
     """Nor does it need a server that knows each of our settings."""
-    patch = "from storage import connections as c; c.SHRINK_SECONDS = 0.2; "
-    server = start_patched(patch + "c.GIVE_UP = b'SET no = 1'", DATABASE_URL=(url := own.new_database()))
+    patch = "from storage import connections as c; c.SHRINK_SECONDS = 0.2; c.GIVE_UP = b'SET x = 1'"
+    server = start_patched(patch, DATABASE_URL=(url := own.new_database()))
     key, name = server.new_key(), url.rpartition("/")[2]
     open_ones = f"SELECT * FROM pg_stat_activity WHERE datname = '{name}'"
     assert [server.ask(path, X_API_Key=key).status for path in (TEST, ME)] == [200] * 2
