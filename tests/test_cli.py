@@ -239,8 +239,8 @@ def test_backup_is_whole_and_private_and_replaces_nothing(
 def test_backup_on_a_full_disk_leaves_nothing(shell: Shell, owner: User, tmp_path: Path) -> None:
     (tmp_path / "full").mkdir()
     with models.database.connection_context():
-        User.update(password_hash="x" * 200_000).execute()
-    result = shell(f"ulimit -f 100; $FLASK backup {tmp_path}/full/copy.db")
+        User.update(password_hash="x" * 2_000_000).execute()
+    result = shell(f"ulimit -f 1000; $FLASK backup {tmp_path}/full/copy.db")
     assert (result.returncode, result.stderr.count("\n")) == (1, 1)
     assert "no backup was made: disk I/O error" in result.stderr
     assert not list((tmp_path / "full").iterdir())
