@@ -107,7 +107,9 @@ class Worker(GeventWorker):
             server.close()
         self.connections.join(timeout=IDLE_SECONDS)
         with gevent.Timeout(FINISH_SECONDS, False):
-            while self.requests:
+            answered = -1
+            while self.requests or answered < self.nr:  # gunicorn counts those that it has answered
+                answered = self.nr
                 gevent.sleep(0.02)
         self.is_serving = False
 

@@ -62,11 +62,11 @@ class TestStop:
 
     def test_who_waits_to_be_accepted_is_answered(self, start_server: StartServer) -> None:
         server = start_server()
-        with server.connections(60) as clients:
+        with server.connections(40) as clients:
             for client in clients:
                 client.send(request_bytes("/", {"Host": "a"}))
             os.kill(server.pid, signal.SIGTERM)
-            assert [client.answer().status for client in clients] == [200] * 60
+            assert [client.answer().status for client in clients] == [200] * 40
 
     def test_what_arrives_during_a_stop_is_answered(self, start_patched: StartServer) -> None:
         """A handshake is refused; a body that is not read, or does not come, does no harm."""
