@@ -339,7 +339,7 @@ class TestPlatforms:
             {block}
             git clone -q -b main ../heroku.git {app}"""
         bash(script, tmp_path)
-        assert "\npsycopg[binary]" in (app / "requirements.txt").read_text()
+        assert "\npsycopg[binary,pool]" in (app / "requirements.txt").read_text()
         env = dict(line.split("=") for line in config.read_text().splitlines())
         env |= {"DYNO": "web.1", "WEB_CONCURRENCY": "2", "FORWARDED_ALLOW_IPS": "*"}
         env["DATABASE_URL"] = cluster.new_database().replace("postgresql://", "postgres://")
