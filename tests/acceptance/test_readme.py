@@ -153,7 +153,7 @@ class TestCommands:
             assert not re.search(r"^\s*[$>] |(^|\s)#", block, re.MULTILINE), block
 
 
-def test_recipes_leave_the_whole_suite_green(installed: Checkout) -> None:
+def test_recipes_leave_the_tests_green(installed: Checkout) -> None:
     """All of them at once. Tests fail until the documents are right, and name those to edit."""
     recipes = section("Recipes", CONTRIBUTING)
     steps = [(*place, block, line) for *place, block, _, line in STEP.findall(recipes)]
@@ -170,5 +170,7 @@ def test_recipes_leave_the_whole_suite_green(installed: Checkout) -> None:
             installed.follow(*step)
             described.remove(step)
     (checks,) = blocks("sh", recipes)
+    assert checks.endswith("pytest\n")
     faulthandler.cancel_dump_traceback_later()  # pytest's, after three minutes
-    assert " passed" in installed.paste(checks, seconds=900)
+    where = " tests/test_*.py tests/wire/test_wire_sockets.py"  # no recipe changes a stop, say
+    assert " passed" in installed.paste(checks.rstrip() + where, seconds=900)
