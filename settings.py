@@ -118,7 +118,7 @@ class Settings:
 
     @property
     def connection_limit(self) -> int:
-        """More than sockets: others would wait for a connection to end."""
+        """How many connections may be open: more than sockets, so that requests find one."""
         return min(self.socket_limit + 1000, file_limit() - OTHER_FILES)
 
 

@@ -31,7 +31,7 @@ KERNEL_BYTES = 65_536  # size of the kernel's buffers for input and output of a 
 # graceful_timeout.
 IDLE_SECONDS = 0.5  # in which clients may still be accepted, and then, if idle, send a request
 FINISH_SECONDS = 1.9  # in which running requests may finish; the others end with the process
-SYNC_SECONDS = 0.5  # in which the background may finish what it has begun
+LAST_SYNC_SECONDS = 0.5  # in which the background may finish what it has begun
 
 
 class Worker(GeventWorker):
@@ -80,7 +80,7 @@ class Worker(GeventWorker):
         services.sockets.shut_down()
         background.stopping.set()
         self.stop(servers)
-        tasks[0].join(timeout=SYNC_SECONDS)  # a save that is in progress
+        tasks[0].join(timeout=LAST_SYNC_SECONDS)  # a save that is in progress
         services.store.close()
         database.close_all()
 

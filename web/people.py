@@ -191,7 +191,8 @@ def chosen(field: str, choices: dict[str, int]) -> int:
 def redirect_to(page: str, message: str) -> ResponseReturnValue:
     """Show the message on that page.
 
-    Not by `flash`, which adds to a list in the cookie: who opens no page could make it ever longer.
+    Not by `flash`, which adds to a list in the session: a client that opens no page could make it
+    longer with each form.
     """
     session["message"] = message
     return redirect(page, 303)
