@@ -79,7 +79,7 @@ class ApiKey(Table):
         """`revoked`, `expired`, `rotated` (replaced, but still valid), or `live`."""
         if self.revoked_at is not None:
             return "revoked"
-        if isinstance(self.expires_at, int) and self.expires_at <= now():  # SQLite may hold text
+        if self.expires_at is not None and self.expires_at <= now():
             return "expired"
         return "live" if self.rotated_at is None else "rotated"
 
@@ -127,10 +127,6 @@ class Invalid(ValueError):
     def __init__(self, **errors: str) -> None:
         super().__init__(" ".join(map(": ".join, errors.items())).removeprefix("key: "))
         self.errors = errors
-
-
-class Taken(Invalid):
-    """The name or the address belongs to another user."""
 
 
 def check_fields(**fields: str) -> None:

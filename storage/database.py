@@ -1,72 +1,84 @@
 """The connections of pages and commands: opening the database, and creating its tables."""
 
 import os
-import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
-import peewee
+from peewee import PeeweeException, PostgresqlDatabase
 from playhouse.migrate import SchemaMigrator
 
 from models import TABLES, database
 from settings import Settings, SettingsError
-from storage import Store, transaction
+from storage import sqlite
 from storage.outage import one_line
-from storage.sqlite import Sqlite, SqliteStore
+from storage.store import Store
 
-PAGES = 3  # connections of each process for pages, with PostgreSQL
-BUSY_SECONDS = 2  # how long a page waits for a lock of SQLite; a slow disk needs 0.4
-COMMAND_SECONDS = 10  # in a command, with either database: nobody else waits for it
-# In PostgreSQL, processes that start at the same time create the tables one after another. They
-# wait for less than COMMAND_SECONDS.
-ONE_AT_A_TIME = "SELECT set_config('lock_timeout', '9s', true), pg_advisory_xact_lock(20261121)"
-# While a new column or index waits for a table that is in use, all requests wait behind it. A hit
-# waits for 50 ms (SESSION in postgres.py).
+# For a transaction of PostgreSQL: its COMMIT waits for the disk, whatever was set for the session.
+# On a Citus cluster, it may change "user", which all nodes have, after the keys.
+ON_DISK = "set_config('synchronous_commit', 'on', true)"
+USERS_AFTER_KEYS = "set_config('citus.multi_shard_modify_mode', 'sequential', true)"
+# In PostgreSQL, processes that start at the same time create the tables one after another. While a
+# new column waits for a table that is in use, all requests wait behind it, so it may not wait long.
+ONE_AT_A_TIME = "SELECT pg_advisory_xact_lock(20261121)"
 SHORT_LOCKS = "SELECT set_config('lock_timeout', '20ms', true)"
-TABLE_NAMES = ", ".join(table._meta.table_name for table in TABLES)
 
 
-def open_database(settings: Settings, patience: float | None = None) -> None:
-    """Configure the database, but do not connect to it yet.
-
-    `patience` is how many seconds a query may wait. It is short by default, because requests wait.
-    """
-    if database.obj:
-        database.close_all()  # what was open before
+def open_database(settings: Settings) -> None:
+    """Configure the connections of pages, but do not connect yet."""
     if settings.sqlite:
-        database.initialize(Sqlite(settings.sqlite, patience or BUSY_SECONDS))
+        database.initialize(sqlite.page_database(settings.sqlite))
     else:
-        from storage.connections import PooledPostgres, Postgres  # the driver is optional
+        from storage import postgres  # the driver is optional
 
-        url = str(settings.database_url)
-        database.initialize(Postgres(url, patience) if patience else PooledPostgres(url, PAGES))
+        database.initialize(postgres.PageDatabase(str(settings.database_url)))
 
 
 def open_store(settings: Settings) -> Store:
     """Where keys are found and counted."""
     if settings.sqlite:
-        return SqliteStore(settings.sqlite)
-    from storage.postgres import PostgresStore  # the driver is optional
+        return sqlite.SqliteStore(settings.sqlite)
+    from storage import postgres  # the driver is optional
 
-    return PostgresStore(str(settings.database_url))
+    return postgres.PostgresStore(str(settings.database_url))
+
+
+@contextmanager
+def command_connection(settings: Settings) -> Iterator[None]:
+    """One connection, on which a query may wait: for commands, and for a start."""
+    before = database.obj
+    if settings.sqlite:
+        database.initialize(sqlite.command_database(settings.sqlite))
+    else:
+        from storage import postgres  # the driver is optional
+
+        database.initialize(postgres.command_database(str(settings.database_url)))
+    try:
+        with database.connection_context():
+            yield
+    finally:
+        database.initialize(before)
+
+
+@contextmanager
+def transaction() -> Iterator[None]:
+    """A transaction for whatever stores or ends a key, a user or a password; may be nested."""
+    with database.connection_context(), database.atomic():
+        if isinstance(database.obj, PostgresqlDatabase):
+            database.execute_sql(f"SELECT {ON_DISK}, {USERS_AFTER_KEYS}")
+        yield
 
 
 def create_tables(settings: Settings) -> None:
     """Create what is missing in the database; raises SettingsError if it cannot be used."""
-    open_database(settings, COMMAND_SECONDS)
     try:
         if settings.sqlite and not settings.sqlite.exists():
             create_file(settings.sqlite)
-        with database.connection_context():
+        with command_connection(settings):
             create_missing()
-        if settings.sqlite:
-            with suppress(PermissionError):  # it has another owner, who chose its mode
-                settings.sqlite.chmod(0o600)
-            if not os.access(settings.sqlite, os.W_OK):
-                raise OSError("the file cannot be written")
-        open_database(settings)
-    except (OSError, peewee.PeeweeException) as error:
+        if settings.sqlite and not os.access(settings.sqlite, os.W_OK):
+            raise OSError("the file cannot be written")
+    except (OSError, PeeweeException) as error:
         where, reason = settings.sqlite or "PostgreSQL", one_line(error)
         raise SettingsError(f"DATABASE_URL: {where}: {reason}") from None
 
@@ -85,36 +97,27 @@ def create_file(file: Path) -> None:
 
 def create_missing() -> None:
     """Create what is missing; a database that lacks nothing is only read, and nothing is locked."""
-    deadline = time.monotonic() + COMMAND_SECONDS
-    while missing():
-        try:
-            with transaction():
-                if isinstance(database.obj, peewee.PostgresqlDatabase):
-                    database.execute_sql(ONE_AT_A_TIME)
-                    database.execute_sql(SHORT_LOCKS)
-                for create in missing():
-                    create()
-        except peewee.OperationalError:  # a table is locked
-            if time.monotonic() > deadline:
-                raise
-            time.sleep(0.5)
-        else:
-            if missing():  # PostgreSQL shows a role only what it may use
-                raise peewee.OperationalError(f"this role needs a GRANT for each of {TABLE_NAMES}")
+    if not missing():
+        return
+    with transaction():
+        if isinstance(database.obj, PostgresqlDatabase):
+            database.execute_sql(ONE_AT_A_TIME)
+            database.execute_sql(SHORT_LOCKS)
+        for create in missing():
+            create()
 
 
 def missing() -> list[Callable[[], object]]:
-    """What creates each column, table and index that the database lacks, in this order."""
+    """What creates each table and column that the database lacks, and their indexes."""
     creates: list[Callable[[], object]] = []
     migrator = SchemaMigrator.from_database(database.obj)
     for table in TABLES:
         name, fields = table._meta.table_name, table._meta.columns
-        columns = {column.name for column in database.get_columns(name)}
-        for column, field in fields.items() if columns else ():
-            if column not in columns:
-                add = migrator.alter_add_column(name, column, field, allow_not_null=True)
-                creates.append(add.run)
-        indexes = {index.name for index in database.get_indexes(name)}
-        if not columns or {index._name for index in table._meta.fields_to_index()} - indexes:
-            creates.append(table.create_table)  # and its indexes; leaves alone what exists
+        stored = {column.name for column in database.get_columns(name)}
+        lacking = [column for column in fields if column not in stored]
+        for column in lacking if stored else ():
+            add = migrator.alter_add_column(name, column, fields[column], allow_not_null=True)
+            creates.append(add.run)
+        if lacking:
+            creates.append(table.create_table)  # and indexes; leaves alone what exists
     return creates

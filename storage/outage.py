@@ -1,4 +1,4 @@
-"""The log of a database that cannot be used: when that begins, why, and when it is over."""
+"""The log of a database that cannot be used."""
 
 import logging
 import math
@@ -6,31 +6,33 @@ import time
 
 log = logging.getLogger(__name__)
 
-QUIET_SECONDS = 2  # an outage is over after this time without an error
-CAUSE_SECONDS = 60  # between two lines about the same outage
+QUIET_SECONDS = 60
 
 
-class Outage:
-    """Logs the first error of an outage, another cause once a minute, and the end."""
+class OncePerMinute(logging.Filter):
+    """Lets only lines with this beginning pass, and of these one a minute.
 
-    def __init__(self) -> None:
-        self.failed_at: float | None = None  # by `monotonic`; None when there is no outage
-        self._logged_at, self._cause = -math.inf, ""
+    An outage fails many requests, and all of them for the same reason.
+    """
 
-    def note(self, error: BaseException) -> None:
-        """Report that the database could not be used."""
-        moment, cause = time.monotonic(), one_line(error)
-        is_other = cause != self._cause and moment - self._logged_at > CAUSE_SECONDS
-        if self.failed_at is None or is_other:
-            log.error("database unavailable: %s", cause)
-            self._logged_at, self._cause = moment, cause
-        self.failed_at = moment
+    def __init__(self, beginning: str) -> None:
+        super().__init__()
+        self._beginning, self._next = beginning, -math.inf
 
-    def over(self) -> None:
-        """Report that the database could be used."""
-        if self.failed_at and time.monotonic() - self.failed_at > QUIET_SECONDS:
-            log.warning("database available again")
-            self.failed_at = None
+    def filter(self, record: logging.LogRecord) -> bool:
+        now = time.monotonic()
+        passes = record.msg.startswith(self._beginning) and now >= self._next
+        if passes:
+            self._next = now + QUIET_SECONDS
+        return passes
+
+
+log.addFilter(OncePerMinute("database unavailable"))
+
+
+def report(error: BaseException) -> None:
+    """Log why the database could not be used."""
+    log.error("database unavailable: %s", one_line(error))
 
 
 def one_line(error: BaseException) -> str:

@@ -1,137 +1,167 @@
-"""Keys and counts in PostgreSQL, exact over any number of processes.
+"""Keys and counts in PostgreSQL, exact over any number of processes; needs psycopg.
 
-A hit is one UPDATE of one row, so a key never waits for another. No request is admitted before it
-is counted. Needs psycopg, which is optional.
+A hit is one UPDATE of one row, and no request is admitted before it. psycopg's pools connect in the
+background: a request only waits for a connection, and then for the answer to each statement.
 """
 
+import logging
 import time
 from collections import Counter
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from typing import Any
 
-import gevent
-from peewee import OperationalError
+from peewee import OperationalError, PostgresqlDatabase
+from psycopg import Connection, Error
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+from psycopg_pool import ConnectionPool
 
-from models import HOUR, ApiKey, now
+from models import HOUR, now
 from ratelimit import Allowance, Quota, Usage
-from storage import Store
-from storage.batch import Batches
-from storage.breaker import Breaker
-from storage.connections import NODE_SECONDS, STORE_SECONDS, Pool
+from storage.outage import OncePerMinute
+from storage.store import Store, parts
 
-HITS, LOOK_UPS = 4, 3  # connections of each process for these; with those of pages, at most 10
-# No count waits for the disk, and none for a locked row for more than 50 ms.
-SESSION = "SET synchronous_commit = off; SET lock_timeout = '50ms'"
+# In seconds: how long a request waits for a connection, and for the answer to a statement.
+WAIT_SECONDS, ANSWER_SECONDS = 0.4, 0.5
+CONNECT_SECONDS = 2  # the time to connect to each address; the least that libpq allows
+SHRINK_SECONDS = 7  # between closing two idle connections of a pool: all are gone in a minute
+LIFE_SECONDS = 20  # of a connection: another server may have become the primary
+KEYS, PAGES = 7, 3  # connections of each process
+# A statement that was given up ends on the server, too, and does not keep its connection there.
+SESSION = f"SET statement_timeout = {int(1000 * ANSWER_SECONDS)}"
+NO_SYNC = "; SET synchronous_commit = off"  # no count waits for the disk
 # The window of a row goes on if its end lies between %(end)s and %(latest)s: Quota.window_ends.
-# If not all hits are granted, none is counted.
-USED = "%(hits)s + CASE WHEN reset BETWEEN %(end)s AND %(latest)s THEN used ELSE 0 END"
-HIT = f"""UPDATE api_key SET total = total + %(hits)s, used = {USED}, last_used_at = %(now)s,
+USED = "1 + CASE WHEN reset BETWEEN %(end)s AND %(latest)s THEN used ELSE 0 END"
+HIT = f"""UPDATE api_key SET total = total + 1, used = {USED}, last_used_at = %(now)s,
     reset = CASE WHEN reset BETWEEN %(end)s AND %(latest)s THEN reset ELSE %(end)s END
     WHERE id = %(id)s AND {USED} <= %(limit)s RETURNING total, reset, used"""
-USAGE = "SELECT total, reset, used FROM api_key WHERE id = %(id)s"
 ADD_HOUR = """INSERT INTO hourly_usage (hour, key_id, requests)
     SELECT ?, * FROM unnest(?::text[], ?::bigint[])
     ON CONFLICT (hour, key_id) DO UPDATE SET requests = hourly_usage.requests + excluded.requests"""
+
+# The pool says why it cannot connect only to this logger, at each attempt.
+logging.getLogger("psycopg.pool").addFilter(OncePerMinute("error connecting"))
+
+
+class TimedConnection(Connection[Any]):
+    """A connection on which each answer has to come within ANSWER_SECONDS.
+
+    For each statement psycopg calls `wait`, which raises psycopg.Error after `timeout` seconds.
+    Without one it would wait for ever for a server that is frozen.
+    """
+
+    def wait(self, gen: Any, interval: float = 0.1, timeout: float | None = None) -> Any:
+        return super().wait(gen, interval, timeout or ANSWER_SECONDS)
+
+
+def address_of(url: str) -> str:
+    """The URL with our defaults. Of several hosts, only the primary can be written."""
+    options: Any = {"connect_timeout": CONNECT_SECONDS, "target_session_attrs": "read-write"}
+    return make_conninfo("", **(options | conninfo_to_dict(url)))
+
+
+def connection_pool(url: str, size: int, session: str) -> ConnectionPool[TimedConnection]:
+    """A pool that has to be opened, and that keeps no connection which is not used."""
+
+    def configure(connection: TimedConnection) -> None:
+        connection.execute(session.encode())
+
+    return ConnectionPool(
+        address_of(url),
+        connection_class=TimedConnection,
+        kwargs={"autocommit": True},
+        configure=configure,
+        min_size=0,
+        max_size=size,
+        timeout=WAIT_SECONDS,
+        max_idle=SHRINK_SECONDS,
+        max_lifetime=LIFE_SECONDS,
+        reconnect_timeout=0,  # no attempts while nobody waits
+        open=False,
+    )
+
+
+def command_database(url: str) -> PostgresqlDatabase:
+    """The connection of a command, which may wait."""
+    return PostgresqlDatabase(address_of(url), autoconnect=False, prefer_psycopg3=True)
+
+
+class PageDatabase(PostgresqlDatabase):
+    """The connections of pages."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__(url, autoconnect=False, prefer_psycopg3=True)
+        self._pool = connection_pool(url, PAGES, SESSION)
+        # A greenlet that waits for a connection would hold this lock, and no other could give one
+        # back. Nothing needs it, because each greenlet has a state of its own.
+        self._lock = nullcontext()
+
+    def _connect(self) -> TimedConnection:
+        self._pool.open()
+        return self._pool.getconn()
+
+    def _close(self, connection: TimedConnection) -> None:
+        self._pool.putconn(connection)
+
+    def rollback(self) -> Any:
+        """After an error that has broken the connection, there is nothing to roll back."""
+        with suppress(OperationalError):
+            return super().rollback()
+
+    def close_all(self) -> None:
+        self._pool.close(timeout=0)
 
 
 class PostgresStore(Store):
     """A Store that any number of processes share."""
 
-    lost = "the chart lacks the last %s"
-
     def __init__(self, url: str) -> None:
         super().__init__()
-        # Two bulkheads: however many keys are looked up, hits have their connections.
-        self._hits = Pool(url, HITS, STORE_SECONDS, SESSION)
-        self._look_ups = Pool(url, LOOK_UPS, STORE_SECONDS, SESSION)
-        self._find_breaker, self._count_breaker = Breaker(), Breaker()
-        self._finding, self._counting = Batches(self._find), Batches(self._count)
+        self._pool = connection_pool(url, KEYS, SESSION + NO_SYNC)
         self._chart = Counter[str]()  # requests of each key that are not in hourly_usage yet
 
-    def open(self) -> None:
-        self._hits.fill()
-        self._look_ups.fill()
-
-    def _look_up(self, key_id: str) -> ApiKey | None:
-        return self._finding.ask(key_id)
-
-    def _find(self, key_id: str, items: list[None]) -> list[ApiKey | None]:
-        with self._find_breaker.circuit(key_id):
-            return [super()._look_up(key_id)] * len(items)
-
     def hit(self, key_id: str, quota: Quota) -> Allowance | None:
-        return self._counting.ask(key_id, quota)
-
-    def _count(self, key_id: str, quotas: list[Quota]) -> list[Allowance | None]:
-        """The Allowance of each hit. A key has one quota; if its tier was just changed, the last
-        one holds for all.
-        """
-        with self._count_breaker.circuit(key_id):
-            return self._allowances(key_id, quotas[-1], len(quotas))
-
-    def _allowances(self, key_id: str, quota: Quota, hits: int) -> list[Allowance | None]:
-        """Count as many of the hits as the window has left; None if the key was deleted."""
-        if granted := self._grant(key_id, quota, hits):
-            return granted
-        refusal = self._refusal(key_id, quota)
-        left = min(hits, refusal.remaining) if refusal else 0
-        if not left:
-            return [refusal] * hits
-        first = self._allowances(key_id, quota, left)
-        return first + self._allowances(key_id, quota, hits - left)
-
-    def _grant(self, key_id: str, quota: Quota, hits: int) -> list[Allowance | None]:
-        """Count so many hits, all of them or none; their Allowances."""
         moment = time.time()
         end, latest = quota.window_ends(moment)
-        values = {"id": key_id, "hits": hits, "end": end, "latest": latest}
+        values = {"id": key_id, "end": end, "latest": latest}
         values |= {"now": int(moment), "limit": quota.limit}
-        for total, reset, used in self._hits.run(HIT, values):
-            self._chart[key_id] += hits
-            usages = [Usage(total - n, reset, used - n) for n in reversed(range(hits))]
-            return [usage.allowance(quota, moment, True) for usage in usages]
-        return []
+        for row in self._run(HIT, values):
+            self._chart[key_id] += 1
+            return Usage(*row).allowance(quota, moment, True)
+        return self.left(key_id, quota)
 
-    def _refusal(self, key_id: str, quota: Quota) -> Allowance | None:
-        """What is left of the window; None if the key was deleted."""
-        moment = time.time()
-        for row in self._hits.run(USAGE, {"id": key_id}):
-            return Usage(*row).within(quota, moment).allowance(quota, moment, False)
-        return None
+    def unsaved(self) -> int:
+        return self._chart.total()
 
-    def ended(self, key_ids: set[str]) -> set[str]:
-        try:
-            return super().ended(key_ids)
-        except OperationalError:  # of a Citus cluster, a node may be away
-            asking = {key_id: gevent.spawn(self._has_ended, key_id) for key_id in key_ids}
-            gevent.joinall(asking.values(), timeout=NODE_SECONDS)
-            return {key_id for key_id, answer in asking.items() if answer.value}
-
-    def _has_ended(self, key_id: str) -> bool:
-        with suppress(OperationalError):
-            key = self.find(key_id)
-            return key is None or key.has_ended()
-        return False
-
-    def _ask(self, query: str, *values: object) -> list[Any]:
-        return self._look_ups.run(query.replace("?", "%s"), values)
-
-    def _unsaved(self) -> Counter[str]:
-        return self._chart
-
-    def _save(self) -> None:
+    def save(self) -> None:
         """A request counts for the hour in which it is saved."""
-        chart, self._chart = self._chart, Counter()
-        if not chart:
-            return
-        moment, ids = now(), sorted(chart)  # in one order in all processes, so without deadlock
+        moment, chart, self._chart = now(), self._chart, Counter()
         try:
-            self._ask(ADD_HOUR, moment - moment % HOUR, ids, [chart[key_id] for key_id in ids])
-        except BaseException:
-            self._chart.update(chart)  # adds them
-            raise
+            for ids in parts(sorted(chart)):  # in one order in all processes, so without deadlock
+                counts = [chart[key_id] for key_id in ids]
+                self._ask(ADD_HOUR, moment - moment % HOUR, ids, counts)
+                for key_id in ids:
+                    del chart[key_id]
+        finally:
+            self._chart.update(chart)  # adds what is not saved
 
     def close(self) -> None:
         super().close()
-        for pool in (self._hits, self._look_ups):
-            pool.close(timeout=0)
+        self._pool.close(timeout=0)
+
+    def _ask(self, query: str, *values: object) -> list[Any]:
+        return self._run(query.replace("?", "%s"), values)
+
+    def _run(self, query: str, values: Any) -> list[Any]:
+        self._pool.open()
+        try:
+            connection = self._pool.getconn()
+            try:
+                cursor = connection.execute(query.encode(), values)
+                return cursor.fetchall() if cursor.description else []
+            except Error:
+                connection.close()  # its server may be frozen, or no longer the primary
+                raise
+            finally:
+                self._pool.putconn(connection)
+        except Error as error:
+            raise OperationalError(str(error)) from None

@@ -1,0 +1,148 @@
+"""What the service asks about keys and counts, whichever database has them."""
+
+import logging
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Iterator
+from time import monotonic, time
+from typing import Any
+
+import gevent
+from peewee import PeeweeException
+
+from models import CHART_HOURS, DAY, HOUR, ApiKey, User, now
+from ratelimit import Allowance, Quota
+from storage.outage import one_line
+
+log = logging.getLogger(__name__)
+
+KNOWN_SECONDS = 0.5  # how long a row that was found is remembered
+LAST_SECONDS = 1  # how long the last save is retried at a stop
+TIDY_SECONDS = 60  # after a key was used, until old rows are deleted
+# How many rows a query names at most; SQLite before 3.32 allows 999. At each sync, so many old rows
+# are deleted, which takes 5 ms. That is 1,000 a second; a million keys in use make 280 a second.
+MAX_ROWS = 500
+# In SQL where building a query with peewee would take long.
+COLUMNS = ApiKey._meta.columns
+FIND = f"SELECT {', '.join(COLUMNS)} FROM api_key WHERE id = ?"
+# A join, and no subquery that counts, because Citus refuses that.
+OWNER = f"""SELECT "user".id, username, email, "user".created_at, count(*)
+    FROM "user" JOIN api_key ON api_key.user_id = "user".id WHERE {ApiKey.LIVE} AND "user".id = ?
+    GROUP BY "user".id, username, email, "user".created_at"""
+
+
+class Store(ABC):
+    """Keys and counts; each method may raise PeeweeException.
+
+    It has connections of its own, so it never waits for those of pages. What it knows of a key is
+    never older than KNOWN_SECONDS and one query.
+    """
+
+    def __init__(self) -> None:
+        self._rows: dict[str, ApiKey] = {}  # by id
+        self._forget_at = self._tidy_at = 0.0  # by `monotonic`
+
+    def find(self, key_id: str) -> ApiKey | None:
+        """The key with this id, ended or not.
+
+        An unknown id is not remembered: made-up keys take no memory, and a new key works at once.
+        """
+        if monotonic() > self._forget_at:
+            self.forget()
+        rows = self._rows  # `forget` may replace it during the query, which then was too early
+        if key_id not in rows and (key := self._look_up(key_id)):
+            rows[key_id] = key
+        return rows.get(key_id)
+
+    def forget(self) -> None:
+        """Look up every key again, because its row may have changed."""
+        self._rows, self._forget_at = {}, monotonic() + KNOWN_SECONDS
+        self._tidy_at = min(self._tidy_at, monotonic() + TIDY_SECONDS)
+
+    def _look_up(self, key_id: str) -> ApiKey | None:
+        for row in self._ask(FIND, key_id):
+            return ApiKey(**dict(zip(COLUMNS, row, strict=True)))
+        return None
+
+    @abstractmethod
+    def hit(self, key_id: str, quota: Quota) -> Allowance | None:
+        """Count a request if the window's allowance is not used up; None if the key is deleted."""
+
+    def left(self, key_id: str, quota: Quota) -> Allowance | None:
+        """What is left of the window at this moment; counts nothing. None if the key is deleted."""
+        key = self._look_up(key_id)
+        return key and self.left_of(key, quota)
+
+    def left_of(self, key: ApiKey, quota: Quota) -> Allowance:
+        """What is left of the window for a row that was just read, as by a page."""
+        moment = time()
+        return key.usage.within(quota, moment).allowance(quota, moment, False)
+
+    def owner(self, key: ApiKey) -> tuple[User, int] | None:
+        """The key's user, and how many live keys they have; None if the key has just ended."""
+        for *columns, count in self._ask(OWNER, now(), key.user_id):
+            names = ("id", "username", "email", "created_at")
+            return User(**dict(zip(names, columns, strict=True))), count
+        return None
+
+    def ended(self, key_ids: set[str]) -> set[str]:
+        """Which of these keys have ended."""
+        live = set[str]()
+        for some in parts(list(key_ids)):
+            query = f"SELECT id FROM api_key WHERE {ApiKey.LIVE} AND id IN ({places(some)})"
+            live |= {key_id for (key_id,) in self._ask(query, now(), *some)}
+        return key_ids - live
+
+    @abstractmethod
+    def unsaved(self) -> int:
+        """How many requests were counted since the last save."""
+
+    @abstractmethod
+    def save(self) -> None:
+        """Save what was counted. If nothing was, the database is not asked: it may sleep."""
+
+    def delete_old_rows(self) -> None:
+        """Delete some hours of more than a day ago, and some keys that ended a day ago.
+
+        If there are none left, it does nothing until a minute after a key was used.
+        """
+        if monotonic() < self._tidy_at:
+            return
+        query = "SELECT hour, key_id FROM hourly_usage WHERE hour < ? ORDER BY hour LIMIT ?"
+        if hours := self._ask(query, now() - (CHART_HOURS + 1) * HOUR, MAX_ROWS):
+            oldest = hours[0][0]
+            ids = [key_id for hour, key_id in hours if hour == oldest]
+            query = f"DELETE FROM hourly_usage WHERE hour = ? AND key_id IN ({places(ids)})"
+            self._ask(query, oldest, *ids)
+        yesterday = now() - DAY
+        query = "SELECT id FROM api_key WHERE revoked_at < ? OR expires_at < ? LIMIT ?"
+        if keys := [key_id for (key_id,) in self._ask(query, yesterday, yesterday, MAX_ROWS)]:
+            self._ask(f"DELETE FROM api_key WHERE id IN ({places(keys)})", *keys)
+        if not hours and not keys:
+            self._tidy_at = math.inf
+
+    def close(self) -> None:
+        """Save what is left, and close the database."""
+        deadline = monotonic() + LAST_SECONDS
+        while requests := self.unsaved():
+            try:
+                self.save()
+            except PeeweeException as error:
+                if monotonic() > deadline:
+                    log.error("the last %d requests are not saved: %s", requests, one_line(error))
+                    break
+                gevent.sleep(0.1)
+
+    @abstractmethod
+    def _ask(self, query: str, *values: object) -> list[Any]:
+        """The rows that answer a query, in which ? stands for a value."""
+
+
+def places(values: Collection[object]) -> str:
+    """A place in a query for each of the values."""
+    return ", ".join("?" * len(values))
+
+
+def parts(values: list[str]) -> Iterator[list[str]]:
+    """The values, at most MAX_ROWS at a time."""
+    return (values[start : start + MAX_ROWS] for start in range(0, len(values), MAX_ROWS))
