@@ -17,12 +17,11 @@ sys.path.insert(0, chdir)
 
 from commands import demo
 from server import start
-from server.log import Log, Metrics
+from server.log import Log
 from server.worker import Worker
-from settings import MAKE_SECRET, SettingsError, load, raise_file_limit, warnings
+from settings import MAKE_SECRET, SettingsError, load, misspelled, raise_file_limit
 from storage.database import create_tables
 
-start.read_dotenv()
 raise_file_limit()
 settings = load()
 if not settings.secret_key:
@@ -43,7 +42,7 @@ backlog = 1024
 # Seconds for which a connection may be idle, and which a header may take to arrive. Routers keep
 # connections open for up to 90 s.
 keepalive = 100 if settings.proxy_hops else 5
-graceful_timeout = 5  # seconds; the worker takes 4.5 at most
+graceful_timeout = 5  # seconds, after which gunicorn kills a worker; the worker itself takes less
 control_socket_disable = True  # two services of the same user would share one socket
 http_parser = "python"  # "auto" takes a less strict one where that is installed
 sendfile = False  # it would bypass the worker's way to send a response in one piece
@@ -58,37 +57,40 @@ ignores_hangup = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN  # it was sta
 
 
 def on_starting(arbiter: Arbiter) -> None:
-    """Refuse options that SQLite mode does not allow, and a database that cannot be used."""
-    workers, user = arbiter.cfg.workers, arbiter.cfg.uid
-    if arbiter.cfg.worker_class != Worker or workers < 1 or (settings.sqlite and workers > 1):
-        raise SettingsError("--worker-class must be gevent, and with SQLite --workers must be 1")
+    """Refuse options that would break a promise, and a database that cannot be used."""
+    cfg = arbiter.cfg
+    if cfg.worker_class != Worker:
+        raise SettingsError("--worker-class must be gevent")
+    if cfg.workers < 1 or (settings.sqlite and cfg.workers > 1):
+        raise SettingsError(
+            f"--workers must be {'1 with SQLite' if settings.sqlite else '1 or more'}"
+        )
+    if cfg.statsd_host:
+        raise SettingsError("--statsd-host: this service sends no metrics")
     if settings.sqlite:
-        if user != os.geteuid():
+        if cfg.uid != os.geteuid():
             raise SettingsError("--user: with SQLite, start gunicorn as the user who owns the file")
         start.lock(settings.sqlite)
-        one_process(arbiter)
-    if arbiter.cfg.statsd_host:  # without it, they would take 4 % of a request
-        arbiter.log = Metrics(arbiter.cfg)
     create_tables(settings)
 
 
-def one_process(arbiter: Arbiter) -> None:
-    """With SQLite, let no signal start a second worker or master: each would keep its own counts.
-
-    A closed terminal (SIGHUP) stops the service. gunicorn looks these methods up at each signal.
-    """
-    arbiter.handle_ttin = arbiter.handle_ttou = arbiter.handle_usr2 = ignore
-    arbiter.handle_hup = ignore if ignores_hangup else arbiter.handle_term
-
-
-def ignore() -> None:
-    """Do nothing at a signal."""
-
-
 def when_ready(arbiter: Arbiter) -> None:
+    """Say what is served; decide what signals do, in place of gunicorn."""
     arbiter.log.info("Database: %s", settings.sqlite or "PostgreSQL")
-    for warning in warnings(settings):
+    for warning in misspelled():
         arbiter.log.warning(warning)
+    # At SIGINT, gunicorn sends the workers SIGQUIT, at which ours stop gracefully, and no signal
+    # that follows makes it kill them sooner, as a SIGINT after a SIGTERM would.
+    signal.signal(signal.SIGTERM, interrupt)
+    if settings.sqlite:
+        signal.signal(signal.SIGHUP, signal.SIG_IGN if ignores_hangup else interrupt)
+        # No second worker and no second master: each would keep its own counts.
+        for number in (signal.SIGTTIN, signal.SIGTTOU, signal.SIGUSR2):
+            signal.signal(number, signal.SIG_IGN)
+
+
+def interrupt(*_: object) -> None:
+    os.kill(os.getpid(), signal.SIGINT)
 
 
 def post_worker_init(worker: Worker) -> None:

@@ -5,7 +5,6 @@ import re
 from typing import Any
 
 from gunicorn.glogging import Logger
-from gunicorn.instrument.statsd import Statsd
 
 from models import PREFIXES
 
@@ -43,19 +42,3 @@ class Log(Logger):
         logging.root.setLevel(self.loglevel)
         # At level DEBUG, peewee would log password hashes and addresses.
         logging.getLogger("peewee").setLevel(logging.INFO)
-
-
-class Metrics(Log, Statsd):
-    """The same, and sends gunicorn's metrics to --statsd-host.
-
-    Nothing may wait for that host, or fill the log when it is away: what cannot be sent is lost.
-    """
-
-    def __init__(self, cfg: Any) -> None:
-        super().__init__(cfg)
-        if not self.sock:
-            self.warning("no metrics: --statsd-host %s cannot be reached", cfg.statsd_host)
-            return
-        self.sock.setblocking(False)
-        # While nobody listens, gunicorn would log a traceback for every other metric.
-        self.error_log.addFilter(lambda record: record.msg != "Error sending message to statsd")

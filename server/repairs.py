@@ -11,7 +11,7 @@ from typing import Any
 import gevent
 from gunicorn import http, util
 
-from protocol.tcp import TURN_SECONDS
+from ws.tcp import TURN_SECONDS
 
 HEADER_BYTES = 32_768  # of a request's header
 ERROR_BYTES = 200  # of the answer to a request that gunicorn cannot parse
@@ -36,13 +36,13 @@ def read_settings_once(cfg: Any) -> None:
 
 
 def write_date_once_a_second() -> None:
-    """Format the Date header once a second, which saves 2 % of a request."""
+    """Format the Date header once a second: with share_error_stream, it saves 8 % of a request."""
     date = lru_cache(maxsize=1)(util.http_date)
     util.http_date = lambda: date(int(time.time()))
 
 
 def share_error_stream() -> None:
-    """Let all requests have the same `wsgi.errors`, which saves 2 % of a request."""
+    """Let all requests have the same `wsgi.errors`: see write_date_once_a_second."""
     http.wsgi.WSGIErrorsWrapper = lru_cache(maxsize=1)(http.wsgi.WSGIErrorsWrapper)
 
 

@@ -18,7 +18,6 @@ from pathlib import Path
 
 import click
 import flask.cli
-from flask.helpers import get_load_dotenv
 
 from settings import HERE, SettingsError
 
@@ -42,16 +41,6 @@ def refuse_other_servers() -> None:
             "`flask run` cannot serve this app: run `python app.py`, or, to reload changed files, "
             "`GUNICORN_CMD_ARGS=--reload python app.py`"
         )
-
-
-def read_dotenv() -> None:
-    """Read `.env` as the `flask` command does, where python-dotenv is installed.
-
-    Otherwise the service and the commands might use different databases.
-    """
-    os.chdir(HERE)
-    if get_load_dotenv():
-        flask.cli.load_dotenv()
 
 
 def lock(file: Path) -> None:
