@@ -5,7 +5,7 @@ import server.start  # first, because it says which packages are missing
 # isort: split
 import time
 
-from flask import Blueprint, Flask, request
+from flask import Blueprint, request
 
 import auth
 import sockets
@@ -13,14 +13,13 @@ import web
 from auth import require_api_key
 from commands import cli, demo
 from models import ApiKey
-from protocol import problems
-from protocol.application import App
-from protocol.open_sockets import OpenSockets
-from protocol.timestamps import date_time, timestamp, utc
 from ratelimit import Allowance
-from services import Services, services
+from rest import problems
+from rest.timestamps import date_time, timestamp, utc
+from service import Service, current_service
 from settings import Settings, load
-from storage.database import open_database, open_store
+from storage import outage
+from storage.database import open_database
 
 API_VERSION = "1.0.0"
 
@@ -58,7 +57,7 @@ def protected_test(key: ApiKey, allowance: Allowance) -> dict[str, object]:
 @api.get("/user/me")
 @require_api_key
 def user_me(key: ApiKey, allowance: Allowance) -> dict[str, object]:
-    owner = services().store.owner(key)
+    owner = current_service.store.owner(key)
     if owner is None:
         raise auth.bad_key()  # deleted since the key was looked up
     user, key_count = owner
@@ -83,7 +82,7 @@ def usage_stats(key: ApiKey, allowance: Allowance) -> dict[str, object]:
     }
 
 
-def create_app(settings: Settings | None = None, is_demo: bool = False) -> Flask:
+def create_app(settings: Settings | None = None, is_demo: bool = False) -> Service:
     """Build the application; raises SettingsError. It does not connect to the database yet.
 
     For the demo, gunicorn.conf.py creates a user with a key once the port is bound.
@@ -91,19 +90,17 @@ def create_app(settings: Settings | None = None, is_demo: bool = False) -> Flask
     server.start.refuse_other_servers()
     settings = settings or load()
     open_database(settings)
-    opened = OpenSockets(settings.socket_limit, settings.max_sockets_per_caller)
 
-    app = App(__name__, settings)
-    app.extensions["services"] = parts = Services(settings, open_store(settings), opened)
+    app = Service(__name__, settings)
     app.config["IS_DEMO"] = is_demo
     app.register_blueprint(api)
-    problems.register(app, parts.outage.note, web.error_page)
+    problems.register(app, outage.report, web.error_page)
     for part in (sockets, web, cli):
         part.register(app)
     return app
 
 
-def __getattr__(name: str) -> Flask:
+def __getattr__(name: str) -> Service:
     """`app.app`, for `gunicorn app:app`: made when it is first asked for."""
     if name != "app":
         raise AttributeError(name)

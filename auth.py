@@ -12,12 +12,12 @@ from typing import Any
 from flask import request
 
 from models import DEFAULT_TYPE, PREFIXES, ApiKey, Invalid, User, check_fields, now
-from protocol.application import ALLOWANCE
-from protocol.problems import Problem
-from protocol.timestamps import date_time
 from ratelimit import DEFAULT_TIER, Allowance, Quota
-from services import services
-from storage import transaction
+from rest.headers import ALLOWANCE
+from rest.problems import Problem
+from rest.timestamps import date_time
+from service import current_service
+from storage.database import transaction
 
 BASE62 = digits + ascii_letters
 KEY_START = re.compile(f"(?:{'|'.join(PREFIXES.values())})([{BASE62}]{{8}})")  # with the ID
@@ -36,17 +36,22 @@ QUOTA_EXCEEDED = "https://iana.org/assignments/http-problem-types#quota-exceeded
 View = Callable[..., dict[str, object]]  # takes a key, its Allowance, the URL's arguments
 
 
-def require_api_key(view: View | None = None, *, within_limit: bool = True) -> Any:
-    """Call the view only with a valid key, and only within its limit unless that is False.
+def require_api_key(
+    view: View | None = None, *, counted: bool = True, within_limit: bool = True
+) -> Any:
+    """Call the view only with a valid key. The request is counted, and is 429 if nothing is left.
 
-    The view gets the key and its Allowance, and then the arguments of the URL.
+    With `within_limit=False` the view is called all the same when nothing is left; with
+    `counted=False` it always is, and nothing is counted. The view gets the key and its Allowance,
+    and then the arguments of the URL.
     """
 
     def decorate(view: View) -> View:
         @wraps(view)
         def guarded(**arguments: object) -> dict[str, object]:
             key = require_key(request.headers.get("X-API-Key"))
-            return view(key, count_request(key, request.environ, within_limit), **arguments)
+            allowance = count_request(key, within_limit) if counted else left(key)
+            return view(key, allowance, **arguments)
 
         return guarded
 
@@ -72,34 +77,41 @@ def find_key(presented: str) -> ApiKey | None:
     start = KEY_START.match(presented)
     if not start or presented[-6:] != checksum(presented[:-6]):
         return None
-    key = services().store.find(start[1])
+    key = current_service.store.find(start[1])
     if key is None or key.has_ended():
         return None
     return key if compare_digest(key.digest, digest(presented)) else None
 
 
-def allowance_of(key: ApiKey) -> Allowance:
-    """What is left for the key, to be shown; counts nothing."""
-    return services().store.allowance(key, quota_of(key))
-
-
-def count_request(key: ApiKey, environ: dict[str, Any], within_limit: bool = True) -> Allowance:
-    """Count a request, and show its Allowance in the headers of the response to `environ`.
+def count_request(key: ApiKey, within_limit: bool = True) -> Allowance:
+    """Count this request; the response shows the Allowance in its headers.
 
     Raises Problem 401 if the key was just deleted, 429 if nothing was left for a request that
     must be within the limit, and PeeweeException.
     """
-    allowance = services().store.hit(key.id, quota_of(key))
-    if allowance is None:
-        raise bad_key()
-    environ[ALLOWANCE] = allowance
+    allowance = _shown(current_service.store.hit(key.id, quota_of(key)))
     if within_limit and not allowance.accepted:
         raise used_up(allowance)
     return allowance
 
 
+def left(key: ApiKey) -> Allowance:
+    """What is left at this moment, in the headers of the response, too; counts nothing.
+
+    Raises Problem 401 if the key was just deleted, and PeeweeException.
+    """
+    return _shown(current_service.store.left(key.id, quota_of(key)))
+
+
+def _shown(allowance: Allowance | None) -> Allowance:
+    if allowance is None:
+        raise bad_key()
+    request.environ[ALLOWANCE] = allowance
+    return allowance
+
+
 def quota_of(key: ApiKey) -> Quota:
-    quotas = services().settings.rate_limits
+    quotas = current_service.settings.rate_limits
     return quotas.get(key.tier) or quotas[DEFAULT_TIER]
 
 

@@ -1,4 +1,4 @@
-"""The two WebSockets, echo and time: what is sent, and who is admitted."""
+"""The WebSockets, echo and time: what they send, and which clients are admitted."""
 
 import time
 from functools import partial
@@ -8,14 +8,15 @@ from flask_sock import Sock
 from simple_websocket import Server
 
 import auth
-from protocol import websocket
-from protocol.application import ALLOWANCE, SOCKETS, caller
-from protocol.open_sockets import Handler
-from protocol.timestamps import display, timestamp
-from protocol.websocket import WebSocket, frame
-from services import services
+from rest.callers import caller
+from rest.timestamps import display, timestamp
+from service import SOCKETS, current_service
+from ws import connection
+from ws.connection import WebSocket, frame
+from ws.open_sockets import Handler
 
 bp = Blueprint("sockets", __name__, url_prefix=SOCKETS)
+NEEDS_KEY: dict[str | None, bool] = {}  # by endpoint
 
 
 def echo(ws: WebSocket) -> None:
@@ -29,7 +30,7 @@ def echo(ws: WebSocket) -> None:
 def stream_time(ws: WebSocket) -> None:
     """Let the ticker send the time; what the client sends is discarded."""
     ws.send(frame(type="auth_success", api_key_name=g.key.name))
-    listeners = services().ticker.join(ws)
+    listeners = current_service.ticker.join(ws)
     try:
         for _ in ws.messages():
             pass
@@ -42,47 +43,47 @@ def admit() -> None:
     """Refuse with an HTTP response, before the upgrade; what is refused is not counted."""
     if request.method == "OPTIONS":
         return  # Flask answers it
-    websocket.check_handshake(request.environ)
+    connection.check_handshake(request.environ)
     g.key = None
-    if request.endpoint == "sockets.time":
+    if NEEDS_KEY[request.endpoint]:
         presented = request.args.get("api_key") or request.headers.get("X-API-Key")
         g.key = auth.require_key(presented, ", or as api_key in the query")
-        request.environ[ALLOWANCE] = auth.allowance_of(g.key)  # shown if there is no room
-    who = g.key.id if g.key else caller(request.remote_addr)
-    services().sockets.reserve(who)
-    g.caller = who
+        auth.left(g.key)  # which the response shows, also if there is no room
+    client = g.key.id if g.key else caller(request.remote_addr)
+    current_service.sockets.reserve(client)
+    g.caller = client
     if g.key:
-        auth.count_request(g.key, request.environ)
-    request.environ = websocket.plain_handshake(request.environ)  # for flask-sock
+        auth.count_request(g.key)
+    request.environ = connection.plain_handshake(request.environ)  # for flask-sock
 
 
 @bp.teardown_request
 def release(error: BaseException | None) -> None:
     """Give back the place that `admit` reserved, however the request has ended."""
     if "caller" in g:
-        services().sockets.release(g.caller)
+        current_service.sockets.release(g.caller)
 
 
 def serve(handler: Handler, server: Server) -> None:
     """Let the handler serve an open socket.
 
     A handler ends by raising an exception, which says how to close; returning is a bug, and closes
-    with 1011. It may wait only for the socket, or in `sleep`, because `interrupt` may end it there:
-    a query might be left half done.
+    with 1011. `interrupt` may end it wherever it waits.
     """
-    services().sockets.serve(WebSocket(server), g.key and g.key.id, handler)
+    current_service.sockets.serve(WebSocket(server), g.key and g.key.id, handler)
 
 
-def add_route(name: str, handler: Handler) -> None:
-    """Serve a WebSocket at this path."""
+def add_route(name: str, handler: Handler, *, needs_key: bool) -> None:
+    """Serve a WebSocket at this path, to clients with an API key only or to everybody."""
+    NEEDS_KEY[f"{bp.name}.{name}"] = needs_key
     Sock().route(f"/{name}", bp=bp, endpoint=name)(partial(serve, handler))
 
 
 def register(app: Flask) -> None:
-    """Add both sockets to the app."""
-    app.config["SOCK_SERVER_OPTIONS"] = websocket.SERVER_OPTIONS
+    """Add the sockets to the app."""
+    app.config["SOCK_SERVER_OPTIONS"] = connection.SERVER_OPTIONS
     app.register_blueprint(bp)
 
 
-add_route("echo", echo)
-add_route("time", stream_time)
+add_route("echo", echo, needs_key=False)
+add_route("time", stream_time, needs_key=True)

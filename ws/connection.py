@@ -20,8 +20,8 @@ from wsproto import events
 from wsproto.connection import ConnectionState
 from wsproto.frame_protocol import FrameProtocol
 
-from protocol.problems import Problem, json_text
-from protocol.tcp import READ_BYTES, TURN_SECONDS, drain
+from rest.problems import Problem, json_text
+from ws.tcp import READ_BYTES, TURN_SECONDS, drain
 
 UPGRADE = {"Connection": "upgrade", "Upgrade": "websocket", "Sec-WebSocket-Version": "13"}
 BAD_HANDSHAKE = (
@@ -98,7 +98,7 @@ def tokens(environ: dict[str, Any], name: str) -> set[str]:
     return {token.strip() for token in environ.get(name, "").lower().split(",")}
 
 
-def frame(**message: str) -> bytes:
+def frame(**message: object) -> bytes:
     """The frame of a JSON text message; a server's frames are the same for every client."""
     return bytes(FrameProtocol(client=False, extensions=[]).send_data(json_text(message)))
 

@@ -1,16 +1,14 @@
-"""The WebSockets that are open, and the ticker that sends the time to many of them."""
+"""The WebSockets that are open: how many, of which callers, and how they end."""
 
 import logging
 import time
 from collections import Counter
 from collections.abc import Callable
 
-import gevent
 from flask import request
 
-from protocol.problems import Problem
-from protocol.timestamps import display, timestamp
-from protocol.websocket import CloseCode, Closing, WebSocket, frame
+from rest.problems import Problem
+from ws.connection import CloseCode, Closing, WebSocket
 
 log = logging.getLogger(__name__)
 
@@ -28,19 +26,19 @@ class OpenSockets:
         self.admitted: Counter[str] = Counter()  # by the key's id, or the client's address
         self.open: dict[WebSocket, str | None] = {}  # the key's id; None for an echo socket
 
-    def reserve(self, who: str) -> None:
+    def reserve(self, caller: str) -> None:
         """Admit a socket of this caller; raises Problem if there is no room for it."""
         if self.is_stopping or self.admitted.total() >= self.limit:
             raise Problem(503, "too_many_sockets", "The server has no socket left.", headers=RETRY)
-        if self.admitted[who] >= self.limit_per_caller:
+        if self.admitted[caller] >= self.limit_per_caller:
             raise Problem(429, "too_many_sockets", "You have too many sockets open.", headers=RETRY)
-        self.admitted[who] += 1
+        self.admitted[caller] += 1
 
-    def release(self, who: str) -> None:
+    def release(self, caller: str) -> None:
         """Give back a place that was reserved."""
-        self.admitted[who] -= 1
-        if not self.admitted[who]:
-            del self.admitted[who]
+        self.admitted[caller] -= 1
+        if not self.admitted[caller]:
+            del self.admitted[caller]
 
     def serve(self, ws: WebSocket, key_id: str | None, handler: Handler) -> None:
         """Let the handler serve the socket, then close it with the code of the exception it raises.
@@ -83,45 +81,3 @@ class OpenSockets:
         for ws, key_id in self.open.items():
             if key_id in key_ids:
                 ws.interrupt(CloseCode.REVOKED)
-
-
-class Ticker:
-    """Sends the time to many sockets: once a second to each, at its own tenth of a second.
-
-    One greenlet serves all of them: a timer for each would cost more than sending. No tick falls on
-    a full second, so a tick that is a little late neither skips nor repeats a second.
-    """
-
-    def __init__(self) -> None:
-        self._listeners: dict[int, set[WebSocket]] = {tenth: set() for tenth in range(1, 10)}
-
-    def join(self, ws: WebSocket) -> set[WebSocket]:
-        """Send the time to this socket until it is removed from the returned set.
-
-        The first time within 0.2 s: of the next two tenths, it gets the one with fewer sockets.
-        """
-        tenth = int(time.time() * 10)
-        tenths = {(tenth + 1) % 10, (tenth + 2) % 10} & self._listeners.keys()  # 0 has no listeners
-        listeners = min((self._listeners[tenth] for tenth in tenths), key=len)
-        listeners.add(ws)
-        return listeners
-
-    def run(self) -> None:
-        """Send the time forever."""
-        tenths = 0  # since 1970
-        while True:
-            left = tenths / 10 - time.time()
-            if abs(left) > 1:  # at first, and after the clock was set or the process was stopped
-                tenths = int(time.time() * 10) + 1
-            elif left > 0:
-                gevent.sleep(left)  # may end a little early
-            else:
-                self._tick(tenths % 10)
-                tenths += 1
-
-    def _tick(self, tenth: int) -> None:
-        if listeners := self._listeners.get(tenth):
-            now = time.time()
-            data = frame(type="time_update", formatted=display(now), timestamp=timestamp(now))
-            for ws in listeners:  # push never yields, so the set cannot change meanwhile
-                ws.push(data)

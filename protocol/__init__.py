@@ -1,1 +1,0 @@
-"""What goes over the network: problem responses, headers, forms, timestamps, WebSocket frames."""

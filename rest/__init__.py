@@ -1,0 +1,1 @@
+"""What all REST responses share: headers, errors, and how times are written."""

@@ -1,0 +1,36 @@
+"""Who is calling: the client's address, behind routers, too."""
+
+import re
+from ipaddress import IPv6Address, ip_address
+from typing import Any
+
+WITH_PORT = re.compile(r"^\[(.*)\](?::\d+)?$|^([^:]*):\d+$")  # some proxies append it
+
+
+def trust_routers(environ: dict[str, Any], hops: int) -> None:
+    """Take the client's address and scheme from what the routers in front have appended.
+
+    The entries are counted from the end, because a client can send anything before them. (The
+    ProxyFix of werkzeug parses them all, and none if a quote is not closed.)
+    """
+    entries = environ.get("HTTP_X_FORWARDED_FOR", "").rsplit(",", hops)[-hops:]
+    if len(entries) == hops and (address := entries[0].strip()):
+        environ["REMOTE_ADDR"] = address
+    scheme = environ.get("HTTP_X_FORWARDED_PROTO", "").rpartition(",")[2].strip().lower()
+    if scheme in ("http", "https"):
+        environ["wsgi.url_scheme"] = scheme
+
+
+def caller(address: str | None) -> str:
+    """The address; for IPv6 its /64 network, because a single customer usually has all of it.
+
+    Everything that is no address is one caller: a Unix socket has none, and a client might write
+    another text for each request into a header.
+    """
+    try:
+        found = ip_address(WITH_PORT.sub(r"\1\2", address or ""))
+    except ValueError:
+        return ""
+    if isinstance(found, IPv6Address):
+        found = found.ipv4_mapped or IPv6Address(int(found) >> 64 << 64)
+    return str(found)

@@ -1,0 +1,31 @@
+"""The headers of every response under /api/: for caching, CORS (Fetch standard) and rate limits."""
+
+from ratelimit import Allowance
+
+ALLOWANCE = "demo.allowance"  # in the WSGI environ: the limiter's answer to this request
+EXPOSED = (
+    "RateLimit-Policy, RateLimit, Retry-After, WWW-Authenticate, "
+    "X-RateLimit-Limit, X-RateLimit-Remaining, X-RateLimit-Reset"
+)
+API_HEADERS = [
+    ("Cache-Control", "no-store"),
+    ("Access-Control-Allow-Origin", "*"),
+    ("Access-Control-Expose-Headers", EXPOSED),
+]
+PREFLIGHT = {
+    "Access-Control-Allow-Methods": "GET, HEAD, OPTIONS",
+    "Access-Control-Allow-Headers": "X-API-Key, Content-Type, Authorization, *",
+    "Access-Control-Max-Age": "86400",
+}
+
+
+def limit_headers(allowance: Allowance) -> list[tuple[str, str]]:
+    """Both header families: draft-ietf-httpapi-ratelimit-headers, and X-RateLimit."""
+    quota, left = allowance.quota, allowance.remaining
+    return [
+        ("RateLimit-Policy", f'"{quota.tier}";q={quota.limit};w={quota.seconds}'),
+        ("RateLimit", f'"{quota.tier}";r={left};t={allowance.seconds_left}'),
+        ("X-RateLimit-Limit", str(quota.limit)),
+        ("X-RateLimit-Remaining", str(left)),
+        ("X-RateLimit-Reset", str(allowance.reset)),
+    ]
