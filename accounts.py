@@ -1,22 +1,33 @@
-"""Users: their names, addresses and passwords."""
+"""Users: their names, addresses and passwords, and how often a client may send these."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from unicodedata import normalize
 
-import gevent
+from flask import request
 from gevent.lock import BoundedSemaphore
+from gevent.threadpool import ThreadPool
 from peewee import IntegrityError, fn
-from werkzeug.exceptions import ServiceUnavailable
+from werkzeug.exceptions import ServiceUnavailable, TooManyRequests
 from werkzeug.security import check_password_hash, generate_password_hash
 
-from models import MAX_PASSWORD, ApiKey, Invalid, Taken, User, check_fields, database
-from storage import transaction
+from models import MAX_PASSWORD, Invalid, User, check_fields, database
+from ratelimit import Quota
+from rest.callers import caller
+from service import current_service
+from storage.database import transaction
 from storage.outage import one_line
 
-NOBODY = f"scrypt:32768:8:1${'0' * 16}${'0' * 128}"  # a hash that matches no password
-QUEUE_SECONDS = 5  # how long to wait while earlier passwords are hashed
-HASHING = BoundedSemaphore()  # one hash at a time: it takes 32 MiB, and a core for 50 ms
+FORMS = Quota("forms of a caller", 60, 60)
+SIGN_UPS = Quota("accounts of a caller", 20, 3600)
+WRONG_PASSWORDS = Quota("wrong passwords for an account", 100, 60)
+# By caller, too, so that a single address cannot lock the owner out.
+WRONG_PASSWORDS_OF_CALLER = Quota("wrong passwords of a caller for an account", 10, 60)
+BUCKETS = 16384  # for each of these quotas
+
+UNKNOWN_USER = f"scrypt:32768:8:1${'0' * 16}${'0' * 128}"  # a hash that matches no password
+WAITING = BoundedSemaphore(100)  # how many passwords may wait to be hashed
 
 
 def create(username: str, email: str, password: str) -> User:
@@ -25,8 +36,6 @@ def create(username: str, email: str, password: str) -> User:
     user = User(username=username, email=email, password_hash=hash_password(password))
     with _taken_is_invalid(), transaction():
         user.save()
-        # SQLite gives it the number of a user who was deleted by hand, and whose keys may be left.
-        ApiKey.delete().where(ApiKey.user == user).execute()
     return user
 
 
@@ -39,24 +48,24 @@ def change(user: User, **columns: str) -> None:
 def change_password(user: User, password: str) -> str:
     """Replace the password that `user` was read with; returns the hash of the new one.
 
-    Raises Invalid if it was replaced meanwhile, for example by an operator.
+    Raises Invalid if it was replaced since then, for example by an operator.
     """
     password_hash = hash_password(password)
     is_current = (User.id == user.id) & (User.password_hash == user.password_hash)
     with transaction():
         if not User.update(password_hash=password_hash).where(is_current).execute():
-            raise Invalid(current="The password was changed meanwhile. Log in again.")
+            raise Invalid(current="The password has just been changed. Log in again.")
     return password_hash
 
 
 @contextmanager
 def _taken_is_invalid() -> Iterator[None]:
-    """Raises Taken when the name or the address belongs to another user."""
+    """Raises Invalid when the name or the address belongs to another user."""
     try:
         yield
     except IntegrityError as error:
         field = "email" if "email" in one_line(error) else "username"  # the index is user_email
-        raise Taken(**{field: "This is already taken."}) from None
+        raise Invalid(**{field: "This is already taken."}) from None
 
 
 def find_user(name: str) -> User | None:
@@ -72,20 +81,64 @@ def hash_password(password: str) -> str:
     return str(_scrypt(generate_password_hash, password))
 
 
+def throttle(quota: Quota, *counted_for: object, cost: int = 1) -> None:
+    """Count for this caller or account; raises TooManyRequests when the quota is used up.
+
+    Made-up names must not fill the memory, so each is counted in one of a bounded number of
+    buckets. Nobody can choose whose bucket to share, because Python's hash of a string differs
+    from process to process.
+    """
+    bucket = f"{quota.tier} {hash((quota.tier, *counted_for)) % BUCKETS}"
+    allowance = current_service.throttles.hit(bucket, quota, cost=cost)
+    if not allowance.accepted:
+        raise TooManyRequests(retry_after=allowance.seconds_left)
+
+
+def this_caller() -> str:
+    return caller(request.remote_addr)
+
+
+def try_password(user: User | None, name: str, password: str) -> bool:
+    """Whether this is the password of the user, or nobody's if there is none of that name.
+
+    The limits are checked before the password and again after it, so even many simultaneous
+    guesses get only ten answers. A name without a user is limited as an account is. Raises
+    TooManyRequests.
+    """
+    account = user.id if user else name.lower()
+    throttle(WRONG_PASSWORDS, account, cost=0)
+    throttle(WRONG_PASSWORDS_OF_CALLER, account, this_caller(), cost=0)
+    is_right = verify_password(user, password)
+    throttle(WRONG_PASSWORDS_OF_CALLER, account, this_caller(), cost=0 if is_right else 1)
+    throttle(WRONG_PASSWORDS, account, cost=0 if is_right else 1)
+    return is_right
+
+
 def verify_password(user: User | None, password: str) -> bool:
     """Whether this is the user's password; takes the same time when there is no user.
 
-    One that is too long to be anybody's is not read: to normalize it might take 0.3 s.
+    One that is longer than any password is not read: to normalize it might take 0.3 s.
     """
-    stored = user.password_hash if user else NOBODY
+    stored = user.password_hash if user else UNKNOWN_USER
     is_read = len(password) <= MAX_PASSWORD
     return is_read and bool(_scrypt(check_password_hash, stored, password))
 
 
+@cache
+def hashing_thread() -> ThreadPool:
+    """It makes one hash at a time, which takes 32 MiB, and a core for 50 ms.
+
+    It is started when it is first needed, because it would not work after a fork.
+    """
+    return ThreadPool(1)
+
+
 def _scrypt(function: Callable[..., object], *args: str) -> object:
     """Run in a thread, because it takes 50 ms; raises ServiceUnavailable."""
-    # Systems differ in how they encode é, for example. A hash is ASCII, and stays as it is.
-    texts = [normalize("NFKC", text) for text in args]
-    busy = ServiceUnavailable(retry_after=QUEUE_SECONDS)
-    with gevent.Timeout(QUEUE_SECONDS, busy), HASHING:
-        return gevent.get_hub().threadpool.apply(function, texts)
+    if not WAITING.acquire(blocking=False):
+        raise ServiceUnavailable(retry_after=5)
+    try:
+        # Systems differ in how they encode é, for example. A hash is ASCII, and stays as it is.
+        return hashing_thread().apply(function, [normalize("NFKC", text) for text in args])
+    finally:
+        WAITING.release()

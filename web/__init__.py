@@ -10,11 +10,12 @@ from peewee import PeeweeException
 from werkzeug.exceptions import HTTPException
 
 import models
-from protocol.forms import receive_form
-from protocol.problems import is_api
-from protocol.timestamps import date_time, display
 from ratelimit import UNITS
-from web import people, profile
+from rest.problems import is_api
+from rest.timestamps import date_time, display
+from service import Service
+from web import account, profile
+from web.forms import receive_form
 
 SECURITY_HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
@@ -26,7 +27,7 @@ SECURITY_HEADERS = {
 }
 
 bp = Blueprint("web", __name__, template_folder="templates")
-bp.register_blueprint(people.bp)
+bp.register_blueprint(account.bp)
 bp.register_blueprint(profile.bp)
 
 
@@ -49,7 +50,7 @@ class PageSessions(SecureCookieSessionInterface):
         return request.is_secure
 
 
-def register(app: Flask) -> None:
+def register(app: Service) -> None:
     """Add the pages, their style sheet and script, and what protects them."""
     app.session_interface = PageSessions()
     app.config["SESSION_COOKIE_SAMESITE"] = "Lax"
@@ -57,8 +58,7 @@ def register(app: Flask) -> None:
     filters = {"number": "{:,}".format, "date_time": date_time, "display": display}
     app.jinja_env.filters |= filters
     units = {seconds: unit for unit, seconds in UNITS.items()}
-    settings = app.extensions["services"].settings
-    app.jinja_env.globals |= {"models": models, "settings": settings, "units": units}
+    app.jinja_env.globals |= {"models": models, "settings": app.settings, "units": units}
     app.register_blueprint(bp)
 
 
@@ -71,7 +71,7 @@ def console() -> str:
 def prepare() -> None:
     """Check the form, and find out who is logged in, before a view is called."""
     receive_form()
-    people.recognize()
+    account.load_user()
 
 
 @bp.after_app_request
@@ -94,7 +94,7 @@ def error_page(error: HTTPException) -> ResponseReturnValue:
     # just failed, to ask again might take as long again.
     if "user" not in g and error.code != 503:
         with suppress(PeeweeException):
-            people.recognize()
+            account.load_user()
     response = error.get_response()
     response.set_data(render_template("error.html", error=error, response=response))
     return response

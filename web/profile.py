@@ -11,10 +11,10 @@ import accounts
 import auth
 import models
 from models import CHART_HOURS, DAY, HOUR, ApiKey, HourlyUsage, Invalid, User, check_fields
-from services import services
-from storage import transaction
-from web import people
-from web.people import chosen, errors_shown_by, redirect_to, typed
+from service import current_service
+from storage.database import transaction
+from web import account
+from web.account import chosen, errors_shown_by, redirect_to, typed
 
 LIFETIMES = {"never": 0, "30 days": 30 * DAY, "90 days": 90 * DAY, "1 year": 365 * DAY}
 # Not at once: if the new key gets lost on the way, the old one still works for a second try.
@@ -27,12 +27,13 @@ bp = Blueprint("profile", __name__, url_prefix="/settings")
 def require_log_in() -> ResponseReturnValue | None:
     """Ask for a log-in; refuse a form from a page that was opened under another account."""
     if g.user:
-        account, name = str(g.user.id), g.user.username
-        words = f"This page was opened under another account. You are now logged in as {name}."
-        return None if request.form.get("account", account) == account else abort(409, words)
+        if request.form.get("account", str(g.user.id)) == str(g.user.id):
+            return None
+        words = "This page was opened under another account. You are now logged in as"
+        abort(409, f"{words} {g.user.username}.")
     if request.method == "POST":
         return redirect_to("/log-in", "You are logged out, so nothing was changed.")
-    return redirect(url_for("web.people.entrance", page="log-in", next=request.path), 303)
+    return redirect(url_for("web.account.form_page", page="log-in", next=request.path), 303)
 
 
 @bp.get("")
@@ -49,21 +50,21 @@ def save_profile() -> ResponseReturnValue:
     fields = {name: text for name, text in fields.items() if text != getattr(g.user, name)}
     check_fields(**fields)
     if fields:
-        people.throttle_names(cost=0)
         accounts.change(g.user, **fields)
     return redirect_to("/settings/profile", "Your profile is saved.")
 
 
 @bp.get("/security")
 def security() -> str:
-    """The live keys and those that expired in the last week, their usage, and the password."""
-    expired_lately = ApiKey.expires_at > models.now() - 7 * DAY
+    """The live keys and those that expired in the last day, their usage, and the password."""
+    expired_lately = ApiKey.expires_at > models.now() - DAY
     expired_lately &= ApiKey.revoked_at.is_null() & ApiKey.rotated_at.is_null()
     order = ApiKey.created_at.desc(), fn.LOWER(ApiKey.name), ApiKey.id
     with models.database.connection_context():
         listed = list(g.user.keys.where(ApiKey.live() | expired_lately).order_by(*order))
         hours = hourly_requests(g.user)
-    page = {"keys": [(key, auth.allowance_of(key)) for key in listed], "hours": hours}
+    usage = [(key, current_service.store.left_of(key, auth.quota_of(key))) for key in listed]
+    page = {"keys": usage, "hours": hours}
     return render_template("security.html", lifetimes=LIFETIMES, nonce=auth.random_text(8), **page)
 
 
@@ -88,14 +89,12 @@ def leave_form(_: str) -> ResponseReturnValue:
 
 @bp.post("/security/password")
 @errors_shown_by(security)
-@people.attempt()
 def change_password() -> ResponseReturnValue:
     new = request.form.get("password", "")
     check_fields(password=new)
-    user = people.authenticate(g.user.username, request.form.get("current", ""))
-    if not user:
+    if not accounts.try_password(g.user, g.user.username, request.form.get("current", "")):
         raise Invalid(current="This is not your current password.")
-    session["mark"] = people.session_mark(accounts.change_password(user, new))
+    session["mark"] = account.session_mark(accounts.change_password(g.user, new))
     return redirect_to("/settings/security", "Your password is changed.")
 
 
@@ -139,7 +138,7 @@ def rotate_key(key_id: str) -> ResponseReturnValue:
     with transaction():
         key, secret = auth.rotate_key(old, end)
         limit_new_keys(g.user)
-    services().store.forget()
+    current_service.store.forget()
     return render_template("key.html", key=key, secret=secret, old=old, old_end=end)
 
 
@@ -148,7 +147,6 @@ def rotate_key(key_id: str) -> ResponseReturnValue:
 def rename_key(key_id: str) -> ResponseReturnValue:
     old, name = own_key(key_id).name, typed("name")
     check_fields(name=name)
-    people.throttle(people.RENAMES, f"user {g.user.id}")  # all others wait for the disk, too
     words = f"The key “{old}” is now named “{name}”."
     return back_to_keys(auth.change_key(key_id, name=name), words)
 
@@ -161,7 +159,7 @@ def revoke_key(key_id: str) -> ResponseReturnValue:
 
 def back_to_keys(is_done: bool, words: str) -> ResponseReturnValue:
     """Show these words after a change of a key, or that the key had ended."""
-    services().store.forget()
+    current_service.store.forget()
     ended = "This key was already revoked or has expired."
     return redirect_to("/settings/security", words if is_done else ended)
 
