@@ -19,9 +19,7 @@ PLATFORM_HOPS = {"DYNO": "1", "FLY_APP_NAME": "2", "RENDER": "3"}
 PLATFORM_HOPS |= {"RAILWAY_ENVIRONMENT": "2", "RAILWAY_ENVIRONMENT_NAME": "2"}
 URL_FORMS = "sqlite:///FILE or postgresql://USER:PASSWORD@HOST/NAME (percent-encoded)"
 NEEDS_DRIVER = "PostgreSQL needs a driver: run `pip install -r requirements-postgres.txt`"
-# Open files, of which a start needs 128. All but 64 may be connections, and all but 256 WebSockets,
-# or a quarter of few. The rest is for the database and logs, and for requests.
-NEEDED_FILES, OTHER_FILES, NO_SOCKETS = 128, 64, 256
+NEEDED_FILES = 128  # that a process must be able to have open
 SECRET_CHARACTERS = 16
 MAKE_SECRET = "make one: python3 -c 'import secrets; print(secrets.token_hex())'"
 SIMILAR = 0.85  # how similar a variable must be to a setting to be reported as misspelled
@@ -112,14 +110,13 @@ class Settings:
 
     @property
     def socket_limit(self) -> int:
-        """`max_sockets`, or as many as this process may have files open for."""
-        files = file_limit()
-        return min(self.max_sockets, max(files - NO_SOCKETS, files // 4))
+        """`max_sockets`, or three quarters of the connections, so that requests find one."""
+        return min(self.max_sockets, self.connection_limit * 3 // 4)
 
     @property
     def connection_limit(self) -> int:
-        """How many connections may be open: more than sockets, so that requests find one."""
-        return min(self.socket_limit + 1000, file_limit() - OTHER_FILES)
+        """Half of the files that may be open; the rest is for what requests open."""
+        return file_limit() // 2
 
 
 VARIABLES = {each.name.upper() for each in fields(Settings)}
@@ -127,7 +124,8 @@ VARIABLES = {each.name.upper() for each in fields(Settings)}
 
 def load(environ: Mapping[str, str] = os.environ) -> Settings:
     """Read the settings; raises SettingsError for the first wrong one."""
-    by_platform = {"PROXY_HOPS": PLATFORM_HOPS.get(platform(environ))}
+    platform = next(filter(environ.get, PLATFORM_HOPS), "")
+    by_platform = {"PROXY_HOPS": PLATFORM_HOPS.get(platform)}
     values = {}
     for each in fields(Settings):
         name = each.name.upper()
@@ -141,25 +139,11 @@ def load(environ: Mapping[str, str] = os.environ) -> Settings:
     return Settings(**values)
 
 
-def platform(environ: Mapping[str, str] = os.environ) -> str:
-    """The variable by which the platform is known; empty elsewhere."""
-    return next(filter(environ.get, PLATFORM_HOPS), "")
-
-
-def warnings(settings: Settings, environ: Mapping[str, str] = os.environ) -> Iterator[str]:
-    """What an operator should know at startup, although it is not an error."""
-    if settings.web_concurrency != settings.workers:
-        yield "WEB_CONCURRENCY is ignored with SQLite: each worker would keep its own counts"
-    if (where := platform(environ)) and settings.sqlite and not _on_volume(settings.sqlite):
-        lost = f"{settings.sqlite} is not on a mounted volume, so the platform will lose it"
-        yield f"{where} is set, but {lost}; see DATABASE_URL"
+def misspelled(environ: Mapping[str, str] = os.environ) -> Iterator[str]:
+    """A warning for each variable whose name is nearly that of a setting."""
     for name in sorted(environ.keys() - VARIABLES):
         for meant in get_close_matches(name, VARIABLES, n=1, cutoff=SIMILAR):
             yield f"{name} is not a setting of this service; did you mean {meant}?"
-
-
-def _on_volume(file: Path) -> bool:
-    return any(folder.is_mount() for folder in list(file.resolve().parents)[:-1])  # without /
 
 
 def file_limit() -> int:

@@ -4,7 +4,6 @@ import os
 import re
 import sys
 from collections.abc import Iterable, Iterator
-from itertools import chain
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -16,12 +15,10 @@ from peewee import PeeweeException
 import accounts
 import auth
 from models import DAY, DEFAULT_TYPE, HOUR, PREFIXES, ApiKey, User, check_fields, database, now
-from protocol.timestamps import date_time
 from ratelimit import DEFAULT_TIER
-from services import services
-from settings import warnings
-from storage import transaction
-from storage.database import COMMAND_SECONDS, create_tables, open_database
+from rest.timestamps import date_time
+from service import current_service
+from storage.database import command_connection, create_tables, transaction
 from storage.outage import one_line
 
 SECONDS = {"s": 1, "m": 60, "h": HOUR, "d": DAY}
@@ -40,15 +37,10 @@ class Command(click.Command):
     def invoke(self, ctx: click.Context) -> Any:
         if not sys.stdout:
             fail("standard output is closed, so nothing was done")
-        # Escape what the terminal cannot show.
-        sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
-        settings = services().settings
-        for warning in warnings(settings):
-            click.echo(f"Warning: {warning}", err=True)
+        settings = current_service.settings
         create_tables(settings)
-        open_database(settings, COMMAND_SECONDS)
         try:
-            with database.connection_context():
+            with command_connection(settings):
                 return super().invoke(ctx)
         except PeeweeException as error:
             fail(f"DATABASE_URL: {one_line(error)}")
@@ -92,7 +84,7 @@ def create_user(username: str, email: str, password_stdin: bool) -> None:
 @users.command("list")
 def list_users() -> None:
     """List all users."""
-    print_rows(USER_COLUMNS, chain.from_iterable(pages_of_users()))
+    print_rows(USER_COLUMNS, pages_of_users())
 
 
 @users.command("password")
@@ -126,7 +118,7 @@ def create_key(username: str, name: str, type: str, tier: str, expires: int | No
     end = None if expires is None else now() + expires
     if expires == 0:
         fail("--expires must be longer than 0.")
-    print_key(*auth.create_key(user, name, type, tier=tier, expires_at=end))
+    click.echo(auth.create_key(user, name, type, tier=tier, expires_at=end)[1])
 
 
 @keys.command("rotate")
@@ -135,7 +127,7 @@ def create_key(username: str, name: str, type: str, tier: str, expires: int | No
 def rotate_key(key_id: str, grace: int) -> None:
     """Create a successor and print it; the old key stops working after the grace period."""
     key = live_key(key_id)
-    print_key(*auth.rotate_key(key, auth.grace_end(key, grace)))
+    click.echo(auth.rotate_key(key, auth.grace_end(key, grace))[1])
 
 
 @keys.command("list")
@@ -143,21 +135,21 @@ def rotate_key(key_id: str, grace: int) -> None:
 def list_keys(username: str | None) -> None:
     """List all keys, or those of one user."""
     pages = pages_of_users() if username is None else [[user_named(username)]]
-    print_rows(KEY_COLUMNS, chain.from_iterable(map(keys_of, pages)))
+    print_rows(KEY_COLUMNS, map(keys_of, pages))
 
 
 def pages_of_users() -> Iterator[list[User]]:
-    """All users by id, some at a time: so a list takes little memory, and no lock for long."""
+    """All users by id, some at a time, so that a list takes little memory."""
     last = 0
     while page := list(User.select().where(User.id > last).order_by(User.id).limit(PAGE)):
         yield page
         last = page[-1].id
 
 
-def keys_of(users: list[User]) -> Iterable[ApiKey]:
+def keys_of(users: list[User]) -> list[ApiKey]:
     """The keys of all users between the first and the last of these."""
     query = ApiKey.select(ApiKey, User.username).join(User).order_by(User.id, ApiKey.created_at)
-    return query.where(User.id.between(users[0].id, users[-1].id)).objects()
+    return list(query.where(User.id.between(users[0].id, users[-1].id)).objects())
 
 
 @keys.command("tier")
@@ -179,7 +171,7 @@ def revoke_key(key_id: str) -> None:
 @click.argument("file", type=click.Path())
 def backup(file: str) -> None:
     """Copy the SQLite database to FILE, also while the service is running."""
-    if not services().settings.sqlite:
+    if not current_service.settings.sqlite:
         fail(f"with PostgreSQL, run: {PG_DUMP}")
     path = Path.cwd() / file  # an absolute path, which SQLite never takes for a URI
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)  # also no link's target
@@ -202,28 +194,16 @@ def read_password(from_stdin: bool) -> str:
     return str(click.prompt(prompt, hide_input=True, confirmation_prompt=True))
 
 
-def print_key(key: ApiKey, secret: str) -> None:
-    """Print a key that was stored; if it cannot be printed, revoke it."""
-    try:
-        write(f"{secret}\n")
-    except (OSError, KeyboardInterrupt) as error:
-        auth.revoke_key(key.id)
-        fail(f"the key cannot be printed, so it was revoked: {error}")
+def print_rows(columns: tuple[str, ...], pages: Iterable[list[Any]]) -> None:
+    """Print rows with tabs, and a header on a terminal; times, named `_at`, in ISO 8601.
 
-
-def write(text: str) -> None:
-    """Write all of it to standard output at once, for which `print` would wait; raises OSError."""
-    data = text.encode()
-    while data:
-        data = data[os.write(sys.stdout.fileno(), data) :]
-
-
-def print_rows(columns: tuple[str, ...], rows: Iterable[Any]) -> None:
-    """Print rows with tabs, and a header on a terminal; times, named `_at`, in ISO 8601."""
+    A page has been read when it is printed: a reader such as `less` may take its time.
+    """
     if os.isatty(1):
         click.echo("\t".join(columns))
-    for row in rows:
-        click.echo("\t".join(shown(name, getattr(row, name)) for name in columns))
+    for page in pages:
+        for row in page:
+            click.echo("\t".join(shown(name, getattr(row, name)) for name in columns))
 
 
 def shown(column: str, value: Any) -> str:
@@ -233,7 +213,7 @@ def shown(column: str, value: Any) -> str:
 
 
 def user_named(username: str) -> User:
-    where, how = services().settings.sqlite or "PostgreSQL", "flask user create USERNAME EMAIL"
+    where, how = current_service.settings.sqlite or "PostgreSQL", "flask user create USERNAME EMAIL"
     missing = f"There is no user {username!r} in {where}. To create one: {how}"
     return accounts.find_user(username) or fail(missing)
 
@@ -247,7 +227,7 @@ def live_key(key_id: str) -> ApiKey:
 
 
 def existing_tier(tier: str) -> str:
-    tiers = services().settings.rate_limits
+    tiers = current_service.settings.rate_limits
     if tier not in tiers:
         fail(f"RATE_LIMITS has no tier {tier!r}, only {', '.join(tiers)}.")
     return tier

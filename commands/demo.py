@@ -15,11 +15,9 @@ from peewee import OperationalError
 
 import accounts
 import auth
-from commands import cli
 from models import Invalid, User, database
-from server import start
-from settings import HERE, SettingsError, load, platform
-from storage import transaction
+from settings import HERE, SettingsError, load
+from storage.database import transaction
 
 log = logging.getLogger(__name__)
 
@@ -29,10 +27,8 @@ WELCOME = HERE / "commands" / "welcome.txt"
 def main() -> None:
     """Become gunicorn, which serves the same app on this machine only."""
     argparse.ArgumentParser(usage="[PORT=8000] python app.py", description=__doc__).parse_args()
-    start.read_dotenv()
+    os.chdir(HERE)  # where gunicorn.conf.py is
     settings = load()
-    if where := platform():
-        raise SettingsError(f"{where} is set: on a platform, start `gunicorn` instead")
     refuse_used_port(settings.port)
     os.environ["SECRET_KEY"] = settings.secret_key or secrets.token_hex()
     # gunicorn reads it, too, and an empty one would end it with a traceback.
@@ -71,7 +67,9 @@ def welcome(port: int) -> None:
         with transaction():
             user = accounts.create("demo", "demo@example.com", password)
             _, key = auth.create_key(user, "demo")
-            cli.write(WELCOME.read_text().format(port=port, password=password, key=key))
+            # `print` would keep what cannot be written, and fail again when the process ends.
+            text = WELCOME.read_text().format(port=port, password=password, key=key)
+            os.write(sys.stdout.fileno(), text.encode())
     except Invalid:
         pass  # another process, which started at the same time, was faster
     except (OSError, OperationalError) as error:
