@@ -17,15 +17,14 @@ from flask.testing import FlaskClient, FlaskCliRunner
 from werkzeug.security import generate_password_hash
 
 import accounts
-import app as service
 import auth
 import models
 import settings
+from app import create_app
 from models import User
 from ratelimit import Limiter
-from services import Services
+from service import Service
 from storage.database import create_tables
-from web import people
 
 try:
     from postgresql import Cluster
@@ -104,26 +103,20 @@ def templates(tmp_path_factory: pytest.TempPathFactory) -> jinja2.BytecodeCache:
 @pytest.fixture
 def app(
     config: settings.Settings, templates: jinja2.BytecodeCache, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Flask]:
+) -> Iterator[Service]:
     # Real hashes of a low cost: one of the full cost takes 50 ms, and test_accounts.py has them.
     cheap = partial(generate_password_hash, method="scrypt:128:8:1")
     monkeypatch.setattr(accounts, "generate_password_hash", cheap)
-    monkeypatch.setattr(accounts, "NOBODY", cheap("known to nobody"))
-    monkeypatch.setattr(people, "BUCKETS", 10**12)  # so that no two names share one by chance
+    monkeypatch.setattr(accounts, "UNKNOWN_USER", cheap("known to nobody"))
+    monkeypatch.setattr(accounts, "BUCKETS", 10**12)  # so that no two names share one by chance
     create_tables(config)
-    made = service.create_app(config)
+    made = create_app(config)
     made.jinja_env.bytecode_cache = templates
     started = time.time()
-    made.extensions["services"].throttles = Limiter(lambda: started)  # no minute turns in a test
+    made.throttles = Limiter(lambda: started)  # no minute turns in a test
     yield made
-    made.extensions["services"].store.close()
+    made.store.close()
     models.database.close_all()
-
-
-@pytest.fixture
-def services(app: Flask) -> Services:
-    found: Services = app.extensions["services"]
-    return found
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ import psycopg
 import pytest
 
 import auth
-from accounts import NOBODY
+from accounts import UNKNOWN_USER
 from models import PREFIXES
 from paths import STATS, STATUS
 from rawsocket import Answer, RawSocket, form_bytes
@@ -287,7 +287,7 @@ class Server:
             if not (self.postgres or self._database.exists()):
                 self.flask("user", "list")  # makes the tables
             columns = "id, username, email, password_hash, created_at"
-            values = (user, owner, f"{owner}@example.com", NOBODY, now)
+            values = (user, owner, f"{owner}@example.com", UNKNOWN_USER, now)
             self.execute(f'INSERT INTO "user" ({columns}) VALUES (?, ?, ?, ?, ?)', *values)
         self._keys += 1
         key = random_key(type)

@@ -14,9 +14,9 @@ from commands.cli import PG_DUMP
 from documents import ASYNCAPI, CONTRIBUTING, DOCUMENTS, OPENAPI, README, rows, section
 from models import PREFIXES
 from paths import STATS
-from protocol.websocket import PING_SECONDS, CloseCode
 from ratelimit import UNITS
 from serving import REPOSITORY
+from ws.connection import PING_SECONDS, CloseCode
 
 CLIENTS = (REPOSITORY / "docs/testing-clients.md").read_text()
 DEPLOYING = (REPOSITORY / "docs/deploying.md").read_text()

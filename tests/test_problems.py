@@ -10,7 +10,7 @@ from flask import Flask, abort
 from flask.testing import FlaskClient
 
 import web
-from protocol import problems
+from rest import problems
 
 
 @pytest.mark.parametrize("path", ["/api/failing", "/failing"])

@@ -7,7 +7,7 @@ from flask import request
 
 import app as service
 import settings
-from protocol.application import caller
+from rest.callers import caller
 from settings import Settings
 
 FORWARDED = {

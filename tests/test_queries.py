@@ -17,7 +17,7 @@ import accounts
 import auth
 import models
 from paths import PROFILE, SECURITY
-from server.background import Background
+from server.background import sync
 from serving import REPOSITORY, clean_environment
 from settings import Settings, load
 from storage.database import create_tables
@@ -88,7 +88,7 @@ def walk(app: Flask) -> None:
             command(line)
         for line in (f"key revoke {bob}", "user password bob --password-stdin", "user delete bob"):
             command(line)
-    browser, services = app.test_client(), app.extensions["services"]
+    browser = app.test_client()
     ada, security = {"username": "ada", "email": "ada@example.com"}, SECURITY
 
     def post(path: str, **form: str) -> None:
@@ -109,9 +109,9 @@ def walk(app: Flask) -> None:
     post(f"{path}/rename", name="new")
     post(f"{path}/successor", grace="in 5 minutes")
     post(f"{path}/revoke")
-    Background(services).sync()
+    sync(app)
     ids = {f"{number:08}" for number in range(1200)}
-    assert services.store.ended(ids) == ids
+    assert app.store.ended(ids) == ids
 
 
 def new_key(username: str) -> tuple[str, str]:

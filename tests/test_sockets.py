@@ -16,11 +16,11 @@ from simple_websocket import ConnectionClosed, Server
 from werkzeug.test import create_environ
 
 from paths import ECHO
-from protocol.open_sockets import Handler
-from protocol.websocket import SERVER_OPTIONS, CloseCode, Closing, WebSocket, plain_handshake
 from rawsocket import UPGRADE, RawSocket, close_frame
-from services import Services
+from service import Service
 from sockets import serve
+from ws.connection import SERVER_OPTIONS, CloseCode, Closing, WebSocket, plain_handshake
+from ws.open_sockets import Handler
 
 Serving = Callable[[Handler], Any]
 
@@ -127,9 +127,9 @@ def serving(app: Flask, accepted: Server) -> Serving:
 
 
 def test_socket_that_was_admitted_while_a_stop_began_closes_with_1001(
-    serving: Serving, peer: RawSocket, services: Services
+    serving: Serving, peer: RawSocket, app: Service
 ) -> None:
-    services.sockets.shut_down()
+    app.sockets.shut_down()
     serving(mock.Mock(side_effect=AssertionError("it is served")))
     assert peer.frame().close_code == 1001
 
@@ -145,13 +145,13 @@ def test_bug_closes_1011_and_is_logged(
 
 
 def test_socket_that_is_closing_is_not_interrupted(
-    serving: Serving, peer: RawSocket, services: Services
+    serving: Serving, peer: RawSocket, app: Service
 ) -> None:
     """A client that is slow to answer a close frame still gets all of it."""
     closing = serving(mock.Mock(side_effect=Closing(CloseCode.REVOKED)))
     assert peer.frame().close_code == 1008
-    assert not services.sockets.open, "only open sockets are kept"
-    services.sockets.shut_down()
+    assert not app.sockets.open, "only open sockets are kept"
+    app.sockets.shut_down()
     gevent.idle()
     assert not closing.ready()
     peer.sock.close()

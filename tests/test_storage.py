@@ -17,9 +17,7 @@ import gevent
 import peewee
 import psycopg
 import pytest
-from flask import Flask
 from flask.testing import FlaskClient
-from gevent import GreenletExit
 from gevent.event import Event
 from gevent.selectors import GeventSelector
 from psycopg import waiting
@@ -27,21 +25,27 @@ from werkzeug.exceptions import TooManyRequests
 
 import auth
 import models
-import storage
 from clock import Clock
 from models import DAY, HOUR, ApiKey, HourlyUsage, Invalid, User
 from paths import STATS
 from postgresql import Cluster, connected
-from protocol.problems import Problem
 from ratelimit import Allowance, Limiter, Quota, Usage, window_end
 from rows import change, row
-from server import background
-from services import Services
-from serving import eventually, patience, writing
+from server.background import sync
+from service import Service
+from serving import patience, writing
 from settings import Settings, SettingsError, load
-from storage import Store, outage, postgres, transaction
-from storage.database import create_missing, create_tables, open_database, open_store
-from storage.outage import Outage
+from storage import outage, postgres
+from storage import store as stores
+from storage.database import (
+    command_connection,
+    create_missing,
+    create_tables,
+    open_store,
+    transaction,
+)
+from storage.outage import OncePerMinute
+from storage.store import Store
 from web import profile
 
 LONG = Quota("long", 5, 10**9)  # no window turns during a test
@@ -65,9 +69,8 @@ def place(
         monkeypatch.setattr(waiting, "wait", waiting.wait_selector)
     settings = load({"DATABASE_URL": url})
     create_tables(settings)
-    open_database(settings, patience=10)
-    yield settings
-    models.database.close_all()
+    with command_connection(settings):
+        yield settings
 
 
 in_sqlite = pytest.mark.parametrize("place", ["sqlite"], indirect=True)
@@ -77,7 +80,6 @@ in_postgres = pytest.mark.parametrize("place", [POSTGRES], indirect=True)
 @pytest.fixture
 def store(place: Settings) -> Iterator[Store]:
     opened = open_store(place)
-    opened.open()
     yield opened
     opened.close()
 
@@ -129,7 +131,6 @@ def test_start_and_save_of_nothing_wait_for_nobody_who_is_writing(
         started = time.monotonic()
         create_tables(place)
         assert time.monotonic() - started < patience(2)
-    open_database(place)
 
 
 @pytest.mark.parametrize(
@@ -196,7 +197,7 @@ def test_what_is_known_of_a_key_is_forgotten_by_the_store_itself(
 ) -> None:
     """Under any server, whoever else calls `forget` or not."""
     now = time.monotonic() + 1
-    monkeypatch.setattr(storage, "monotonic", lambda: now)
+    monkeypatch.setattr(stores, "monotonic", lambda: now)
     key_id = new_id()
     found = store.find(key_id)
     assert found
@@ -242,8 +243,8 @@ def test_nothing_that_a_store_asks_waits_for_connections_of_pages(
 
 
 def test_old_keys_and_old_hours_are_deleted(store: Store, new_id: NewId) -> None:
-    """Keys 30 days after they have ended, hours after a day."""
-    long_ago, lately = models.now() - 30 * DAY - 60, models.now() - 30 * DAY + 60
+    """A day after they have ended."""
+    long_ago, lately = models.now() - DAY - 60, models.now() - DAY + 60
     kept = [
         new_id(created_at=0, last_used_at=1),
         new_id(revoked_at=lately),
@@ -254,13 +255,13 @@ def test_old_keys_and_old_hours_are_deleted(store: Store, new_id: NewId) -> None
     with models.database.connection_context():
         for age in (0, 24, 26):
             HourlyUsage.create(hour=this - age * HOUR, key_id="a" * 8, requests=1)
-    store.save()
+    store.delete_old_rows()
     assert [key_id for key_id in kept + gone if store.find(key_id)] == kept
     hours = by_hand("SELECT hour FROM hourly_usage ORDER BY hour")
     assert [(this - hour) // HOUR for (hour,) in hours] == [24, 0]
 
 
-def test_each_save_deletes_more_old_hours_than_a_million_keys_make_between_two(
+def test_each_look_deletes_more_old_hours_than_a_million_keys_make_between_two(
     store: Store,
 ) -> None:
     """Of 7200 saves an hour, 139 rows each; but not so many at once that others wait."""
@@ -270,7 +271,7 @@ def test_each_save_deletes_more_old_hours_than_a_million_keys_make_between_two(
     stored = "SELECT 1 FROM hourly_usage"
     for _ in range(2):
         before = len(by_hand(stored))
-        store.save()
+        store.delete_old_rows()
         assert 139 < before - len(by_hand(stored)) <= 1000
 
 
@@ -355,45 +356,6 @@ def test_usage_changed_by_hand_stays(store: Store, new_id: NewId) -> None:
     assert key_of(store, key_id).usage == Usage(501, END, 4)
 
 
-@in_postgres
-def test_hits_of_a_key_that_come_during_its_statement_share_the_next_one(
-    store: Store, new_id: NewId, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Also if not all of them can be granted: then as many as are left. Other keys don't wait."""
-    key_id, other = new_id(), new_id()
-    execute, may_go_on, asked = psycopg.Cursor.execute, Event(), list[Any]()
-
-    def watched(cursor: Any, query: Any, values: Any = None, **how: Any) -> Any:
-        if isinstance(values, dict) and values["id"] == key_id:
-            asked.append(query)
-            may_go_on.wait()
-        return execute(cursor, query, values, **how)
-
-    monkeypatch.setattr(psycopg.Cursor, "execute", watched)
-    first = gevent.spawn(store.hit, key_id, LONG)
-    eventually(lambda: bool(gevent.sleep(0.01) or asked))
-    others = [gevent.spawn(store.hit, key_id, LONG) for _ in range(6)]
-    assert remaining(store.hit(other, LONG)) == LONG.limit - 1
-    may_go_on.set()
-    answers = [greenlet.get(timeout=5) for greenlet in (first, *others)]
-    assert [remaining(allowance) for allowance in answers] == [4, 3, 2, 1, 0, None, None]
-    assert [allowance.total for allowance in answers] == [1, 2, 3, 4, 5, 5, 5]
-    assert len(asked) < len(answers)
-    assert key_of(store, key_id).usage == Usage(5, END, 5)
-
-
-@in_postgres
-def test_hits_of_a_key_in_one_query_have_one_quota(store: Store, new_id: NewId) -> None:
-    """As when its tier was just changed; never the limit of one and the window of the other."""
-    key_id, other = new_id(), Quota("fast", 1000, 1)
-    hits = [gevent.spawn(store.hit, key_id, quota) for quota in (LONG, other)]
-    asked = [hit.get(timeout=5) for hit in hits]
-    assert [(allowance.quota, allowance.remaining) for allowance in asked] == [
-        (other, 999),
-        (other, 998),
-    ]
-
-
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """The time by which windows are computed with PostgreSQL."""
@@ -452,53 +414,24 @@ def test_chart_is_saved_with_the_next_save_that_succeeds(store: Store, new_id: N
 
 
 @in_postgres
-def test_batch_goes_on_after_any_error(
-    store: Store, new_id: NewId, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Even after one that ends the greenlet that asks."""
-    key_id = new_id()
-    assert store.hit(key_id, LONG)
-    with monkeypatch.context() as patch:
-        patch.setattr(psycopg.Cursor, "execute", mock.Mock(side_effect=GreenletExit))
-        with pytest.raises(peewee.OperationalError, match="no answer"):
-            store.hit(key_id, LONG)
-    assert store.hit(key_id, LONG)
-
-
-@in_postgres
-def test_request_that_is_killed_takes_no_other_along(store: Store, new_id: NewId) -> None:
-    """The greenlet of a client that has left may be the one that asked first."""
-    key_id = new_id()
-    first, second = [gevent.spawn(store.hit, key_id, LONG) for _ in range(2)]
-    gevent.sleep(0)
-    first.kill()
-    assert second.get(timeout=5).accepted
-
-
-@in_postgres
 def test_deleted_key_is_a_bad_key(store: Store, new_id: NewId, place: Settings) -> None:
     deleted, kept = new_id(), new_id()
-    app, key = Flask(__name__), store.find(deleted)
-    app.extensions["services"] = mock.Mock(store=store, settings=place)
+    key = store.find(deleted)
     assert key
     Cluster.query(str(place.database_url), f"DELETE FROM api_key WHERE id = '{deleted}'")
     hits = [gevent.spawn(store.hit, one, LONG) for one in (deleted, kept)]
     assert [bool(hit.get(timeout=5)) for hit in hits] == [False, True]
-    with app.app_context(), pytest.raises(Problem) as refusal:
-        auth.count_request(key, {})
-    assert refusal.value.get_response().get_json()["code"] == "invalid_api_key"
+    assert store.left(deleted, LONG) is None
 
 
 def test_many_may_start_at_once_on_an_empty_database(cluster: Cluster) -> None:
-    open_database(load({"DATABASE_URL": cluster.new_database()}), patience=10)
-
     def start(_: int) -> None:
         with models.database.connection_context():
             create_missing()
 
-    with ThreadPoolExecutor(3) as threads:
+    settings = load({"DATABASE_URL": cluster.new_database()})
+    with command_connection(settings), ThreadPoolExecutor(3) as threads:
         assert list(threads.map(start, range(3))) == [None] * 3
-    models.database.close_all()
 
 
 @in_postgres
@@ -508,18 +441,6 @@ def test_role_that_may_create_nothing_can_start(cluster: Cluster, place: Setting
     grants = "SELECT, INSERT, UPDATE, DELETE"
     Cluster.query(url, f"GRANT {grants} ON ALL TABLES IN SCHEMA public TO {role}")
     create_tables(load({"DATABASE_URL": url.replace("demo:", f"{role}:")}))
-
-
-@in_postgres
-def test_role_that_lacks_a_grant_gets_one_line(cluster: Cluster, place: Settings) -> None:
-    """Although it may create tables: to such a role PostgreSQL doesn't show this one."""
-    url, role = str(place.database_url), f"guest_{secrets.token_hex(4)}"
-    Cluster.query(url, f"CREATE ROLE {role} LOGIN PASSWORD '{cluster.password}'")
-    Cluster.query(url, f"GRANT ALL ON SCHEMA public TO {role}")
-    Cluster.query(url, f'GRANT ALL ON "user", api_key TO {role}')
-    names = "user, api_key, hourly_usage$"
-    with pytest.raises(SettingsError, match=f"^DATABASE_URL: PostgreSQL: .*a GRANT .*{names}"):
-        create_tables(load({"DATABASE_URL": url.replace("demo:", f"{role}:")}))
 
 
 @pytest.mark.parametrize(
@@ -543,59 +464,23 @@ def test_useless_server_is_one_line(cluster: Cluster, right: str, wrong: str, re
     assert cluster.password not in line
 
 
-def test_outage_is_logged_when_it_begins_when_its_cause_changes_and_when_it_is_over(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    clock, seen = Clock(), Outage()
-    monkeypatch.setattr(outage, "time", clock)
-    seen.over()
-    for cause in ["locked\nDETAIL: a value"] * 3 + ["password", "locked"] * 17:
-        seen.note(OSError(cause))  # some requests fail, some do not
-        clock.now += outage.QUIET_SECONDS
-        seen.over()
-    # Again for another cause, but once a minute at most.
-    assert caplog.messages == [f"database unavailable: {why}" for why in ("locked", "password")]
-    clock.now += 0.1
-    seen.over()
-    seen.over()
-    assert caplog.messages[2:] == ["database available again"]
-    seen.note(OSError("locked"))
-    assert caplog.messages[3:] == ["database unavailable: locked"]
-
-
-def test_only_the_second_failure_of_a_sync_is_logged(
-    services: Services,
-    config: Settings,
-    client: FlaskClient,
-    key: str,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    """A single one may be a lock that a command holds."""
-    syncing = background.Background(services)
-    for failures, lines in [(1, 0), (1, 0), (2, 1)]:
-        client.get(STATS, headers={"X-API-Key": key})
-        with writing(str(config.database_url), "BEGIN IMMEDIATE"):
-            for _ in range(failures):
-                syncing.sync()
-        syncing.sync()
-        assert caplog.messages == ["database unavailable: database is locked"] * lines
-    assert row(key).total == 3
-
-
 def test_counts_are_saved_although_sockets_cannot_be_looked_up(
-    services: Services, client: FlaskClient, key: str
+    app: Service, client: FlaskClient, key: str
 ) -> None:
     client.get(STATS, headers={"X-API-Key": key})
-    with mock.patch.object(services.store, "ended", side_effect=peewee.OperationalError("busy")):
-        background.Background(services).sync()
+    with mock.patch.object(app.store, "ended", side_effect=peewee.OperationalError("busy")):
+        sync(app)
     assert row(key).total == 1
 
 
-def test_stop_before_the_first_sync_opens_no_database_again(services: Services) -> None:
-    """A signal may come so early that the background has not begun when the store is closed."""
-    task = background.Background(services)
-    task.stopping.set()
-    with mock.patch.object(services.store, "save") as save:
-        task.run()
-    save.assert_not_called()
+def test_cause_of_an_outage_is_logged_once_a_minute(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(outage, "time", clock := Clock())
+    only = OncePerMinute("database unavailable")
+    monkeypatch.setattr(outage.log, "filters", [only])
+    for cause in ["locked\nDETAIL: a value"] * 3 + ["password"]:
+        outage.report(OSError(cause))
+        clock.now += 19
+    outage.report(OSError("password"))
+    assert caplog.messages == [f"database unavailable: {why}" for why in ("locked", "password")]

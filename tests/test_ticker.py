@@ -9,9 +9,9 @@ from flask import Flask, g
 import sockets
 from clock import NOON, Clock
 from models import ApiKey
-from protocol import open_sockets
-from protocol.open_sockets import Ticker
-from protocol.websocket import Closing, WebSocket
+from ws import open_sockets
+from ws.connection import Closing, WebSocket
+from ws.ticker import Ticker
 
 
 class Sleeper(Clock):
@@ -87,7 +87,7 @@ def test_closed_socket_gets_no_more_updates(app: Flask, clock: Sleeper) -> None:
     """It would otherwise stay in memory, and its descriptor may belong to another client."""
     ws = mock.Mock(WebSocket)
     ws.messages.side_effect = Closing(1000)
-    app.extensions["services"].ticker = clock.ticker
+    app.ticker = clock.ticker
     with app.test_request_context():
         g.key = ApiKey(name="ci")
         with pytest.raises(Closing):

@@ -1,7 +1,7 @@
 """How moments are written."""
 
 from clock import NOON
-from protocol.timestamps import timestamp
+from rest.timestamps import timestamp
 
 
 def test_every_millisecond_is_written_as_it_is() -> None:

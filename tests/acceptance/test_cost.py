@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from paths import KEYS, SOCKETS, STATUS
-from protocol.forms import FORM_TYPE
 from rawsocket import UPGRADE, request_bytes
 from serving import Server
+from web.forms import FORM_TYPE
 
 MORE_SECONDS = 0.02  # than an ordinary request
 TRIES = 10  # of which the cheapest counts: now and then, the server has other things to do

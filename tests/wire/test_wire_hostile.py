@@ -82,7 +82,7 @@ class TestHolding:
 
     @pytest.fixture
     def impatient(self, start_patched: StartServer) -> Server:
-        patch = "from protocol import forms; from server import worker; forms.FORM_SECONDS = 1; "
+        patch = "from web import forms; from server import worker; forms.FORM_SECONDS = 1; "
         return start_patched(patch + "worker.SEND_SECONDS = 0.5; keepalive = 1")
 
     def test_responses_that_are_not_read_end_the_connection(self, impatient: Server) -> None:
@@ -159,7 +159,7 @@ class TestSockets:
 
     def test_frames_of_a_client_that_left_are_dropped(self, start_patched: StartServer) -> None:
         """Its kernel goes on sending; only what is sent to it shows that nobody is there."""
-        server = start_patched("from protocol import websocket; websocket.PING_SECONDS = 0.5")
+        server = start_patched("from ws import connection; connection.PING_SECONDS = 0.5")
         with RawSocket(server.port) as client:
             client.open(ECHO).send(frame(TEXT, b"", fin=False))
             client.fill(frame(CONTINUATION, fin=False) * 5000)

@@ -59,7 +59,7 @@ class TestEcho:
                 assert len(client.frame().json()["message"]) == MAX_BYTES
 
     def test_client_that_never_reads(self, start_patched: StartServer) -> None:
-        server = start_patched("from protocol import websocket; websocket.STALLED_SECONDS = 1")
+        server = start_patched("from ws import connection; connection.STALLED_SECONDS = 1")
         with RawSocket(server.port, receive_buffer=4096).open(ECHO) as client:
             before = server.resident_kib
             started = time.monotonic()
@@ -74,7 +74,7 @@ class TestEcho:
 
     def test_client_that_answers_no_ping_is_lost(self, start_patched: StartServer) -> None:
         seconds = "websocket.PING_SECONDS, websocket.STALLED_SECONDS = 0.05, 0.4"
-        server = start_patched(f"from protocol import websocket; {seconds}")
+        server = start_patched(f"from ws import connection; {seconds}")
         with RawSocket(server.port).open(ECHO) as client:
             started = time.monotonic()
             for _ in range(5):

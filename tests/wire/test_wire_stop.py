@@ -108,9 +108,7 @@ class TestStop:
         assert server.wait() == 0
         assert "Traceback" not in server.log()
 
-    @pytest.mark.parametrize(
-        "task", ["server.background.Background", "protocol.open_sockets.Ticker"]
-    )
+    @pytest.mark.parametrize("task", ["server.background.Background", "ws.ticker.Ticker"])
     def test_a_greenlet_that_dies_ends_the_worker_in_good_order(
         self, start_patched: StartServer, tmp_path: Path, task: str
     ) -> None:
