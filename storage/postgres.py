@@ -12,7 +12,7 @@ from typing import Any
 
 from peewee import OperationalError, PostgresqlDatabase
 from psycopg import Connection, Error
-from psycopg.conninfo import conninfo_to_dict, make_conninfo
+from psycopg.conninfo import conninfo_to_dict
 from psycopg_pool import ConnectionPool
 
 from models import HOUR, now
@@ -53,10 +53,10 @@ class TimedConnection(Connection[Any]):
         return super().wait(gen, interval, timeout or ANSWER_SECONDS)
 
 
-def address_of(url: str) -> str:
-    """The URL with our defaults. Of several hosts, only the primary can be written."""
-    options: Any = {"connect_timeout": CONNECT_SECONDS, "target_session_attrs": "read-write"}
-    return make_conninfo("", **(options | conninfo_to_dict(url)))
+def options(url: str) -> dict[str, Any]:
+    """What the URL leaves open. Of several hosts, only the primary can be written."""
+    defaults = {"connect_timeout": CONNECT_SECONDS, "target_session_attrs": "read-write"}
+    return {name: defaults[name] for name in defaults.keys() - conninfo_to_dict(url).keys()}
 
 
 def connection_pool(url: str, size: int, session: str) -> ConnectionPool[TimedConnection]:
@@ -66,9 +66,9 @@ def connection_pool(url: str, size: int, session: str) -> ConnectionPool[TimedCo
         connection.execute(session.encode())
 
     return ConnectionPool(
-        address_of(url),
+        url,
         connection_class=TimedConnection,
-        kwargs={"autocommit": True},
+        kwargs=options(url) | {"autocommit": True},
         configure=configure,
         min_size=0,
         max_size=size,
@@ -82,7 +82,7 @@ def connection_pool(url: str, size: int, session: str) -> ConnectionPool[TimedCo
 
 def command_database(url: str) -> PostgresqlDatabase:
     """The connection of a command, which may wait."""
-    return PostgresqlDatabase(address_of(url), autoconnect=False, prefer_psycopg3=True)
+    return PostgresqlDatabase(url, autoconnect=False, prefer_psycopg3=True, **options(url))
 
 
 class PageDatabase(PostgresqlDatabase):
@@ -113,6 +113,8 @@ class PageDatabase(PostgresqlDatabase):
 
 class PostgresStore(Store):
     """A Store that any number of processes share."""
+
+    lost = "are missing in the chart"
 
     def __init__(self, url: str) -> None:
         super().__init__()
@@ -152,8 +154,8 @@ class PostgresStore(Store):
         return self._run(query.replace("?", "%s"), values)
 
     def _run(self, query: str, values: Any) -> list[Any]:
-        self._pool.open()
         try:
+            self._pool.open()
             connection = self._pool.getconn()
             try:
                 cursor = connection.execute(query.encode(), values)

@@ -20,7 +20,7 @@ SAVE = """UPDATE api_key SET total = total + ?,
     WHERE id = ?"""
 SAVE_HOUR = """INSERT INTO hourly_usage (hour, key_id, requests) VALUES (?, ?, ?)
     ON CONFLICT (hour, key_id) DO UPDATE SET requests = requests + excluded.requests"""
-BUSY_SECONDS = 0.1  # how long a lock of another process is waited for, by everybody
+BUSY_SECONDS = 0.05  # how long a lock of another process is waited for, by everybody
 COMMAND_SECONDS = 10  # the same in a command, where nobody else waits
 PRAGMAS = {"journal_mode": "wal", "foreign_keys": 1}
 DURABLE = PRAGMAS | {"synchronous": "full"}  # each commit waits for the disk

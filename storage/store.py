@@ -38,6 +38,8 @@ class Store(ABC):
     never older than KNOWN_SECONDS and one query.
     """
 
+    lost = "could not be saved"  # what it means that the last save has failed
+
     def __init__(self) -> None:
         self._rows: dict[str, ApiKey] = {}  # by id
         self._forget_at = self._tidy_at = 0.0  # by `monotonic`
@@ -129,7 +131,8 @@ class Store(ABC):
                 self.save()
             except PeeweeException as error:
                 if monotonic() > deadline:
-                    log.error("the last %d requests are not saved: %s", requests, one_line(error))
+                    cause = one_line(error)
+                    log.error("the last %d requests %s: %s", requests, self.lost, cause)
                     break
                 gevent.sleep(0.1)
 

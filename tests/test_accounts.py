@@ -6,14 +6,10 @@ from unicodedata import normalize
 
 import gevent
 import pytest
-from flask.testing import FlaskClient
 from werkzeug.exceptions import ServiceUnavailable
 
 import accounts
-import models
 from models import Invalid, User, check_fields
-from paths import ME
-from rows import count
 
 RULES = {  # what is accepted, and what is refused
     "username": (
@@ -84,18 +80,6 @@ def test_password_is_the_same_in_every_unicode_form() -> None:
     assert accounts.verify_password(user, composed)
 
 
-def test_reused_number_of_a_user_brings_no_key(client: FlaskClient, owner: User, key: str) -> None:
-    """SQLite gives the highest number again once its row is gone."""
-    with models.database.connection_context():
-        models.database.execute_sql("PRAGMA foreign_keys = 0")  # as in sqlite3, by default
-        User.delete().execute()
-        models.database.execute_sql("PRAGMA foreign_keys = 1")
-    bob = accounts.create("bob", "bob@example.com", PASSWORD)
-    assert bob.id == owner.id
-    assert client.get(ME, headers={"X-API-Key": key}).status_code == 401
-    assert count() == 0
-
-
 def test_no_password_is_right_without_a_user_and_it_costs_as_much_to_find_out(user: User) -> None:
     def seconds(user: User | None) -> float:
         spent = []
@@ -115,8 +99,24 @@ def test_others_have_their_turn_while_a_password_is_hashed(user: User) -> None:
         assert other.value == "ran"
 
 
-def test_password_that_would_wait_for_long_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(accounts, "QUEUE_SECONDS", 0.01)
-    with accounts.HASHING, pytest.raises(ServiceUnavailable) as refusal:
+def test_one_password_is_hashed_at_a_time_and_a_hundred_may_wait(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    running, most = 0, 0
+
+    def hash_slowly(*_: object) -> bool:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        time.sleep(0.001)
+        running -= 1
+        return True
+
+    monkeypatch.setattr(accounts, "check_password_hash", hash_slowly)
+    waiting = [gevent.spawn(accounts.verify_password, None, "a password") for _ in range(100)]
+    gevent.idle()
+    with pytest.raises(ServiceUnavailable) as refusal:
         accounts.verify_password(None, "a password")
     assert refusal.value.retry_after
+    assert all(asking.get(timeout=30) for asking in waiting)
+    assert most == 1

@@ -9,25 +9,27 @@ import pytest
 import models
 from models import User
 from settings import Settings, SettingsError
-from storage.database import create_tables
+from storage.database import command_connection, create_tables
 from storage.outage import one_line
 
 
 @pytest.mark.parametrize("umask", [0o000, 0o022, 0o077])
 @pytest.mark.parametrize("is_new", [True, False])
 def test_file_is_for_its_owner(config: Settings, tmp_path: Path, umask: int, is_new: bool) -> None:
+    """A file that has another mode keeps it."""
     before = os.umask(umask)
     if not is_new:
-        (tmp_path / "test.db").touch(0o666)
+        (tmp_path / "test.db").touch()
+        (tmp_path / "test.db").chmod(0o640)
     try:
         create_tables(config)
-        with models.database.connection_context():  # so that there is a log of writes
+        with command_connection(config):
             User.create(username="ada", email="ada@example.com", password_hash="")
+            modes = {path.name: path.stat().st_mode & 0o777 for path in tmp_path.glob("test.db*")}
     finally:
         os.umask(before)
-    modes = {path.name: path.stat().st_mode & 0o777 for path in tmp_path.glob("test.db*")}
-    models.database.close_all()
-    assert modes == dict.fromkeys(("test.db", "test.db-wal", "test.db-shm"), 0o600)
+    names = ("test.db", "test.db-wal", "test.db-shm")
+    assert modes == dict.fromkeys(names, 0o600 if is_new else 0o640)
 
 
 def test_file_that_is_no_database_stays_as_it_was(config: Settings, tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from paths import PROFILE, SECURITY
 from server.background import sync
 from serving import REPOSITORY, clean_environment
 from settings import Settings, load
-from storage.database import create_tables
+from storage.database import command_connection, create_tables
 from storage.sqlite import SAVE, SAVE_HOUR
 
 MANY_KEYS, MANY_USERS = 20_000, 1000
@@ -136,9 +136,9 @@ def test_list_of_all_keys_needs_no_more_memory_than_that_of_one_user(
     url = f"sqlite:///{tmp_path}/test.db"
     if kind == "postgres":
         url = request.getfixturevalue("cluster").new_database()
-    create_tables(load({"DATABASE_URL": url}))
-    fill()
-    models.database.close_all()
+    create_tables(settings := load({"DATABASE_URL": url}))
+    with command_connection(settings):
+        fill()
 
     def kib(*arguments: str) -> tuple[int, int]:
         """How many rows a command prints, and how much memory it needs."""

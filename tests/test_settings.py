@@ -13,7 +13,7 @@ from psycopg.conninfo import conninfo_to_dict
 
 import settings
 from ratelimit import Quota
-from settings import HERE, PLATFORM_HOPS, SettingsError, load
+from settings import HERE, SettingsError, load
 
 POSTGRES = {"DATABASE_URL": "postgresql://localhost/demo"}
 
@@ -23,10 +23,6 @@ def refusal(**environ: str) -> str:
         load(environ)
     assert "\n" not in str(mistake.value)
     return str(mistake.value)
-
-
-def warnings(**environ: str) -> list[str]:
-    return list(settings.warnings(load(environ), environ))
 
 
 @pytest.mark.parametrize(
@@ -124,30 +120,11 @@ def test_missing_driver_is_an_error_with_the_command(monkeypatch: pytest.MonkeyP
 def test_only_postgresql_has_more_than_one_worker(environ: dict[str, str], workers: int) -> None:
     environ = environ | {"WEB_CONCURRENCY": "4"}
     assert load(environ).workers == workers
-    is_warning = any("WEB_CONCURRENCY" in line for line in warnings(**environ))
-    assert is_warning == (workers == 1)
 
 
 def test_variable_wins_over_what_a_platform_brings() -> None:
     assert load({"RENDER": "true"}).proxy_hops == 3
     assert [load({"RENDER": "true", "PROXY_HOPS": hops}).proxy_hops for hops in "01"] == [0, 1]
-
-
-@pytest.mark.parametrize("variable", PLATFORM_HOPS)
-def test_file_that_a_platform_will_lose_is_warned_about(
-    variable: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    mounts = {Path("/")}
-    monkeypatch.setattr(Path, "is_mount", lambda path: path in mounts)
-    (tmp_path / "folder").mkdir()
-    platform = {variable: "anything", "DATABASE_URL": f"sqlite:///{tmp_path}/folder/service.db"}
-
-    (warning,) = warnings(**platform)
-    assert warning.startswith(f"{variable} is set, but ")
-    assert not warnings(DATABASE_URL=platform["DATABASE_URL"])
-    assert not warnings(**platform | POSTGRES)
-    mounts.add(tmp_path)
-    assert not warnings(**platform)
 
 
 @pytest.mark.parametrize(
@@ -156,10 +133,10 @@ def test_file_that_a_platform_will_lose_is_warned_about(
 def test_misspelled_variable_is_warned_about(name: str, setting: str) -> None:
     others = dict.fromkeys(["PATH", "HOME", "TERM", "HOSTNAME", "DATABASE_PUBLIC_URL"], "anything")
     words = f"{name} is not a setting of this service; did you mean {setting}?"
-    assert warnings(**{name: "1", setting: ""}, **others) == [words]
+    assert list(settings.misspelled({name: "1", setting: ""} | others)) == [words]
 
 
-@pytest.mark.parametrize(("files", "sockets"), [(1000, 744), (256, 64), (128, 32)])
+@pytest.mark.parametrize(("files", "sockets"), [(1000, 375), (128, 48)])
 def test_sockets_leave_files_for_others(
     monkeypatch: pytest.MonkeyPatch, files: int, sockets: int
 ) -> None:

@@ -214,6 +214,7 @@ def test_row_whose_query_began_before_a_change_is_not_remembered(
     store: Store, new_id: NewId, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     key_id, execute, may_go_on = new_id(), psycopg.Cursor.execute, Event()
+    assert store.hit(key_id, LONG), "there is a connection"
 
     def slow(cursor: Any, query: Any, values: Any = None, **how: Any) -> Any:
         done = execute(cursor, query, values, **how)
@@ -360,6 +361,7 @@ def test_usage_changed_by_hand_stays(store: Store, new_id: NewId) -> None:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """The time by which windows are computed with PostgreSQL."""
     monkeypatch.setattr(postgres, "time", moment := Clock())
+    monkeypatch.setattr(stores, "time", moment.time)
     return moment
 
 

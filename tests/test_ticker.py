@@ -9,7 +9,7 @@ from flask import Flask, g
 import sockets
 from clock import NOON, Clock
 from models import ApiKey
-from ws import open_sockets
+from ws import ticker
 from ws.connection import Closing, WebSocket
 from ws.ticker import Ticker
 
@@ -46,8 +46,8 @@ class Sleeper(Clock):
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Sleeper:
     clock = Sleeper()
-    monkeypatch.setattr(open_sockets, "time", clock)
-    monkeypatch.setattr(open_sockets, "gevent", clock)
+    monkeypatch.setattr(ticker, "time", clock)
+    monkeypatch.setattr(ticker, "gevent", clock)
     return clock
 
 

@@ -11,10 +11,9 @@ from dataclasses import replace
 from pathlib import Path
 from unittest import mock
 
-import gevent
 import pytest
 from flask import Flask, abort
-from flask.testing import FlaskClient, FlaskCliRunner
+from flask.testing import FlaskClient
 from peewee import OperationalError
 from werkzeug.exceptions import TooManyRequests
 from werkzeug.test import TestResponse
@@ -183,7 +182,7 @@ def test_ten_wrong_passwords_close_an_account(ada: FlaskClient, client: FlaskCli
 
 
 def test_strangers_lock_nobody_out_until_they_are_many(app: Flask, ada: FlaskClient) -> None:
-    """Each has ten guesses; behind them, an account takes a hundred attempts a minute."""
+    """Each has ten guesses; behind them, an account takes a hundred wrong ones a minute."""
 
     def attempt(caller: int, password: str) -> int:
         browser = app.test_client()
@@ -192,37 +191,8 @@ def test_strangers_lock_nobody_out_until_they_are_many(app: Flask, ada: FlaskCli
 
     assert {attempt(1, "wrong") for _ in range(10)} == {422}
     assert (attempt(1, PASSWORD), attempt(2, PASSWORD)) == (429, 303)
-    assert {attempt(3 + n // 9, "wrong") for n in range(100 - 12)} == {422}
+    assert {attempt(3 + n // 9, "wrong") for n in range(100 - 10)} == {422}
     assert attempt(250, PASSWORD) == 429
-
-
-@pytest.mark.parametrize("path", ["/log-in", "/sign-up", f"{SECURITY}/password"])
-def test_caller_has_four_places_in_the_queue_for_hashes(ada: FlaskClient, path: str) -> None:
-    def post(address: str) -> int:
-        form = EVIL | {"username": "bob"}
-        return ada.post(path, data=form, environ_base={"REMOTE_ADDR": address}).status_code
-
-    with accounts.HASHING:  # somebody else's password is being hashed
-        others = [gevent.spawn(post, "192.0.2.1") for _ in range(4)]
-        gevent.idle()
-        assert post("192.0.2.1") == 429
-        elsewhere = gevent.spawn(post, "192.0.2.2")
-        gevent.idle()
-        assert not elsewhere.ready(), "it waits for its turn"
-    assert 429 not in [asking.get(timeout=30) for asking in [*others, elsewhere]]
-    assert post("192.0.2.1") != 429, "the places are free again"
-
-
-def test_twenty_names_an_hour_can_be_tried_in_the_profile(ada: FlaskClient, log_in: LogIn) -> None:
-    log_in("bob")
-
-    def is_taken(name: str, address: str) -> int:
-        form, place = {"username": name, "email": "ada@example.com"}, {"REMOTE_ADDR": address}
-        return ada.post(PROFILE, data=form, environ_base=place).status_code
-
-    free = [is_taken("ada", "192.0.2.1"), is_taken("eve", "192.0.2.1")] * 20
-    assert set(free) == {303}, "nothing is told"
-    assert [is_taken("bob", f"192.0.2.{n}") for n in range(21)] == [422] * 20 + [429]
 
 
 def test_right_password_among_too_many_at_once_gets_no_answer(
@@ -240,20 +210,20 @@ def test_right_password_among_too_many_at_once_gets_no_answer(
     assert log_in_as(client, "ada").status_code == 429
 
 
-def test_thirty_attempts_a_minute_are_what_a_caller_gets(client: FlaskClient) -> None:
-    def attempt(address: str, name: str = "") -> int:
-        form, place = {"username": name}, {"REMOTE_ADDR": address}
-        return client.post("/log-in", data=form, environ_base=place).status_code
+@pytest.mark.parametrize("path", ["/sign-up", "/log-out", f"{SECURITY}/keys"])
+def test_sixty_forms_a_minute_are_what_a_caller_sends(ada: FlaskClient, path: str) -> None:
+    def send(address: str) -> int:
+        return ada.post(path, environ_base={"REMOTE_ADDR": address}).status_code
 
-    assert {attempt(f"2001:db8::{n}:1", f"user{n}") for n in range(30)} == {422}
-    assert attempt("2001:db8::ffff:2") == 429  # of the same /64
-    assert attempt("2001:db8:0:1::1") == 422
+    assert 429 not in {send(f"2001:db8::{n}:1") for n in range(60)}
+    assert send("2001:db8::ffff:2") == 429  # of the same /64
+    assert send("2001:db8:0:1::1") != 429
 
 
-def test_sign_ups_tell_an_address_of_twenty_taken_names_an_hour(app: Flask) -> None:
-    names = ["a", "ada", "bob", "carol", *["ada"] * 21, "dave"]
+def test_twenty_accounts_an_hour_are_what_an_address_makes(app: Flask) -> None:
+    names = ["a", *[f"user{n}" for n in range(21)]]
     answers = [sign_up(app.test_client(), name).status_code for name in names]
-    assert answers == [422, *[303] * 3, *[422] * 20, 429, 429]
+    assert answers == [422, *[303] * 20, 429]
 
 
 def test_thirty_keys_an_hour_are_what_a_user_gets(log_in: LogIn, ada: FlaskClient) -> None:
@@ -272,15 +242,6 @@ def test_thirty_keys_an_hour_are_what_a_user_gets(log_in: LogIn, ada: FlaskClien
     with models.database.connection_context():
         ApiKey.update(created_at=ApiKey.created_at - 3600).execute()
     assert create_key(ada).status_code == 200
-
-
-def test_ten_renames_a_minute_are_what_a_user_gets(ada: FlaskClient) -> None:
-    """Each commit waits for the disk, and everybody else with it."""
-    create_key(ada)
-    form = f"{path_of(0)}/rename"
-    statuses = [ada.post(form, data={"name": f"n{n}"}).status_code for n in range(11)]
-    assert statuses == [303] * 10 + [429]
-    assert stored_keys()[0].name == "n9"
 
 
 # The profile and the password
@@ -336,7 +297,7 @@ def test_password_that_an_operator_has_set_meanwhile_stays(
     form = {"current": PASSWORD, "password": "chosen by Mallory"}
     answer = ada.post(f"{SECURITY}/password", data=form)
     assert answer.status_code == 422
-    assert "was changed meanwhile" in answer.text
+    assert "has just been changed" in answer.text
     assert log_in_as(client, "ada", "chosen by Mallory").status_code == 422
     assert log_in_as(client, "ada", chosen_by_operator).status_code == 303
 
@@ -411,20 +372,6 @@ def test_bad_name_makes_no_key_and_keeps_what_was_chosen(ada: FlaskClient) -> No
     assert count() == 0
 
 
-def test_row_that_was_damaged_by_hand_is_shown_as_it_is(
-    ada: FlaskClient, cli: FlaskCliRunner
-) -> None:
-    secret = secret_in(create_key(ada))
-    for times in ({"expires_at": 10**18, "reset": 10**18}, {"expires_at": "soon", "reset": "x"}):
-        with models.database.connection_context():
-            ApiKey.update(created_at="long ago", last_used_at=-(10**15), **times).execute()
-        for page in ("rename", "rotate", "revoke"):
-            assert ada.get(f"{path_of(0)}/{page}").status_code == 200
-        assert "long ago" in ada.get(SECURITY).text
-        assert "long ago" in cli.invoke(args=["key", "list"]).output
-        assert ask_api(ada, secret).status_code == 200
-
-
 def test_key_ends_when_it_was_told_to(ada: FlaskClient) -> None:
     create_key(ada)
     create_key(ada, expires="90 days")
@@ -433,10 +380,9 @@ def test_key_ends_when_it_was_told_to(ada: FlaskClient) -> None:
 
 
 def test_only_a_key_that_expired_lately_is_listed_after_its_end(ada: FlaskClient) -> None:
-    week = 7 * models.DAY
     for name, columns in {
-        "expired lately": {"expires_at": 60 - week},
-        "expired long ago": {"expires_at": -60 - week},
+        "expired lately": {"expires_at": 60 - models.DAY},
+        "expired long ago": {"expires_at": -60 - models.DAY},
         "replaced": {"expires_at": -60, "rotated_at": -600},
         "revoked": {"revoked_at": -60},
     }.items():
@@ -602,15 +548,14 @@ def test_host_is_no_longer_than_a_name_can_be(client: FlaskClient) -> None:
     assert "http://my_host/api/v1/status" in client.get("/", headers={"Host": "my_host"}).text
 
 
-def test_form_is_urlencoded_utf_8(client: FlaskClient) -> None:
+def test_form_is_urlencoded(client: FlaskClient) -> None:
     form = b"username=ada&password=wrong+password"
     for kind in ("multipart/form-data; boundary=a", "text/plain", "application/json"):
         answer = client.post("/log-in", data=form, content_type=kind)
         assert answer.status_code == 415
         assert "A form must be sent as application/x-www-form-urlencoded." in answer.text
-    for body, status in [(form, 422), (form + b"%ff", 400), (form + b"&a=b" * 20, 400)]:
-        kind = "Application/X-WWW-Form-Urlencoded; charset=UTF-8"
-        assert client.post("/log-in", data=body, content_type=kind).status_code == status
+    kind = "Application/X-WWW-Form-Urlencoded; charset=UTF-8"
+    assert client.post("/log-in", data=form, content_type=kind).status_code == 422
 
 
 def test_large_form_is_refused(client: FlaskClient) -> None:

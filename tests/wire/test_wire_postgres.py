@@ -12,8 +12,8 @@ import pytest
 
 from conftest import StartServer
 from load import Load, accepted, refused
-from paths import ME, PROFILE, STATUS, TEST, TIME
-from postgresql import Cluster, Network, connected
+from paths import ME, STATUS, TEST, TIME
+from postgresql import Cluster, Network
 from rawsocket import RawSocket
 from serving import eventually, patience
 
@@ -32,8 +32,8 @@ def test_outage_under_load_is_503_within_a_second_and_no_count_is_wrong(
     own: Cluster, start_server: StartServer, outage: str
 ) -> None:
     server = start_server(DATABASE_URL=own.new_database(), RATE_LIMITS="free=1000000/day")
-    key = server.new_key()
-    with Load(server.port, key, rest=0.02) as load:
+    keys = [server.new_key() for _ in range(40)]
+    with Load(server.port, *keys, rest=0.02) as load:
         eventually(lambda: len(load.replies) > 200)
         began = time.monotonic()
         getattr(own, outage)()
@@ -46,43 +46,16 @@ def test_outage_under_load_is_503_within_a_second_and_no_count_is_wrong(
     assert {reply.status for reply in replies} == {200, 503}
     # Not all of them: a pause of the machine hits whoever is waiting.
     assert median(reply.seconds for reply in replies if reply.status == 503) < patience(1)
-    counted, total = len(accepted(replies)), server.total(key)
+    counted, total = len(accepted(replies)), sum(map(server.total, keys))
     if outage == "kill":  # a commit does not wait for the disk: its last second may be lost
         lost = [r for r in accepted(replies) if began - 1.2 < r.started < back]
         assert counted - len(lost) <= total <= counted
     else:  # what was given up may have been counted
         assert counted <= total <= counted + (64 if outage == "freeze" else 0)
-    assert 1 <= len(server.log_lines("database unavailable")) <= 2
-    eventually(lambda: server.log_lines("database available again"))
+    for line in ("database unavailable: ", *(["error connecting"] if outage != "freeze" else [])):
+        assert 1 <= len(server.log_lines(line)) <= 2, "once a minute for each process"
     assert own.password not in server.log()
     assert "Traceback" not in server.log()
-
-
-def test_pages_wait_for_a_connection_while_others_get_answers(
-    own: Cluster, start_server: StartServer
-) -> None:
-    """A user who asks for more at once than can be answered in time makes no page a 503."""
-    server = start_server(DATABASE_URL=own.new_database(), WEB_CONCURRENCY="1")
-    cookie, key = server.sign_up("flood").headers["Set-Cookie"], server.new_key()
-    server.execute('ALTER TABLE "user" RENAME TO stored')
-    slow = "pg_sleep(0.1) IS NOT NULL"
-    server.execute(f'CREATE VIEW "user" AS SELECT * FROM stored WHERE {slow}')
-
-    def timed(path: str) -> tuple[int, float]:
-        started = time.monotonic()
-        status = server.ask(path, Cookie=cookie, X_API_Key=key).status
-        return status, time.monotonic() - started
-
-    pages, me = [PROFILE] * 32, ME
-    with ThreadPoolExecutor(len(pages) + 1) as threads:
-        assert {status for status, _ in threads.map(timed, [*pages, me])} == {200}
-        assert not server.log_lines("database unavailable")
-        own.freeze()
-        (_, seconds), *_ = answers = list(threads.map(timed, [me, *pages]))
-        assert {status for status, _ in answers} == {503}
-        assert seconds < patience(1)
-    own.thaw()
-    eventually(lambda: timed(pages[0])[0] == timed(me)[0] == 200)
 
 
 def test_workers_start_without_a_server(own: Cluster, start_server: StartServer) -> None:
@@ -126,8 +99,8 @@ def test_after_a_failover_all_use_the_new_primary(
         standby.query(standby.url(), "SELECT pg_promote()")
         began = time.monotonic()
         eventually(lambda: server.ask(TEST, X_API_Key=key).status == 200)
-        eventually(lambda: server.sign_up(f"a{time.monotonic_ns()}").status == 303)
         assert time.monotonic() - began < patience(5)
+        eventually(lambda: server.sign_up(f"a{time.monotonic_ns()}").status == 303, 60)
         began = time.monotonic()
         server.flask("key", "revoke", other[8:16])
         assert time.monotonic() - began < patience(15)
@@ -149,33 +122,22 @@ def test_database_that_is_far_away_serves(own: Cluster, start_server: StartServe
 
 
 def test_idle_process_has_no_connection(own: Cluster, start_patched: StartServer) -> None:
-    """Nor does it need a server that knows each of our settings."""
-    patch = "from storage import connections as c; c.SHRINK_SECONDS = 0.2; c.GIVE_UP = b'SET x = 1'"
+    patch = "from storage import postgres; postgres.SHRINK_SECONDS = 0.2"
     server = start_patched(patch, DATABASE_URL=(url := own.new_database()))
     key, name = server.new_key(), url.rpartition("/")[2]
     open_ones = f"SELECT * FROM pg_stat_activity WHERE datname = '{name}'"
     assert [server.ask(path, X_API_Key=key).status for path in (TEST, ME)] == [200] * 2
     assert server.sign_up("ada").status == 303
     eventually(lambda: not own.query(own.url(), open_ones), 10)
-    assert server.ask(ME, X_API_Key=key).status == 200
+    eventually(lambda: server.ask(ME, X_API_Key=key).status == 200)
 
 
-def test_command_on_a_dead_network(cluster: Cluster, start_server: StartServer) -> None:
-    server = start_server(DATABASE_URL=cluster.new_database())
-    server.new_key()
-    with ExitStack() as stack:
-        commands = []
-        for word in (b"", b"BEGIN", b"COMMIT"):
-            network = stack.enter_context(closing(Network(cluster)))
-            network.die(word)
-            url = network.url(server.env["DATABASE_URL"])
-            env = server.env | {"DATABASE_URL": url}
-            commands.append(server.start_flask("key", "create", "user0", "ci", env=env))
-        for command in commands:
-            printed, error = command.communicate(timeout=30)
-            assert (command.returncode, printed, error.count("\n")) == (1, "", 1), error
-            assert "DATABASE_URL" in error
-        assert "COMMIT was not answered, so the change may have been stored" in error
+def test_cause_of_an_outage_is_in_the_log(own: Cluster, start_server: StartServer) -> None:
+    server = start_server(DATABASE_URL=own.new_database())
+    key = server.new_key()
+    own.query(own.url(), "ALTER ROLE demo PASSWORD 'another one'")
+    eventually(lambda: server.ask(TEST, X_API_Key=key).status == 503, 30)
+    eventually(lambda: server.log_lines("password authentication failed"))
 
 
 def test_pages_on_a_dead_network_are_503(cluster: Cluster, start_server: StartServer) -> None:
@@ -200,26 +162,3 @@ def test_pages_on_a_dead_network_are_503(cluster: Cluster, start_server: StartSe
         assert time.monotonic() - ended < patience(2)
         assert server.sign_up("after").status == 303
     assert "Traceback" not in server.log()
-
-
-def test_locked_keys_fail_alone(cluster: Cluster, start_server: StartServer) -> None:
-    """25 of them, all asked for, as while a user is being deleted at psql."""
-    url = cluster.new_database()
-    server = start_server(DATABASE_URL=url, RATE_LIMITS="free=1000000/day")
-    free, *held = [server.new_key() for _ in range(26)]
-    with connected(url) as other, Load(server.port, *held, free, rest=0.02) as load:
-        eventually(lambda: len(load.replies) > 500, 20)
-        other.execute("BEGIN")
-        other.execute(f"SELECT * FROM api_key WHERE id <> '{free[8:16]}' FOR UPDATE")
-        locked = time.monotonic()
-        eventually(lambda: refused(load.replies) > 3000, 30)
-        unlocked = time.monotonic()
-        other.execute("ROLLBACK")
-        eventually(lambda: load.statuses(max(unlocked, time.monotonic() - 0.5)) == {200})
-        replies = load.stop()
-    assert {reply.status for reply in replies if reply.key == free} == {200}
-    during = [reply for reply in replies if locked < reply.started < unlocked - 1]
-    waits = sorted(reply.seconds for reply in during if reply.key == free)
-    assert waits[len(waits) * 99 // 100] < patience(0.3)
-    assert {reply.status for reply in during if reply.key != free} == {503}
-    assert max(reply.seconds for reply in replies) < patience(1)

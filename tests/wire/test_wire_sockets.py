@@ -73,7 +73,7 @@ class TestEcho:
         assert "Traceback" not in server.log()
 
     def test_client_that_answers_no_ping_is_lost(self, start_patched: StartServer) -> None:
-        seconds = "websocket.PING_SECONDS, websocket.STALLED_SECONDS = 0.05, 0.4"
+        seconds = "connection.PING_SECONDS, connection.STALLED_SECONDS = 0.05, 2"
         server = start_patched(f"from ws import connection; {seconds}")
         with RawSocket(server.port).open(ECHO) as client:
             started = time.monotonic()
@@ -85,7 +85,7 @@ class TestEcho:
             client.send(frame(TEXT, b"not a pong"))
             assert [client.frame().opcode for _ in range(2)] == [TEXT, PING]
             assert client.ended()
-            assert time.monotonic() - answered > 0.4
+            assert time.monotonic() - answered > 2
         assert server.log_lines(": 1006")
         assert "Traceback" not in server.log()
 
