@@ -18,7 +18,6 @@ from rest import problems
 from rest.timestamps import date_time, timestamp, utc
 from service import Service, current_service
 from settings import Settings, load
-from storage import outage
 from storage.database import open_database
 
 API_VERSION = "1.0.0"
@@ -94,7 +93,7 @@ def create_app(settings: Settings | None = None, is_demo: bool = False) -> Servi
     app = Service(__name__, settings)
     app.config["IS_DEMO"] = is_demo
     app.register_blueprint(api)
-    problems.register(app, outage.report, web.error_page)
+    problems.register(app, web.error_page)
     for part in (sockets, web, cli):
         part.register(app)
     return app

@@ -12,7 +12,7 @@ from typing import Any
 from flask import request
 
 from models import DEFAULT_TYPE, PREFIXES, ApiKey, Invalid, User, check_fields, now
-from ratelimit import DEFAULT_TIER, Allowance, Quota
+from ratelimit import DEFAULT_TIER, WINDOWS, Allowance, Quota
 from rest.headers import ALLOWANCE
 from rest.problems import Problem
 from rest.timestamps import date_time
@@ -122,7 +122,7 @@ def bad_key() -> Problem:
 
 def used_up(allowance: Allowance) -> Problem:
     quota, reset = allowance.quota, date_time(allowance.reset)
-    detail = f"All {quota.limit:,} requests of {quota.window} are used up."
+    detail = f"All {quota.limit:,} requests of {WINDOWS[quota.seconds]} are used up."
     retry = {"Retry-After": str(allowance.seconds_left)}
     members = {"type": QUOTA_EXCEEDED, "violated-policies": [quota.tier], "reset_time": reset}
     return Problem(429, "rate_limited", detail, headers=retry, **members)
@@ -166,16 +166,10 @@ def grace_end(key: ApiKey, grace_seconds: int) -> int:
     return min(key.expires_at or end, end)
 
 
-def _lock(user_id: int) -> None:
-    """Let no other transaction add a key of this user until this one ends.
-
-    An UPDATE that changes nothing locks the row in PostgreSQL. In SQLite, they take turns anyway.
-    """
-    User.update(id=User.id).where(User.id == user_id).execute()
-
-
 def _store(key: ApiKey, maximum: int) -> tuple[ApiKey, str]:
-    _lock(key.user_id)
+    # In PostgreSQL, this locks the user's row until the transaction ends, so no other one adds a
+    # key. In SQLite, they take turns anyway.
+    User.update(id=User.id).where(User.id == key.user_id).execute()
     key.id = key.id or random_text(8)
     secret = f"{PREFIXES[key.type]}{key.id}_{random_text(32)}"
     secret += checksum(secret)

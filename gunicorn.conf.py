@@ -22,7 +22,7 @@ from server.worker import Worker
 from settings import MAKE_SECRET, SettingsError, load, misspelled, raise_file_limit
 from storage.database import create_tables
 
-raise_file_limit()
+files = raise_file_limit()
 settings = load()
 if not settings.secret_key:
     raise SettingsError(f"SECRET_KEY is not set; {MAKE_SECRET}")
@@ -31,11 +31,12 @@ wsgi_app = "app:create_app()"
 bind = f"0.0.0.0:{settings.port}"
 worker_class = Worker
 SUPPORTED_WORKERS["gevent"] = "server.worker.Worker"  # so that `-k gevent` leads to it, too
-workers = settings.workers
+# With SQLite, each worker would keep its own counts, and double every limit.
+workers = 1 if settings.sqlite else settings.web_concurrency
 logger_class = Log
 # Without query and referrer, which may hold keys.
 access_log_format = '%(h)s "%(m)s %(U)s" %(s)s %(B)s %(L)ss'
-worker_connections = settings.connection_limit
+worker_connections = files // 2  # the rest is for what requests open
 # A client that opens and closes connections in a loop fills this queue; a new client then waits for
 # 0.3 s, or 0.6 s with 2048. 2,000 WebSockets that reconnect at once are all open within 3 s.
 backlog = 1024
@@ -45,7 +46,6 @@ keepalive = 100 if settings.proxy_hops else 5
 graceful_timeout = 5  # seconds, after which gunicorn kills a worker; the worker itself takes less
 control_socket_disable = True  # two services of the same user would share one socket
 http_parser = "python"  # "auto" takes a less strict one where that is installed
-sendfile = False  # it would bypass the worker's way to send a response in one piece
 # Only PROXY_HOPS says whom to trust. To trust every address is safe here, because gunicorn knows no
 # forwarding headers, and HTTP/2 without TLS, which it would allow to these addresses, is off. To
 # compare each client's address would take 3 % of a request.
@@ -65,13 +65,12 @@ def on_starting(arbiter: Arbiter) -> None:
         raise SettingsError(
             f"--workers must be {'1 with SQLite' if settings.sqlite else '1 or more'}"
         )
-    if cfg.statsd_host:
-        raise SettingsError("--statsd-host: this service sends no metrics")
-    if settings.sqlite:
-        if cfg.uid != os.geteuid():
-            raise SettingsError("--user: with SQLite, start gunicorn as the user who owns the file")
-        start.lock(settings.sqlite)
+    for option in ("certfile", "keyfile", "statsd_host"):  # TLS is for a router in front
+        if getattr(cfg, option):
+            raise SettingsError(f"--{option.replace('_', '-')} is not supported")
     create_tables(settings)
+    if settings.sqlite:
+        start.lock(settings.sqlite)
 
 
 def when_ready(arbiter: Arbiter) -> None:
@@ -87,6 +86,14 @@ def when_ready(arbiter: Arbiter) -> None:
         # No second worker and no second master: each would keep its own counts.
         for number in (signal.SIGTTIN, signal.SIGTTOU, signal.SIGUSR2):
             signal.signal(number, signal.SIG_IGN)
+
+
+def child_exit(arbiter: Arbiter, worker: Worker) -> None:
+    """With --reload, start anew: a forked worker would go on with the master's modules."""
+    if arbiter.cfg.reload and arbiter.LISTENERS:  # a stop has closed them
+        for listener in arbiter.LISTENERS:
+            listener.close()
+        os.execv(sys.executable, [sys.executable, "-m", "gunicorn", *sys.argv[1:]])
 
 
 def interrupt(*_: object) -> None:

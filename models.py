@@ -51,7 +51,7 @@ class ApiKey(Table):
     id = CharField(max_length=8, primary_key=True)
     user = ForeignKeyField(User, backref="keys")
     name = CharField(max_length=64)
-    type = CharField(max_length=11)
+    type = CharField(max_length=32)
     tier = CharField(max_length=32, default=DEFAULT_TIER, constraints=[SQL("DEFAULT 'free'")])
     digest = CharField(max_length=64)
     created_at = BigIntegerField(default=now)

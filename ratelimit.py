@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 UNITS = {"second": 1, "minute": 60, "hour": 3600, "day": 86400}
+WINDOWS = {1: "this second", 60: "this minute", 3600: "this hour", 86400: "today"}  # in words
 QUOTA = re.compile(rf"([a-z][a-z0-9_-]{{0,31}})=([1-9][0-9]{{0,11}})/({'|'.join(UNITS)})")
 DEFAULT_TIER = "free"
 CLOCK_SKEW = 60  # seconds by which clocks may differ; see Usage.within
@@ -22,12 +23,6 @@ class Quota(NamedTuple):
     tier: str
     limit: int
     seconds: int
-
-    @property
-    def window(self) -> str:
-        """The current window, in words: "this hour", or "today"."""
-        unit = next(unit for unit, seconds in UNITS.items() if seconds == self.seconds)
-        return "today" if unit == "day" else f"this {unit}"
 
     def window_ends(self, now: float) -> tuple[int, int]:
         """When the current window ends, at the earliest and at the latest.

@@ -1,28 +1,28 @@
 """The Flask application's class: what the service consists of besides its routes."""
 
+from mimetypes import guess_type
 from typing import Any, cast
 
 import flask
-from flask import Flask, Request, request, send_file
+from flask import Flask, Request, Response, request
 from flask.json.provider import DefaultJSONProvider
 from flask.typing import ResponseReturnValue
-from werkzeug.exceptions import MethodNotAllowed, abort
+from werkzeug.exceptions import abort
 from werkzeug.routing import MapAdapter
 
 from ratelimit import Limiter
 from rest.callers import trust_routers
 from rest.headers import ALLOWANCE, API_HEADERS, PREFLIGHT, limit_headers
 from rest.problems import is_api, json_text
-from settings import HERE, Settings
+from settings import HERE, Settings, file_limit
 from storage.database import open_store
 from ws.open_sockets import OpenSockets
 from ws.ticker import Ticker
 
 MAX_BODY_BYTES = 16 * 1024  # forms are small, and the API takes no body
 SOCKETS = "/api/v1/ws"  # under which all paths are WebSockets
-# Files have one ETag each instead. For some dates, werkzeug would raise an OverflowError.
-UNUSED_HEADERS = ("IF_MATCH", "IF_MODIFIED_SINCE", "IF_UNMODIFIED_SINCE", "IF_RANGE", "RANGE")
-MAX_NAME_BYTES = 255  # of a Host (RFC 1035 part 2.3.4), and of the ETags in If-None-Match
+MAX_HOST_BYTES = 255  # RFC 1035 part 2.3.4
+FILES = [*HERE.glob("web/static/*"), *HERE.glob("docs/*api.json")]
 
 
 class CompactJson(DefaultJSONProvider):
@@ -38,15 +38,20 @@ class Service(Flask):
     json_provider_class = CompactJson
 
     def __init__(self, name: str, settings: Settings) -> None:
-        super().__init__(name, static_folder="web/static")
+        super().__init__(name, static_folder=None)
         self.settings = settings
         self.store = open_store(settings)
-        self.sockets = OpenSockets(settings.socket_limit, settings.max_sockets_per_caller)
+        # Half of the open files may be connections; a quarter of these is left for requests.
+        sockets = min(settings.max_sockets, file_limit() * 3 // 8)
+        self.sockets = OpenSockets(sockets, settings.max_sockets_per_caller)
         self.ticker = Ticker()
         self.throttles = Limiter()  # of forms
         self.secret_key = settings.secret_key
         self.before_request(check_request)
-        self.add_url_rule("/<any('openapi.json', 'asyncapi.json'):name>", view_func=description)
+        # Read once, so that a request for them opens no file.
+        self.files = {file.name: file.read_bytes() for file in FILES}
+        self.add_url_rule("/static/<filename>", "static", send)
+        self.add_url_rule("/<any('openapi.json', 'asyncapi.json'):filename>", "description", send)
         self.url_map.merge_slashes = False  # or it would redirect to whatever Host was sent
 
     def wsgi_app(self, environ: dict[str, Any], start_response: Any) -> Any:
@@ -61,7 +66,7 @@ class Service(Flask):
 
         if self.settings.proxy_hops:
             trust_routers(environ, self.settings.proxy_hops)
-        under_api = environ["PATH_INFO"].lstrip("/").startswith("api/")  # as Flask reads the path
+        under_api = f"{environ['PATH_INFO'].lstrip('/')}/".startswith("api/")  # as Flask reads it
         return super().wsgi_app(environ, start if under_api else start_response)
 
     def create_url_adapter(self, request: Request | None) -> MapAdapter | None:
@@ -86,28 +91,24 @@ class Service(Flask):
 current_service = cast(Service, flask.current_app)
 
 
-def description(name: str) -> ResponseReturnValue:
-    """The description of the API, which every origin may read."""
-    return send_file(HERE / "docs" / name), {"Access-Control-Allow-Origin": "*"}
+def send(filename: str) -> ResponseReturnValue:
+    """A file that never changes while the service runs; every origin may read it."""
+    data = current_service.files.get(filename) or abort(404)
+    headers = {"Access-Control-Allow-Origin": "*"}
+    return Response(data, mimetype=guess_type(filename)[0], headers=headers)
 
 
 def check_request() -> ResponseReturnValue | None:
-    """Refuse a request that no view could answer, and answer a CORS preflight."""
+    """Refuse a request that no view could answer, and answer OPTIONS for the API."""
     environ = request.environ
-    for name in UNUSED_HEADERS:
-        environ.pop(f"HTTP_{name}", None)
-    if environ["REQUEST_METHOD"] == "CONNECT":  # of which gunicorn makes some path
-        raise MethodNotAllowed(["GET", "HEAD", "OPTIONS"])
-    if len(environ.get("HTTP_IF_NONE_MATCH", "")) > MAX_NAME_BYTES:
-        del environ["HTTP_IF_NONE_MATCH"]
-    host, is_needed = environ.get("HTTP_HOST", ""), environ["SERVER_PROTOCOL"] == "HTTP/1.1"
-    is_bad = len(host) > MAX_NAME_BYTES or (is_needed and not host)  # RFC 9112 part 3.2
+    host, is_needed = environ.get("HTTP_HOST", ""), environ["SERVER_PROTOCOL"] != "HTTP/1.0"
+    is_bad = len(host) > MAX_HOST_BYTES or (is_needed and not host)  # RFC 9112 part 3.2
     if is_bad and not request.path.startswith(SOCKETS):  # a bad handshake has an error of its own
         abort(400)
-    if "HTTP_TRANSFER_ENCODING" in environ:  # a body of unknown length
-        abort(413 if is_api() else 411)
-    if int(environ.get("CONTENT_LENGTH") or 0) > MAX_BODY_BYTES:
-        abort(413)
-    if "HTTP_ACCESS_CONTROL_REQUEST_METHOD" in environ and request.method == "OPTIONS" and is_api():
-        return "", 204, PREFLIGHT
+    if "HTTP_TRANSFER_ENCODING" in environ or (request.content_length or 0) > MAX_BODY_BYTES:
+        abort(413)  # too long, or of unknown length
+    if request.method == "OPTIONS" and is_api():
+        response = Response(status=204, headers=PREFLIGHT)
+        del response.headers["Content-Type"]
+        return response
     return None

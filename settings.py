@@ -58,8 +58,7 @@ def _database(url: str) -> Path | str:
     if not found or ":memory:" in url:  # the URL may hold a password, so no error quotes it
         raise ValueError(f"must be {URL_FORMS}")
     path = HERE / found[1]  # the same file, from whatever folder a command runs
-    if (path.exists() and not path.is_file()) or not os.access(path.parent, os.W_OK | os.X_OK):
-        raise ValueError(f"{path} cannot be created or opened")
+    path.parent.stat()  # raises OSError
     return path
 
 
@@ -103,21 +102,6 @@ class Settings:
         """The database file; None with PostgreSQL, where `database_url` is its URL."""
         return self.database_url if isinstance(self.database_url, Path) else None
 
-    @property
-    def workers(self) -> int:
-        """Always 1 with SQLite: each worker would keep its own counts, and double every limit."""
-        return 1 if self.sqlite else self.web_concurrency
-
-    @property
-    def socket_limit(self) -> int:
-        """`max_sockets`, or three quarters of the connections, so that requests find one."""
-        return min(self.max_sockets, self.connection_limit * 3 // 4)
-
-    @property
-    def connection_limit(self) -> int:
-        """Half of the files that may be open; the rest is for what requests open."""
-        return file_limit() // 2
-
 
 VARIABLES = {each.name.upper() for each in fields(Settings)}
 
@@ -151,11 +135,15 @@ def file_limit() -> int:
     return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
 
 
-def raise_file_limit() -> None:
-    """Raise the limit on open files as far as allowed; raises SettingsError if that is too low."""
+def raise_file_limit() -> int:
+    """Raise the limit on open files as far as allowed, and return it.
+
+    Raises SettingsError if that is too low.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     for files in (max(soft, 10_240), hard):  # macOS reports no limit, but accepts only 10,240
         with suppress(ValueError, OSError):
             resource.setrlimit(resource.RLIMIT_NOFILE, (files, hard))
     if file_limit() < NEEDED_FILES:
         raise SettingsError(f"{file_limit()} open files are too few: run `ulimit -n 1024` as root")
+    return file_limit()

@@ -41,8 +41,6 @@ def stream_time(ws: WebSocket) -> None:
 @bp.before_request
 def admit() -> None:
     """Refuse with an HTTP response, before the upgrade; what is refused is not counted."""
-    if request.method == "OPTIONS":
-        return  # Flask answers it
     connection.check_handshake(request.environ)
     g.key = None
     if NEEDS_KEY[request.endpoint]:

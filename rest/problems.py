@@ -13,13 +13,16 @@ from werkzeug import exceptions
 from werkzeug.exceptions import HTTPException
 from werkzeug.http import HTTP_STATUS_CODES
 
+from storage.outage import report
+
 log = logging.getLogger(__name__)
 
 DEFAULTS = {
     400: ("bad_request", "The request could not be understood."),
-    404: ("not_found", "There is nothing at this path. The paths are listed in /openapi.json."),
+    404: ("not_found", "There is nothing here; /openapi.json and /asyncapi.json list the paths."),
+    405: ("method_not_allowed", "Use GET."),
     413: ("content_too_large", "The request body is too large; this API takes none."),
-    426: ("upgrade_required", "Connect to this path with a WebSocket client of version 13."),
+    426: ("upgrade_required", "Connect with a WebSocket client."),
     500: ("internal_error", "Something went wrong on our side."),
     503: ("unavailable", "The database cannot be reached; try again shortly."),
 }
@@ -28,9 +31,6 @@ DEFAULTS = {
 json_text = json.JSONEncoder(
     ensure_ascii=False, separators=(",", ":"), default=DefaultJSONProvider.default
 ).encode
-
-
-ErrorPage = Callable[[HTTPException], ResponseReturnValue]
 
 
 class Problem(HTTPException):
@@ -54,22 +54,21 @@ class Problem(HTTPException):
 
 
 def is_api() -> bool:
-    return request.path.startswith("/api/")
+    return f"{request.path}/".startswith("/api/")
 
 
-def register(
-    app: Flask, on_database_error: Callable[[BaseException], None], page: ErrorPage
-) -> None:
+def register(app: Flask, page: Callable[[HTTPException], ResponseReturnValue]) -> None:
     """Turn every error under /api/ into a problem, and every other one into a page."""
 
     def answer(error: HTTPException) -> ResponseReturnValue:
         return problem(error) if is_api() else page(error)
 
     def database_error(error: PeeweeException) -> ResponseReturnValue:
-        # PostgreSQL cannot store a NUL; a user may be deleted while a key is made.
-        if isinstance(error, (DataError, IntegrityError)):
+        if isinstance(error, IntegrityError):
+            return bug(error)
+        if isinstance(error, DataError):  # PostgreSQL cannot store a NUL
             return answer(exceptions.BadRequest())
-        on_database_error(error)
+        report(error)
         return answer(exceptions.ServiceUnavailable(retry_after=1))
 
     def bug(error: Exception) -> ResponseReturnValue:

@@ -3,15 +3,11 @@ table in docs/design.md, and works without the others.
 """
 
 import errno
-import gc
 import time
 from functools import lru_cache
 from typing import Any
 
-import gevent
 from gunicorn import http, util
-
-from ws.tcp import TURN_SECONDS
 
 HEADER_BYTES = 32_768  # of a request's header
 ERROR_BYTES = 200  # of the answer to a request that gunicorn cannot parse
@@ -19,7 +15,6 @@ ERROR_BYTES = 200  # of the answer to a request that gunicorn cannot parse
 
 def apply(cfg: Any) -> None:
     """Called once in each worker, before it serves."""
-    gc.freeze()  # what was made at the start is excluded from garbage collection
     read_settings_once(cfg)
     write_date_once_a_second()
     share_error_stream()
@@ -71,8 +66,8 @@ class ResponseSocket:
     """A client's socket, to which gunicorn writes one response.
 
     gunicorn calls `sendall` for the header, and for each part of the body. Here the header waits
-    for the first part, and both are sent at once, which saves 10 % of a request. After each later
-    part others have their turn, so a view may stream for ever. A WebSocket only uses `send`.
+    for the first part, and both are sent at once, which saves 10 % of a request. A WebSocket only
+    uses `send`.
     """
 
     def __init__(self, sock: Any) -> None:
@@ -84,16 +79,13 @@ class ResponseSocket:
         if self._header is None:
             self._header = data
             return
-        is_first, whole = bool(self._header), self._header + data
-        self._header = b""
+        whole, self._header = self._header + data, b""
         try:
             sent = self._sock.send(whole)  # mostly all; sendall would first ask for a buffer's size
             if sent < len(whole):
                 self._sock.sendall(whole[sent:])
         except TimeoutError as error:
             raise BrokenPipeError(errno.EPIPE, "the client does not read") from error
-        if not is_first:
-            gevent.sleep(TURN_SECONDS)
 
     def __enter__(self) -> "ResponseSocket":
         return self

@@ -3,17 +3,13 @@
 import sys
 from importlib.util import find_spec
 
-if sys.version_info < (3, 10):  # noqa: UP036
-    sys.exit("Python 3.10 or later is needed; this is {}.{}.".format(*sys.version_info))
-if not find_spec("fcntl"):
-    sys.exit("This service needs a POSIX system; on Windows, run it in WSL.")
 if not all(map(find_spec, ["flask", "flask_sock", "gevent", "gunicorn", "peewee"])):
     sys.exit("Packages are missing: run the commands at the top of README.md.")
 
 import fcntl
-import logging
 import os
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import click
@@ -21,9 +17,7 @@ import flask.cli
 
 from settings import HERE, SettingsError
 
-log = logging.getLogger(__name__)
-
-LOCK_SECONDS = 6  # how long a start waits for another service on the same file to stop
+TRIES = 30  # in 3 s, for which a start waits for another service on the same file to stop
 
 
 def refuse_other_servers() -> None:
@@ -49,16 +43,10 @@ def lock(file: Path) -> None:
     The lock is on a file beside it: to close a second descriptor of the database would end SQLite's
     own locks. Worker processes inherit the descriptor, and the lock ends with the last of them.
     """
-    path, deadline = f"{file.resolve()}-lock", time.monotonic() + LOCK_SECONDS
-    try:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
-        while True:
-            try:
-                return fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                if time.monotonic() > deadline:
-                    reason = "another service uses this file; stop that one, or use another file"
-                    raise SettingsError(f"DATABASE_URL: {file}: {reason}") from None
-            time.sleep(0.1)
-    except OSError as error:  # a network drive may have no locks
-        log.warning("%s: %s; a second service would not be noticed", path, error.strerror)
+    descriptor = os.open(f"{file.resolve()}-lock", os.O_RDWR | os.O_CREAT, 0o600)
+    for _ in range(TRIES):
+        with suppress(BlockingIOError):
+            return fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        time.sleep(0.1)
+    advice = "stop it, or start this one with DATABASE_URL=sqlite:///other.db"
+    raise SettingsError(f"DATABASE_URL: {file}: another service uses this file; {advice}")

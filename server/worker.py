@@ -39,18 +39,10 @@ class Worker(GeventWorker):
         AsyncWorker.handle_request   gunicorn: calls the app, and sends what that returns
     """
 
-    def init_process(self) -> None:
-        self.handle_stops()  # until gunicorn does, the master's handlers would swallow a signal
-        super().init_process()
-
-    def handle_stops(self) -> None:
-        """Let SIGINT and SIGQUIT stop as SIGTERM does, because some platforms stop with SIGINT."""
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT):
-            signal.signal(number, self.handle_exit)  # which sets `alive` to False
-
     def run(self) -> None:
         """Serve until `alive` is False, finish the requests, and save what was counted."""
-        self.handle_stops()  # again, in place of gunicorn's handlers
+        for number in (signal.SIGINT, signal.SIGQUIT):  # as SIGTERM: they set `alive` to False
+            signal.signal(number, self.handle_exit)
         signal.signal(signal.SIGHUP, signal.SIG_IGN)  # the master gets it, too, and decides
         for listener in self.sockets:
             for option in (socket.SO_RCVBUF, socket.SO_SNDBUF):  # else the kernel may keep 6 MiB

@@ -4,6 +4,7 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from peewee import PeeweeException, PostgresqlDatabase
 from playhouse.migrate import SchemaMigrator
@@ -24,35 +25,31 @@ ONE_AT_A_TIME = "SELECT pg_advisory_xact_lock(20261121)"
 SHORT_LOCKS = "SELECT set_config('lock_timeout', '20ms', true)"
 
 
+def backend(settings: Settings) -> Any:
+    """The module for the database of DATABASE_URL; both have the same three names."""
+    if settings.sqlite:
+        return sqlite
+    from storage import postgres  # the driver is optional
+
+    return postgres
+
+
 def open_database(settings: Settings) -> None:
     """Configure the connections of pages, but do not connect yet."""
-    if settings.sqlite:
-        database.initialize(sqlite.page_database(settings.sqlite))
-    else:
-        from storage import postgres  # the driver is optional
-
-        database.initialize(postgres.PageDatabase(str(settings.database_url)))
+    database.initialize(backend(settings).PageDatabase(settings.database_url))
 
 
 def open_store(settings: Settings) -> Store:
     """Where keys are found and counted."""
-    if settings.sqlite:
-        return sqlite.SqliteStore(settings.sqlite)
-    from storage import postgres  # the driver is optional
-
-    return postgres.PostgresStore(str(settings.database_url))
+    store: Store = backend(settings).KeyStore(settings.database_url)
+    return store
 
 
 @contextmanager
 def command_connection(settings: Settings) -> Iterator[None]:
     """One connection, on which a query may wait: for commands, and for a start."""
     before = database.obj
-    if settings.sqlite:
-        database.initialize(sqlite.command_database(settings.sqlite))
-    else:
-        from storage import postgres  # the driver is optional
-
-        database.initialize(postgres.command_database(str(settings.database_url)))
+    database.initialize(backend(settings).CommandDatabase(settings.database_url))
     try:
         with database.connection_context():
             yield

@@ -80,16 +80,18 @@ def connection_pool(url: str, size: int, session: str) -> ConnectionPool[TimedCo
     )
 
 
-def command_database(url: str) -> PostgresqlDatabase:
+class CommandDatabase(PostgresqlDatabase):
     """The connection of a command, which may wait."""
-    return PostgresqlDatabase(url, autoconnect=False, prefer_psycopg3=True, **options(url))
+
+    def __init__(self, url: str) -> None:
+        super().__init__(url, autoconnect=False, prefer_psycopg3=True, **options(url))
 
 
-class PageDatabase(PostgresqlDatabase):
+class PageDatabase(CommandDatabase):
     """The connections of pages."""
 
     def __init__(self, url: str) -> None:
-        super().__init__(url, autoconnect=False, prefer_psycopg3=True)
+        super().__init__(url)
         self._pool = connection_pool(url, PAGES, SESSION)
         # A greenlet that waits for a connection would hold this lock, and no other could give one
         # back. Nothing needs it, because each greenlet has a state of its own.
@@ -111,7 +113,7 @@ class PageDatabase(PostgresqlDatabase):
         self._pool.close(timeout=0)
 
 
-class PostgresStore(Store):
+class KeyStore(Store):
     """A Store that any number of processes share."""
 
     lost = "are missing in the chart"
@@ -130,9 +132,6 @@ class PostgresStore(Store):
             self._chart[key_id] += 1
             return Usage(*row).allowance(quota, moment, True)
         return self.left(key_id, quota)
-
-    def unsaved(self) -> int:
-        return self._chart.total()
 
     def save(self) -> None:
         """A request counts for the hour in which it is saved."""

@@ -40,19 +40,22 @@ def uri(file: Path) -> str:
     return f"{file.as_uri()}?mode=rw"
 
 
-def page_database(file: Path) -> PooledSqliteDatabase:
+class PageDatabase(PooledSqliteDatabase):
     """The connections of pages."""
-    pool = PooledSqliteDatabase(uri(file), **STRICT)
-    pool.timeout = BUSY_SECONDS  # SQLite's; as an option, it would be the pool's
-    return pool
+
+    def __init__(self, file: Path) -> None:
+        super().__init__(uri(file), **STRICT)
+        self.timeout = BUSY_SECONDS  # SQLite's; as an option, it would be the pool's
 
 
-def command_database(file: Path) -> SqliteDatabase:
+class CommandDatabase(SqliteDatabase):
     """The connection of a command."""
-    return SqliteDatabase(uri(file), timeout=COMMAND_SECONDS, **STRICT)
+
+    def __init__(self, file: Path) -> None:
+        super().__init__(uri(file), timeout=COMMAND_SECONDS, **STRICT)
 
 
-class SqliteStore(Store):
+class KeyStore(Store):
     """A Store of one process. The usage of a key is its row, plus what the Limiter has counted."""
 
     def __init__(self, file: Path) -> None:
@@ -67,9 +70,6 @@ class SqliteStore(Store):
 
     def left_of(self, key: ApiKey, quota: Quota) -> Allowance:
         return self._limiter.hit(key.id, quota, key.usage, cost=0)
-
-    def unsaved(self) -> int:
-        return sum(usage.total for usage in self._limiter.counted.values())
 
     def save(self) -> None:
         """A request counts for the hour in which it is saved."""

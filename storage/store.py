@@ -96,10 +96,6 @@ class Store(ABC):
         return key_ids - live
 
     @abstractmethod
-    def unsaved(self) -> int:
-        """How many requests were counted since the last save."""
-
-    @abstractmethod
     def save(self) -> None:
         """Save what was counted. If nothing was, the database is not asked: it may sleep."""
 
@@ -126,15 +122,13 @@ class Store(ABC):
     def close(self) -> None:
         """Save what is left, and close the database."""
         deadline = monotonic() + LAST_SECONDS
-        while requests := self.unsaved():
+        while True:
             try:
-                self.save()
+                return self.save()
             except PeeweeException as error:
                 if monotonic() > deadline:
-                    cause = one_line(error)
-                    log.error("the last %d requests %s: %s", requests, self.lost, cause)
-                    break
-                gevent.sleep(0.1)
+                    return log.error("the last requests %s: %s", self.lost, one_line(error))
+            gevent.sleep(0.1)
 
     @abstractmethod
     def _ask(self, query: str, *values: object) -> list[Any]:

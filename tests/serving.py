@@ -24,7 +24,8 @@ from accounts import UNKNOWN_USER
 from models import PREFIXES
 from paths import STATS, STATUS
 from rawsocket import Answer, RawSocket, form_bytes
-from settings import PLATFORM_HOPS, VARIABLES
+from settings import PLATFORM_HOPS, VARIABLES, load
+from storage.database import create_tables
 
 REPOSITORY = Path(__file__).parent.parent
 START_SECONDS = 30
@@ -60,13 +61,14 @@ def serve_command() -> list[str]:
     return [sys.executable, "-m", *shlex.split(command)]
 
 
-def eventually(condition: Callable[[], object], seconds: float = 5, what: str = "") -> None:
-    """Wait until the condition holds; fails when it does not in time."""
+def eventually(condition: Callable[[], Any], seconds: float = 5, what: str = "") -> Any:
+    """Wait until the condition holds, and return what it says; fails when it does not in time."""
     deadline = time.monotonic() + seconds
     while not (found := condition()):
         asked = what or inspect.getsource(condition).strip()
         assert time.monotonic() < deadline, f"not within {seconds} s: {asked}; at last {found!r}"
         time.sleep(0.02)
+    return found
 
 
 @contextlib.contextmanager
@@ -285,7 +287,7 @@ class Server:
         user, owner, now = USER_ID * (1 + number), f"user{number}", int(time.time())
         if not is_old:
             if not (self.postgres or self._database.exists()):
-                self.flask("user", "list")  # makes the tables
+                create_tables(load(self.env))
             columns = "id, username, email, password_hash, created_at"
             values = (user, owner, f"{owner}@example.com", UNKNOWN_USER, now)
             self.execute(f'INSERT INTO "user" ({columns}) VALUES (?, ?, ?, ?, ?)', *values)

@@ -8,7 +8,7 @@ import pytest
 
 import models
 from models import User
-from settings import Settings, SettingsError
+from settings import Settings, SettingsError, load
 from storage.database import command_connection, create_tables
 from storage.outage import one_line
 
@@ -30,6 +30,11 @@ def test_file_is_for_its_owner(config: Settings, tmp_path: Path, umask: int, is_
         os.umask(before)
     names = ("test.db", "test.db-wal", "test.db-shm")
     assert modes == dict.fromkeys(names, 0o600 if is_new else 0o640)
+
+
+def test_directory_is_no_database() -> None:
+    with pytest.raises(SettingsError, match=r"^DATABASE_URL: /tmp: unable to open database file$"):
+        create_tables(load({"DATABASE_URL": "sqlite:////tmp"}))
 
 
 def test_file_that_is_no_database_stays_as_it_was(config: Settings, tmp_path: Path) -> None:

@@ -55,7 +55,7 @@ WRONG = {
     "SIGNUPS": ["Closed"],
     "RATE_LIMITS": ["free=lots"],
     "DATABASE_URL": [
-        *("demo.db", "sqlite://demo.db", "sqlite:///:memory:", "sqlite:////"),
+        *("demo.db", "sqlite://demo.db", "sqlite:///:memory:"),
         *("sqlite:////no/such/directory/demo.db", f"sqlite:////{'a' * 300}/demo.db"),
     ],
     "SECRET_KEY": ["no UTF-8: \udcff", "fifteen letters"],
@@ -116,12 +116,6 @@ def test_missing_driver_is_an_error_with_the_command(monkeypatch: pytest.MonkeyP
     assert "\npsycopg[binary,pool]" in (HERE / file).read_text()
 
 
-@pytest.mark.parametrize(("environ", "workers"), [({}, 1), (POSTGRES, 4)])
-def test_only_postgresql_has_more_than_one_worker(environ: dict[str, str], workers: int) -> None:
-    environ = environ | {"WEB_CONCURRENCY": "4"}
-    assert load(environ).workers == workers
-
-
 def test_variable_wins_over_what_a_platform_brings() -> None:
     assert load({"RENDER": "true"}).proxy_hops == 3
     assert [load({"RENDER": "true", "PROXY_HOPS": hops}).proxy_hops for hops in "01"] == [0, 1]
@@ -134,15 +128,6 @@ def test_misspelled_variable_is_warned_about(name: str, setting: str) -> None:
     others = dict.fromkeys(["PATH", "HOME", "TERM", "HOSTNAME", "DATABASE_PUBLIC_URL"], "anything")
     words = f"{name} is not a setting of this service; did you mean {setting}?"
     assert list(settings.misspelled({name: "1", setting: ""} | others)) == [words]
-
-
-@pytest.mark.parametrize(("files", "sockets"), [(1000, 375), (128, 48)])
-def test_sockets_leave_files_for_others(
-    monkeypatch: pytest.MonkeyPatch, files: int, sockets: int
-) -> None:
-    monkeypatch.setattr(resource, "getrlimit", lambda _: (files, files))
-    assert load({}).socket_limit == sockets
-    assert load({"MAX_SOCKETS": "7"}).socket_limit == 7
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,6 @@ from typing import Any
 import gevent
 from simple_websocket import Server
 from wsproto import events
-from wsproto.connection import ConnectionState
 from wsproto.frame_protocol import FrameProtocol
 
 from rest.problems import Problem, json_text
@@ -68,8 +67,8 @@ SERVER_OPTIONS = {"thread_class": no_thread, "event_class": object}
 class Closing(BaseException):
     """The connection is to be closed with this code; no `except Exception` may catch it."""
 
-    def __init__(self, code: int, by: str = "server") -> None:
-        self.code, self.by = code, by
+    def __init__(self, code: int) -> None:
+        self.code = code
 
 
 def check_handshake(environ: dict[str, Any]) -> None:
@@ -133,8 +132,7 @@ class WebSocket:
                 case events.BytesMessage():
                     raise Closing(CloseCode.NOT_TEXT)
                 case events.CloseConnection():
-                    is_valid = self._wire.state != ConnectionState.OPEN  # after an invalid frame
-                    raise Closing(event.code, "client" if is_valid else "server")
+                    raise Closing(event.code)
 
     def send(self, data: bytes) -> None:
         """Send a whole frame, after the rest of one that was cut.

@@ -46,7 +46,7 @@ class OpenSockets:
         Before that it leaves `open`, so that nobody interrupts it while it closes. This is no
         context manager: Python 3.13 would keep the exception, and with it half a message.
         """
-        started, code, by = time.monotonic(), int(CloseCode.BUG), "server"
+        started, code = time.monotonic(), int(CloseCode.BUG)
         what = f"{request.path} of key {key_id}" if key_id else request.path
         log.info("open %s", what)
         self.open[ws] = key_id
@@ -55,16 +55,16 @@ class OpenSockets:
                 raise Closing(CloseCode.GOING_AWAY)
             handler(ws)
         except Closing as closing:
-            code, by = closing.code, closing.by
+            code = closing.code
         except OSError:  # the client has left
-            code, by = CloseCode.ABNORMAL, "client"
+            code = CloseCode.ABNORMAL
         except Exception:
             log.exception("bug in %s", request.path)
         finally:
             del self.open[ws]
             code = ws.close(code)
             seconds = time.monotonic() - started
-            log.info("closed %s by the %s after %.1f s: %d", what, by, seconds, code)
+            log.info("closed %s after %.1f s: %d", what, seconds, code)
 
     def shut_down(self) -> None:
         """Admit no more sockets and close all with 1001."""
@@ -72,12 +72,9 @@ class OpenSockets:
         for ws in self.open:
             ws.interrupt(CloseCode.GOING_AWAY)
 
-    def keys(self) -> set[str]:
-        """The ids of the keys that have sockets open."""
-        return {key_id for key_id in self.open.values() if key_id}
-
-    def end(self, key_ids: set[str]) -> None:
-        """Close the sockets of these keys with 1008."""
+    def close_ended(self, ended: Callable[[set[str]], set[str]]) -> None:
+        """Close the sockets of keys that have ended with 1008; `ended` tells which have."""
+        key_ids = ended({key_id for key_id in self.open.values() if key_id})
         for ws, key_id in self.open.items():
             if key_id in key_ids:
                 ws.interrupt(CloseCode.REVOKED)

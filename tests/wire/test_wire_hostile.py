@@ -12,7 +12,7 @@ from conftest import StartServer
 from load import waits
 from paths import ECHO, STATUS, YEAR
 from rawsocket import CONTINUATION, TEXT, RawSocket, close_frame, frame, request_bytes
-from serving import Server, eventually, patience
+from serving import Server, eventually, patience, serve_command
 
 ENDLESS = {
     "chunks": ({"Host": "a", "Transfer-Encoding": "chunked"}, b"1\r\nx\r\n" * 1000),
@@ -30,8 +30,7 @@ def test_body_without_end_is_not_read(server: Server, path: str, body: str) -> N
         answer = client.answer()
         with pytest.raises(ConnectionError):  # in time, whatever is still sent
             client.fill(part, seconds=5, limit=1 << 40)
-    is_page_and_chunked = body == "chunks" and not path.startswith("/api/")
-    assert answer.status == (411 if is_page_and_chunked else 413)
+    assert answer.status == 413
     assert answer.headers["Connection"].lower() == "close"
 
 
@@ -58,6 +57,41 @@ class TestTurns:
             client.send(request_bytes(STATUS, headers) + bytes(16_384))
             assert client.answer().status == 200
             assert client.ended(), "a reset would end it with an error"
+
+    @pytest.mark.parametrize("refusal", ["403", "404", "415"])
+    def test_body_that_nobody_reads_ends_the_connection(
+        self, start_server: StartServer, refusal: str
+    ) -> None:
+        """Although behind a proxy connections stay open for long."""
+        server = start_server(PROXY_HOPS="1")
+        path = "/nothing" if refusal == "404" else "/log-in"
+        headers = {"Host": "a", "Content-Length": "16000"}
+        headers |= {"403": {"Origin": "null"}, "415": {"Content-Type": "text/plain"}}.get(
+            refusal, {}
+        )
+        with RawSocket(server.port) as client:
+            client.send(request_bytes(path, headers, "POST"))
+            assert str(client.answer().status) == refusal
+            started = time.monotonic()
+            with contextlib.suppress(ConnectionError):
+                while time.monotonic() < started + 30:
+                    client.send(b"x")
+                    time.sleep(0.02)
+            assert time.monotonic() - started < patience(5)
+
+    def test_few_open_files_are_enough_for_many_connections(
+        self, start_server: StartServer
+    ) -> None:
+        limited = ["sh", "-c", 'ulimit -n 200; exec "$@"', "sh", *serve_command()]
+        server = start_server(*limited)
+        asked = request_bytes("/openapi.json", {"Host": "a"}) + request_bytes("/", {"Host": "a"})
+        with server.connections(180) as clients:
+            for client in clients:
+                client.send(asked * 20)
+            for client in clients[:60]:
+                assert client.answer().status == 200
+        assert server.ask(STATUS).status == 200
+        assert "Traceback" not in server.log()
 
     def test_new_connections_are_answered_soon_beside_32_busy_ones(self, server: Server) -> None:
         """After few rounds of the busy ones, but not all in one: then an attack could be long."""

@@ -1,10 +1,9 @@
 """Every command that starts the service leads to the same server, or says in one line why not."""
 
-import ast
 import contextlib
 import os
-import runpy
 import secrets
+import shutil
 import signal
 import sys
 from functools import partial
@@ -85,15 +84,6 @@ def test_packages_that_are_not_installed_are_one_line(tmp_path: Path) -> None:
     assert message == "Packages are missing: run the commands at the top of README.md."
 
 
-def test_older_python_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    for file in ("app.py", "server/__init__.py", "server/start.py"):
-        ast.parse((REPOSITORY / file).read_text(), feature_version=(3, 8))
-    monkeypatch.delitem(sys.modules, "server.start")
-    monkeypatch.setattr(sys, "version_info", (3, 9, 18))
-    with pytest.raises(SystemExit, match=r"^Python 3.10 or later is needed; this is 3.9\.$"):
-        runpy.run_path(str(REPOSITORY / "app.py"))
-
-
 def test_few_open_files_are_one_line(start_server: StartServer) -> None:
     line = "127 open files are too few: run `ulimit -n 1024` as root"
     with pytest.raises(StartError, match=f"^exit status 1:\n{line}\n$"):
@@ -102,6 +92,26 @@ def test_few_open_files_are_one_line(start_server: StartServer) -> None:
 
 def test_flask_run_is_one_line_that_says_what_to_run(tmp_path: Path) -> None:
     assert "python app.py" in start_refusal("-m flask run", tmp_path)
+
+
+def test_reload_serves_what_was_edited(start_server: StartServer, tmp_path: Path) -> None:
+    """Also in a module that the master has imported."""
+    copy = tmp_path / "copy"
+    shutil.copytree(REPOSITORY, copy, ignore=shutil.ignore_patterns(".*", "tests", "*.db*"))
+    server = start_server(PYTHON, str(copy / "app.py"), GUNICORN_CMD_ARGS="--reload")
+    module, key = copy / "auth.py", server.new_key()
+    assert server.ask(TEST, X_API_Key=key).status == 200
+    module.write_text(module.read_text().replace("This API key is not valid.", "Edited."))
+
+    def answer() -> str:
+        with contextlib.suppress(OSError):
+            return str(server.ask(TEST, X_API_Key="x").json()["detail"])
+        return "nobody listens"
+
+    eventually(lambda: answer().startswith("Edited."), 20)
+    assert server.total(key) == 1
+    assert server.stop()[0] == 0
+    assert "Traceback" not in server.log()
 
 
 @pytest.mark.one_process("only SQLite needs it")
@@ -124,8 +134,8 @@ class TestOneWorker:
         [
             ("--workers 3", "--workers must be 1 with SQLite"),
             ("--workers 0", "--workers must be 1 with SQLite"),
-            ("--statsd-host a:1", "--statsd-host: this service sends no metrics"),
-            ("--user 12345", "--user: with SQLite, start gunicorn as"),
+            ("--statsd-host a:1", "--statsd-host is not supported"),
+            ("--certfile a.pem", "--certfile is not supported"),
             pytest.param("-k sync", "--worker-class must be gevent", marks=pytest.mark.ci),
             ("--config=/dev/null", "needs its settings"),
             ("--config=/dev/null --preload", "needs its settings"),
@@ -141,7 +151,7 @@ class TestOneWorker:
         assert "Traceback" not in refused.value.output
 
     def test_second_service_on_the_same_file_is_refused(self, start_patched: StartServer) -> None:
-        patient = partial(start_patched, "start.LOCK_SECONDS = 0.3")
+        patient = partial(start_patched, "start.TRIES = 3")
         first = patient()
         link = first.directory / "link.db"
         link.symlink_to(first.database)
@@ -155,7 +165,7 @@ class TestOneWorker:
         assert patient(DATABASE_URL=f"sqlite:///{link}").ask(STATUS).status == 200
 
     def test_lock_ends_with_the_last_process(self, start_patched: StartServer) -> None:
-        impatient = "start.LOCK_SECONDS = 0.3"
+        impatient = "start.TRIES = 3"
         server = start_patched(impatient)
         orphan = server.worker_pid
         os.kill(orphan, signal.SIGSTOP)
@@ -166,8 +176,3 @@ class TestOneWorker:
         os.kill(orphan, signal.SIGCONT)
         eventually(lambda: not listens("127.0.0.1", server.port))
         assert server.start().ask(STATUS).status == 200
-
-    def test_file_system_without_locks_is_a_warning(self, start_patched: StartServer) -> None:
-        broken = "def flock(*_): raise OSError(95, os.strerror(95))\nstart.fcntl.flock = flock"
-        server = start_patched(broken)
-        assert server.log_lines("-lock: Operation not supported; a second service would")

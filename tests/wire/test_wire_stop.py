@@ -127,15 +127,15 @@ class TestStop:
 
 SAVED = """
 import gevent, os
-from storage.sqlite import SqliteStore
+from storage.sqlite import KeyStore
 
-def close(self, close=SqliteStore.close):
+def close(self, close=KeyStore.close):
     close(self)
     open({saved!r}, "w").close()
     while os.path.exists({saved!r}):
         gevent.sleep(0.01)
 
-SqliteStore.close = close
+KeyStore.close = close
 """
 
 
@@ -203,7 +203,8 @@ class TestSecrecy:
         server.flask("key", "revoke", revoked[8:16])
         escaped = "".join(f"%{ord(character):02X}" for character in key)
         half = "".join(c if n % 2 else f"%{ord(c):02x}" for n, c in enumerate(key))
-        texts = (key, revoked, escaped, half, key.replace("_", "%5F"))
+        broken = f"{key[:12]}%01{key[12:]}"
+        texts = (key, revoked, escaped, half, broken, key.replace("_", "%5F"))
         for text in texts:
             for line, headers in PLACES:
                 with contextlib.suppress(OSError):
