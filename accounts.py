@@ -58,6 +58,14 @@ def change_password(user: User, password: str) -> str:
     return password_hash
 
 
+def delete(user: User) -> None:
+    """Delete a user and all their keys."""
+    with transaction():
+        # In PostgreSQL, this locks the row: no key is added between the two steps.
+        User.update(id=User.id).where(User.id == user.id).execute()
+        user.delete_instance(recursive=True)
+
+
 @contextmanager
 def _taken_is_invalid() -> Iterator[None]:
     """Raises Invalid when the name or the address belongs to another user."""

@@ -40,26 +40,19 @@ def main() -> None:
 
 def refuse_used_port(port: int) -> None:
     """Raises SettingsError if the port is in use; gunicorn would try again for five seconds."""
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("127.0.0.1", port))
-        except OSError as error:
-            advice = f"{error.strerror}; try PORT={port + 1}"
-            raise SettingsError(f"PORT: {port} on 127.0.0.1: {advice}") from None
+    try:
+        socket.create_server(("127.0.0.1", port)).close()
+    except OSError as error:
+        advice = f"is the service running already? If not, try PORT={port + 1}"
+        reason = os.strerror(error.errno or 0)
+        raise SettingsError(f"PORT: {port} on 127.0.0.1: {reason}; {advice}") from None
 
 
 def welcome(port: int) -> None:
-    """On an empty database, create a user with a key and print them; if that fails, neither.
-
-    Later starts say how to get another key and a new password.
-    """
+    """On an empty database, create a user with a key and print them; if that fails, neither."""
     try:
         with database.connection_context():
             if User.select().exists():
-                if accounts.find_user("demo"):
-                    log.info("user demo exists; another key: .venv/bin/flask key create demo NAME")
-                    log.info("a new password: .venv/bin/flask user password demo")
                 return
         if not sys.stdout:
             raise OSError("standard output is closed")
@@ -70,7 +63,5 @@ def welcome(port: int) -> None:
             # `print` would keep what cannot be written, and fail again when the process ends.
             text = WELCOME.read_text().format(port=port, password=password, key=key)
             os.write(sys.stdout.fileno(), text.encode())
-    except Invalid:
-        pass  # another process, which started at the same time, was faster
-    except (OSError, OperationalError) as error:
+    except (Invalid, OSError, OperationalError) as error:
         log.warning("the demo's user and key were not created: %s", error)

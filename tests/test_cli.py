@@ -156,7 +156,6 @@ def test_key_lasts_as_long_as_told(print_key: PrintKey, text: str, seconds: int)
 @pytest.mark.parametrize(
     ("command", "words"),
     [
-        ("key create ada ci --expires 0", "--expires must be longer than 0."),
         ("key create ada ci --tier gold", "gold"),
         ("key tier KEY gold", "gold"),
         ("user password ada --password-stdin", "password: Use 10 to 256 characters."),
@@ -201,6 +200,17 @@ def test_help_creates_no_database(cli: FlaskCliRunner, config: Settings, command
 @pytest.mark.parametrize("command", ["list", "revoke"])
 def test_bytes_that_are_not_utf_8_are_one_line(cli: FlaskCliRunner, command: str) -> None:
     assert "utf-8" in refused(cli.invoke(args=["key", command, "\udcff"]))
+
+
+def test_only_a_new_user_makes_a_database(shell: Shell, tmp_path: Path) -> None:
+    other = f"DATABASE_URL=sqlite:///{tmp_path}/other.db $FLASK"
+    result = shell(f"{other} key list")
+    assert (result.returncode, result.stdout, result.stderr.count("\n")) == (1, "", 1)
+    assert f"{tmp_path}/other.db is not there; set DATABASE_URL" in result.stderr
+    assert not (tmp_path / "other.db").exists()
+    words = "user create bob bob@example.com --password-stdin"
+    assert shell(f"echo long enough words | {other} {words}").returncode == 0
+    assert "bob" in shell(f"{other} user list").stdout
 
 
 def test_locked_database_is_one_line(

@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from flask import Flask
 
 import accounts
 import auth
 import models
 from paths import PROFILE, SECURITY
 from server.background import sync
+from service import Service
 from serving import REPOSITORY, clean_environment
 from settings import Settings, load
 from storage.database import command_connection, create_tables
@@ -48,7 +48,7 @@ def fill() -> None:
 
 @pytest.mark.parametrize("analyzed", [False, True])
 def test_no_query_of_pages_commands_and_background_scans(
-    app: Flask, config: Settings, caplog: pytest.LogCaptureFixture, analyzed: bool
+    app: Service, config: Settings, caplog: pytest.LogCaptureFixture, analyzed: bool
 ) -> None:
     fill()
     caplog.set_level(logging.DEBUG, "peewee")
@@ -73,7 +73,7 @@ def test_no_query_of_pages_commands_and_background_scans(
     assert conditions <= ROW | FEW | PAGE
 
 
-def walk(app: Flask) -> None:
+def walk(app: Service) -> None:
     """Everything that commands, pages, the API and a sync do."""
     password, run = secrets.token_urlsafe(), app.test_cli_runner().invoke
     with app.app_context():
@@ -106,7 +106,6 @@ def walk(app: Flask) -> None:
         assert browser.get(page).status_code == 200
     for end in ("user/me", "usage/stats"):
         assert browser.get(f"/api/v1/{end}", headers={"X-API-Key": key}).status_code == 200
-    post(f"{path}/rename", name="new")
     post(f"{path}/successor", grace="in 5 minutes")
     post(f"{path}/revoke")
     sync(app)

@@ -10,7 +10,7 @@ from peewee import PeeweeException
 from werkzeug.exceptions import HTTPException
 
 import models
-from ratelimit import UNITS
+from ratelimit import UNITS, WINDOWS
 from rest.problems import is_api
 from rest.timestamps import date_time, display
 from service import Service
@@ -59,6 +59,7 @@ def register(app: Service) -> None:
     app.jinja_env.filters |= filters
     units = {seconds: unit for unit, seconds in UNITS.items()}
     app.jinja_env.globals |= {"models": models, "settings": app.settings, "units": units}
+    app.jinja_env.globals["windows"] = WINDOWS
     app.register_blueprint(bp)
 
 
@@ -80,7 +81,6 @@ def finish(response: Response) -> Response:
     if is_api():
         return response
     response.headers.update(SECURITY_HEADERS)
-    response.headers.remove("Accept-Ranges")  # every file is sent whole
     if request.is_secure:  # for a year, and for this host only
         response.headers["Strict-Transport-Security"] = "max-age=31536000"
     if response.mimetype == "text/html":

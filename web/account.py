@@ -1,6 +1,5 @@
 """Signing up, logging in and out, who is logged in, and what all forms share."""
 
-import re
 from collections.abc import Callable
 from functools import partial, wraps
 from hashlib import sha256
@@ -14,8 +13,6 @@ import accounts
 from accounts import SIGN_UPS, this_caller, throttle, try_password
 from models import Invalid, User, check_fields, database
 from service import current_service
-
-OWN_PAGE = re.compile("/settings(/[A-Za-z0-9-]+)*")  # where a log-in may lead: never to other sites
 
 View = Callable[..., ResponseReturnValue]
 
@@ -44,7 +41,7 @@ def redirect_if_logged_in() -> ResponseReturnValue | None:
     """Send users who are logged in to their pages; refuse a sign-up when that is closed."""
     if request.path == "/sign-up" and not current_service.settings.signups:
         abort(403, "Sign-up is closed. Ask whoever runs this service for an account.")
-    return redirect(destination(), 303) if g.user and request.method == "GET" else None
+    return redirect("/settings/security", 303) if g.user and request.method == "GET" else None
 
 
 @bp.get("/<any('sign-up', 'log-in'):page>")
@@ -82,13 +79,7 @@ def start_session(user: User) -> ResponseReturnValue:
     """Log the user in; nothing of an earlier session is kept."""
     session.clear()
     session.update(user=user.id, mark=session_mark(user.password_hash))
-    return redirect(destination(), 303)
-
-
-def destination() -> str:
-    """Where a log-in leads: to the page that asked for it, or to the keys."""
-    page = request.args.get("next", "")
-    return page if OWN_PAGE.fullmatch(page) else "/settings/security"
+    return redirect("/settings/security", 303)
 
 
 def load_user() -> None:

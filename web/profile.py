@@ -2,7 +2,7 @@
 
 from functools import partial
 
-from flask import Blueprint, abort, g, redirect, render_template, request, session, url_for
+from flask import Blueprint, abort, g, redirect, render_template, request, session
 from flask.typing import ResponseReturnValue
 from peewee import IntegrityError, fn
 from werkzeug.exceptions import TooManyRequests
@@ -33,7 +33,7 @@ def require_log_in() -> ResponseReturnValue | None:
         abort(409, f"{words} {g.user.username}.")
     if request.method == "POST":
         return redirect_to("/log-in", "You are logged out, so nothing was changed.")
-    return redirect(url_for("web.account.form_page", page="log-in", next=request.path), 303)
+    return redirect_to("/log-in", "Log in to open Profile Settings.")
 
 
 @bp.get("")
@@ -52,6 +52,17 @@ def save_profile() -> ResponseReturnValue:
     if fields:
         accounts.change(g.user, **fields)
     return redirect_to("/settings/profile", "Your profile is saved.")
+
+
+@bp.post("/profile/delete")
+@errors_shown_by(profile)
+def delete_account() -> ResponseReturnValue:
+    if not accounts.try_password(g.user, g.user.username, request.form.get("password", "")):
+        raise Invalid(password="This is not your password.")
+    accounts.delete(g.user)
+    current_service.store.forget()
+    session.clear()
+    return redirect_to("/", "Your account and its keys are deleted.")
 
 
 @bp.get("/security")
@@ -80,6 +91,7 @@ def hourly_requests(user: User) -> dict[int, int]:
     return dict.fromkeys(hours, 0) | dict(counts.tuples())
 
 
+@bp.get("/profile/<any(delete):_>")
 @bp.get("/security/<any(keys, password):_>")
 @bp.get("/security/keys/<_>/successor")
 def leave_form(_: str) -> ResponseReturnValue:
@@ -125,7 +137,7 @@ def limit_new_keys(user: User) -> None:
         raise TooManyRequests(retry_after=HOUR - oldest)
 
 
-@bp.get("/security/keys/<key_id>/<any(rename, rotate, revoke):action>")
+@bp.get("/security/keys/<key_id>/<any(rotate, revoke):action>")
 def ask(key_id: str, action: str) -> str:
     return render_template("change-key.html", action=action, key=own_key(key_id), graces=GRACES)
 
@@ -140,15 +152,6 @@ def rotate_key(key_id: str) -> ResponseReturnValue:
         limit_new_keys(g.user)
     current_service.store.forget()
     return render_template("key.html", key=key, secret=secret, old=old, old_end=end)
-
-
-@bp.post("/security/keys/<key_id>/rename")
-@errors_shown_by(partial(ask, action="rename"))
-def rename_key(key_id: str) -> ResponseReturnValue:
-    old, name = own_key(key_id).name, typed("name")
-    check_fields(name=name)
-    words = f"The key “{old}” is now named “{name}”."
-    return back_to_keys(auth.change_key(key_id, name=name), words)
 
 
 @bp.post("/security/keys/<key_id>/revoke")
