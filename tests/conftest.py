@@ -22,15 +22,11 @@ import models
 import settings
 from app import create_app
 from models import User
+from postgresql import Cluster
 from ratelimit import Limiter
 from service import Service
+from serving import REPOSITORY, Server
 from storage.database import create_tables
-
-try:
-    from postgresql import Cluster
-    from serving import REPOSITORY, Server
-except ModuleNotFoundError as missing:  # after README's first command alone
-    pytest.exit(f"{missing}: run .venv/bin/pip install -r requirements-dev.txt", 4)
 
 # Beside the defaults, tiers small enough to use up.
 TIERS = "free=1000/hour,pro=10000/hour,five=5/day,once=1/day"
@@ -65,6 +61,11 @@ def pytest_configure(config: pytest.Config) -> None:
     sys.dont_write_bytecode = False
     os.environ["TZ"] = "Asia/Tokyo"  # so that a time that is not UTC's is noticed
     time.tzset()
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """What tests/acceptance imports is in .ci/requirements.txt."""
+    return True if collection_path.name == "acceptance" and not config.getoption("ci") else None
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -15,6 +15,7 @@ from clock import NOON, Clock
 from conftest import NewKey
 from models import ApiKey, Invalid, User
 from paths import TEST
+from ratelimit import Allowance
 from rows import change, count, row
 
 Find = Callable[[str], ApiKey | None]
@@ -123,3 +124,18 @@ def test_unlisted_tier_is_treated_as_free(client: FlaskClient, new_key: NewKey) 
     answer = client.get(TEST, headers={"X-API-Key": new_key(tier="dropped")})
     assert answer.get_json()["rate_limit_tier"] == "free"
     assert answer.headers["RateLimit-Policy"].startswith('"free";')
+
+
+def test_endpoint_that_does_not_count_tells_what_is_left(app: Flask, new_key: NewKey) -> None:
+    @auth.require_api_key(counted=False)
+    def quota(key: ApiKey, allowance: Allowance) -> dict[str, object]:
+        return {"left": allowance.remaining}
+
+    app.add_url_rule("/api/v1/quota", "quota", quota)
+    client, headers = app.test_client(), {"X-API-Key": new_key(tier="five")}
+    for left in (5, 4, 3, 2, 1, 0, 0):
+        answers = [client.get("/api/v1/quota", headers=headers) for _ in range(2)]
+        assert [answer.get_json() for answer in answers] == [{"left": left}] * 2
+        assert answers[0].headers["X-RateLimit-Remaining"] == str(left)
+        client.get(TEST, headers=headers)
+    assert client.get("/api/v1/quota").status_code == 401

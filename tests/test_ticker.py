@@ -4,11 +4,12 @@ from collections.abc import Callable
 from unittest import mock
 
 import pytest
-from flask import Flask, g
+from flask import g
 
 import sockets
 from clock import NOON, Clock
 from models import ApiKey
+from service import Service
 from ws import ticker
 from ws.connection import Closing, WebSocket
 from ws.ticker import Ticker
@@ -83,7 +84,7 @@ def test_clock_that_is_set_makes_no_burst_and_no_silence(clock: Sleeper, jump: i
     assert 11 <= len(moments) <= 13
 
 
-def test_closed_socket_gets_no_more_updates(app: Flask, clock: Sleeper) -> None:
+def test_closed_socket_gets_no_more_updates(app: Service, clock: Sleeper) -> None:
     """It would otherwise stay in memory, and its descriptor may belong to another client."""
     ws = mock.Mock(WebSocket)
     ws.messages.side_effect = Closing(1000)
