@@ -31,6 +31,12 @@ function enable(element, enabled) {
   for (const button of element.querySelectorAll("button")) button.disabled = !enabled;
 }
 
+// A new key is taken to the console's field, and stored only on the way.
+document.querySelector("[data-take]")?.addEventListener("click", () => {
+  sessionStorage.setItem("key", typedKey());
+  location = "/";
+});
+
 for (const button of document.querySelectorAll("[data-copy]")) {
   button.addEventListener("click", () => copy(button));
 }
@@ -255,6 +261,8 @@ function fillIn() {
 }
 
 if (environment) {
+  source.value = sessionStorage.getItem("key") ?? source.value;
+  sessionStorage.removeItem("key");
   source.addEventListener("input", fillIn);
   fillIn(); // a browser may have kept what was typed
 }
