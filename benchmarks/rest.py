@@ -27,8 +27,7 @@ sys.path.insert(0, str(SERVICE))
 import accounts  # noqa: E402
 import auth  # noqa: E402
 import settings  # noqa: E402
-from models import database as opened  # noqa: E402
-from storage.database import create_tables  # noqa: E402
+from storage.database import command_connection, create_tables  # noqa: E402
 
 OURS = "this service, one key"
 MANY = "this service, many keys"
@@ -103,9 +102,9 @@ class Server:
 def make_keys(file: Path, stored: int, used: int) -> None:
     """Store keys in a new database, without the service; the file gets those to be used."""
     url = f"sqlite:///{file.with_suffix('.db')}"
-    create_tables(settings.load({"DATABASE_URL": url}))
-    user = accounts.create("bench", "bench@example.com", secrets.token_urlsafe())
-    opened.close_all()
+    create_tables(loaded := settings.load({"DATABASE_URL": url}))
+    with command_connection(loaded):
+        user = accounts.create("bench", "bench@example.com", secrets.token_urlsafe())
     unfinished = (f"sk_live_{base62(6)}_{base62(24)}" for _ in range(stored))
     keys = (key + auth.checksum(key) for key in unfinished)
     row = f"(?, {user.id}, 'bench', 'production', 'free', ?, {int(time.time())}, 0, 0, 0)"
