@@ -41,8 +41,10 @@ def connected(worker: Worker, type: int = socket.SOCK_DGRAM) -> Iterator[Any]:
     """A connection that the worker serves; by default, each `recv` takes what was sent at once."""
     here, there = gsocket.socketpair(type=type)
     here.settimeout(10)
+    closed = gsocket.socket()  # the listener, as a stop leaves it
+    closed.close()
     with here:
-        serving = worker.connections.spawn(worker.handle, there, there, ("127.0.0.1", 1))
+        serving = worker.connections.spawn(worker.handle, closed, there, ("127.0.0.1", 1))
         yield here
         serving.kill()
 

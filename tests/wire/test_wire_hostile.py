@@ -85,7 +85,7 @@ class TestTurns:
         limited = ["sh", "-c", 'ulimit -n 200; exec "$@"', "sh", *serve_command()]
         server = start_server(*limited)
         asked = request_bytes("/openapi.json", {"Host": "a"}) + request_bytes("/", {"Host": "a"})
-        with server.connections(180) as clients:
+        with server.connections(250) as clients:
             for client in clients:
                 client.send(asked * 20)
             for client in clients[:60]:

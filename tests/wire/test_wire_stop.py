@@ -203,7 +203,7 @@ class TestSecrecy:
         server.flask("key", "revoke", revoked[8:16])
         escaped = "".join(f"%{ord(character):02X}" for character in key)
         half = "".join(c if n % 2 else f"%{ord(c):02x}" for n, c in enumerate(key))
-        broken = f"{key[:12]}%01{key[12:]}"
+        broken = f"{key[:5]}%01{key[5:]}"
         texts = (key, revoked, escaped, half, broken, key.replace("_", "%5F"))
         for text in texts:
             for line, headers in PLACES:
