@@ -260,6 +260,12 @@ def sign_ups(port: int) -> None:
     pump(port, b"", head(kind, f"Content-Length: {len(form)}", target="POST /sign-up") + form)
 
 
+def own_pages(port: int) -> None:
+    """The page of a user with all the keys that one can have: hostile.py makes them."""
+    cookie = f"Cookie: {os.environ.get('COOKIE', '')}"
+    pump(port, b"", head(cookie, target="GET /settings/security") * 20)
+
+
 def preflights(port: int) -> None:
     asked = ["Origin: https://a.example", "Access-Control-Request-Method: GET"]
     pump(port, b"", head(*asked, target="OPTIONS /api/v1/protected/test") * 500)
@@ -319,6 +325,7 @@ ATTACKS: list[Callable[[int], None]] = [
     log_ins,
     hostile_forms,
     sign_ups,
+    own_pages,
     preflights,
     unknown_keys,
     unknown_keys_at_status,

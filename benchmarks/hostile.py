@@ -30,6 +30,21 @@ from serving import REPOSITORY, Server
 
 PROMISED_MILLISECONDS = 50  # for the p99, in SECURITY.md
 CALM_SECONDS = 20  # longer than any connection may be held
+# 30 keys an hour for a day, of which 25 are live and 25 have expired, used in each hour; and as
+# many rows of others.
+NUMBERS = "WITH RECURSIVE n(i) AS (SELECT 0 UNION ALL SELECT i + 1 FROM n WHERE i < 719)"
+HOURS = "h(ago) AS (SELECT 0 UNION ALL SELECT ago + 1 FROM h WHERE ago < 23)"
+NOW = "unixepoch()"
+MANY_KEYS = [
+    f"""INSERT INTO api_key (id, user_id, name, type, tier, digest, created_at, expires_at,
+        revoked_at, last_used_at, total, reset, used) {NUMBERS}
+    SELECT 'a' || (1000000 + i), 1, 'k', 'production', 'free', '', {NOW},
+        iif(i BETWEEN 25 AND 49, {NOW} - 9, NULL), iif(i < 50, NULL, {NOW} - 9), {NOW}, 1, 0, 0
+    FROM n""",
+    f"""INSERT INTO hourly_usage {NUMBERS}, {HOURS}
+    SELECT {NOW} / 3600 * 3600 - 3600 * ago, mine || (1000000 + i), 1
+    FROM n, h, (SELECT 'a' AS mine UNION SELECT 'b')""",
+]
 COUNT_GREENLETS = """
 import gc, gevent, pathlib
 def post_worker_init(worker):
@@ -112,6 +127,14 @@ def count_greenlets(folder: Path) -> str:
     return f"--config {file}"
 
 
+def make_user(server: Server) -> str:
+    """A user with many keys; returns the cookie."""
+    cookie = server.sign_up("ada").headers["Set-Cookie"].partition(";")[0]
+    for statement in MANY_KEYS:
+        server.execute(statement)
+    return cookie
+
+
 def measure(server: Server, key: str, seconds: float, attackers: int, attacks: list[str]) -> str:
     """Let clients attack for a while; returns a line about an honest client meanwhile."""
     honest = Honest(server, key)
@@ -143,7 +166,7 @@ def main() -> None:
         server.start()
         os.sched_setaffinity(0, {1})
         try:
-            key = server.new_key()
+            os.environ["COOKIE"], key = make_user(server), server.new_key()
             print("without attacks:", measure(server, key, 10, 0, attacks), flush=True)
             for seconds in (60, max(0.0, 60 * (options.minutes - 1))):
                 figure = measure(server, key, seconds, options.attackers, attacks)

@@ -21,7 +21,7 @@ from contextlib import closing, suppress
 from pathlib import Path
 
 BENCHMARKS = Path(__file__).parent
-sys.path += [str(BENCHMARKS.parent / "tests"), str(BENCHMARKS.parent)]
+sys.path[:0] = [str(BENCHMARKS.parent / "tests"), str(BENCHMARKS.parent)]
 
 from postgresql import CitusCluster, Cluster  # noqa: E402
 from serving import Server  # noqa: E402

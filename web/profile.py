@@ -84,7 +84,8 @@ def hourly_requests(user: User) -> dict[int, int]:
     this_hour = models.now() // HOUR * HOUR
     hours = range(this_hour - (CHART_HOURS - 1) * HOUR, this_hour + 1, HOUR)
     # By hour and key, as the index is: a condition on the user alone would read all rows of a day.
-    keys = ApiKey.select(ApiKey.id).where(ApiKey.user == user)
+    keys = ApiKey.select(ApiKey.id)
+    keys = keys.where(ApiKey.user == user, ApiKey.last_used_at >= hours[0])
     counts = HourlyUsage.select(HourlyUsage.hour, fn.SUM(HourlyUsage.requests))
     counts = counts.where(HourlyUsage.hour.in_(list(hours)), HourlyUsage.key_id.in_(keys))
     counts = counts.group_by(HourlyUsage.hour)
