@@ -406,6 +406,7 @@ def test_chart_shows_24_hours_of_all_keys_of_the_user(log_in: LogIn, ada: FlaskC
     create_key(log_in("bob"))
     this_hour = int(time.time()) // 3600 * 3600
     with models.database.connection_context():
+        ApiKey.update(last_used_at=this_hour).execute()
         for number, key in enumerate(ApiKey.select().order_by(ApiKey.user), 1):
             HourlyUsage.create(hour=this_hour - 3600, key_id=key.id, requests=1000 * number)
         HourlyUsage.create(hour=this_hour - 24 * 3600, key_id=stored_keys()[0].id, requests=9)
