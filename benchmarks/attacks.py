@@ -261,9 +261,14 @@ def sign_ups(port: int) -> None:
 
 
 def own_pages(port: int) -> None:
-    """The page of a user with all the keys that one can have: hostile.py makes them."""
+    """The page of a user with all the keys that one can have: hostile.py makes them.
+
+    Three attackers have 18 connections for it.
+    """
     cookie = f"Cookie: {os.environ.get('COOKIE', '')}"
-    pump(port, b"", head(cookie, target="GET /settings/security") * 20)
+    asked = head(cookie, target="GET /settings/security") * 20
+    with ThreadPoolExecutor(6) as threads:
+        list(threads.map(lambda _: pump(port, b"", asked), range(6)))
 
 
 def preflights(port: int) -> None:

@@ -10,6 +10,7 @@ import socket
 from typing import Any
 
 import gevent
+from gevent.lock import BoundedSemaphore
 from gevent.server import StreamServer
 from gunicorn.workers.ggevent import GeventWorker
 
@@ -38,6 +39,10 @@ class Worker(GeventWorker):
         GeventWorker.handle_request  gunicorn
         AsyncWorker.handle_request   gunicorn: calls the app, and sends what that returns
     """
+
+    # Pages take long: one begins in each round of gevent's loop, and requests to the API come in
+    # between.
+    page_turn = BoundedSemaphore()
 
     def run(self) -> None:
         """Serve until `alive` is False, finish the requests, and save what was counted."""
@@ -82,6 +87,9 @@ class Worker(GeventWorker):
         After a request with a body the connection is closed: before the next request gunicorn would
         discard what the app did not read, of any length, and nobody else would have a turn.
         """
+        if not req.path.startswith("/api/"):
+            self.page_turn.acquire()
+            gevent.spawn_later(TURN_SECONDS, self.page_turn.release)
         sock.settimeout(SEND_SECONDS)
         if unread(req):
             req.force_close()  # gunicorn says so in the response, and raises StopIteration
