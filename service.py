@@ -105,8 +105,9 @@ def check_request() -> ResponseReturnValue | None:
     is_bad = len(host) > MAX_HOST_BYTES or (is_needed and not host)  # RFC 9112 part 3.2
     if is_bad and not request.path.startswith(SOCKETS):  # a bad handshake has an error of its own
         abort(400)
-    if "HTTP_TRANSFER_ENCODING" in environ or (request.content_length or 0) > MAX_BODY_BYTES:
-        abort(413)  # too long, or of unknown length
+    length = int(environ.get("CONTENT_LENGTH") or 0)
+    if length > MAX_BODY_BYTES or "HTTP_TRANSFER_ENCODING" in environ:  # of unknown length
+        abort(413)
     if request.method == "OPTIONS" and is_api():
         response = Response(status=204, headers=PREFLIGHT)
         del response.headers["Content-Type"]

@@ -131,7 +131,8 @@ class KeyStore(Store):
         for row in self._run(HIT, values):
             self._chart[key_id] += 1
             return Usage(*row).allowance(quota, moment, True)
-        return self.left(key_id, quota)
+        key = self._look_up(key_id)  # and the same moment: the window may have turned since
+        return key and key.usage.within(quota, moment).allowance(quota, moment, False)
 
     def save(self) -> None:
         """A request counts for the hour in which it is saved."""

@@ -233,13 +233,9 @@ class Server:
         os.kill(self.pid, signal.SIGWINCH)
         eventually(lambda: self.log_lines("winch"), what="gunicorn does not log its SIGWINCH")
 
-    @property
-    def ended(self) -> bool:
-        return self._process is None or self._process.poll() is not None
-
     def close(self, how: signal.Signals = signal.SIGKILL) -> None:
         """Leave nothing running, whatever the test did."""
-        if not self.ended:
+        if self._process and self._process.poll() is None:
             self.stop(how)
 
     def log(self) -> str:

@@ -393,6 +393,20 @@ def test_clocks_that_differ_open_no_window_twice(
 
 
 @in_postgres
+def test_refusal_is_of_the_window_that_was_asked_about(
+    store: Store, new_id: NewId, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Although the next one has begun when the answer comes."""
+    key_id, quota = new_id(), Quota("once", 1, 60)
+    assert store.hit(key_id, quota)
+    monkeypatch.setattr(stores, "time", lambda: clock.now + 60)
+    refused = store.hit(key_id, quota)
+    assert refused
+    assert (refused.accepted, refused.remaining) == (False, 0)
+    assert refused.reset == window_end(clock.now, 60)
+
+
+@in_postgres
 def test_statement_that_waited_over_the_turn_goes_on_with_the_new_window(
     store: Store, new_id: NewId, clock: Clock, place: Settings
 ) -> None:

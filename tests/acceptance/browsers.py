@@ -30,6 +30,8 @@ FIND = """name => {
     window.place = place
     return window.looks >= 4 ? place : null
 }"""
+# Before the script of a page has run, Reload asks a question.
+READ = "() => document.readyState === 'complete' ? document.body.innerText : ''"
 CONTROL = "\ue009"  # in the actions of WebDriver
 
 
@@ -52,37 +54,29 @@ class Browser:
         called = f"text => JSON.stringify(({function})(...JSON.parse(text)) ?? null)"
         return json.loads(self.evaluate(called, json.dumps(arguments)))
 
+    def wait(self, ask: Callable[[], Any], what: str) -> Any:
+        """The first true answer."""
+
+        def answer() -> Any:
+            with contextlib.suppress(Exception):  # the page is just being left
+                return ask()
+
+        return eventually(answer, 30, what)
+
+    def expect(self, words: str) -> None:
+        self.wait(lambda: words in self.run(READ), f"{words!r} in the page")
+
     def click(self, name: str) -> None:
         """Click on what has this name, once it is there and has stopped moving."""
         self.click_at(*self.wait(lambda: self.run(FIND, name), name))
 
-    def type(self, label: str, text: str) -> None:
-        self.click(label)
-        self.press(*text)
-
-    def expect(self, words: str) -> None:
-        """Wait for a page with these words; before its script has run, Reload asks a question."""
-        text = "() => document.readyState === 'complete' ? document.body.innerText : ''"
-        try:
-            self.wait(lambda: words in self.run(text), words)
-        except AssertionError:
-            raise AssertionError(f"{words!r} is not in {self.run(text)!r}") from None
-
-    def wait(self, ask: Callable[[], Any], what: str) -> Any:
-        """The first true answer; a page that is just being left has none."""
-        answers: list[Any] = []
-
-        def has_answer() -> bool:
-            with contextlib.suppress(Exception):
-                answers.append(ask())
-            return any(answers[-1:])
-
-        eventually(has_answer, 30, f"{what!r} is not in the page")
-        return answers[-1]
-
     def click_at(self, x: int, y: int) -> None:
         move = {"type": "pointerMove", "x": x, "y": y}
         self.act("pointer", move, *({"type": f"pointer{do}", "button": 0} for do in ("Down", "Up")))
+
+    def type(self, label: str, text: str) -> None:
+        self.click(label)
+        self.press(*text)
 
     def press(self, *chords: str) -> None:
         """Press the keys of each chord at once; a text has chords of one key."""
@@ -95,14 +89,14 @@ class Chromium(Browser):
 
     def __init__(self, page: Any) -> None:
         self.open, self.reload, self.back = page.goto, page.reload, page.go_back
-        self.evaluate, self.page = page.evaluate, page
+        self.evaluate, self._page = page.evaluate, page
 
     def click_at(self, x: int, y: int) -> None:
-        self.page.mouse.click(x, y)
+        self._page.mouse.click(x, y)
 
     def press(self, *chords: str) -> None:
         for chord in chords:
-            self.page.keyboard.press("+".join(chord).replace(CONTROL, "Control"))
+            self._page.keyboard.press("+".join(chord).replace(CONTROL, "Control"))
 
 
 class Firefox(Browser):

@@ -40,7 +40,7 @@ LETTERS = ("\u0344", "\u0f73", "\u0301", "\ufdfa", "\u3000", "\xe9", "\0", "<", 
 FORMS = {  # the fields of each
     "/log-in": {"username": "ada", "password": "wrong password"},
     "/sign-up": {"username": "a", "email": "a@b.example", "password": "long enough"},  # too short
-    f"{KEYS}/unknown/rename": {"name": "a"},
+    KEYS: {"name": "a", "type": "unknown"},
 }
 
 Request = Callable[[], bytes]
