@@ -17,12 +17,12 @@ const said = document.getElementById("said");
 history.replaceState(null, "", location.href);
 
 // A form is sent once, however slow the server is. On a page that the browser has kept for Back, it
-// can be sent again. WebKit keeps even the pages of an account: they are fetched anew, because
-// somebody may have logged out since.
+// can be sent again. WebKit keeps even the pages of an account: they are fetched anew, because the
+// user may have logged out since.
 addEventListener("submit", ({ target }) => enable(target, target.method !== "post"));
 addEventListener("pageshow", ({ persisted }) => {
   enable(document, true);
-  if (!persisted || !location.pathname.startsWith("/settings")) return;
+  if (!persisted || !document.querySelector('[action="/log-out"]')) return;
   document.body.hidden = true;
   location.replace(location.href);
 });
