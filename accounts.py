@@ -102,10 +102,6 @@ def throttle(quota: Quota, *counted_for: object, cost: int = 1) -> None:
         raise TooManyRequests(retry_after=allowance.seconds_left)
 
 
-def this_caller() -> str:
-    return caller(request.remote_addr)
-
-
 def try_password(user: User | None, name: str, password: str) -> bool:
     """Whether this is the password of the user, or nobody's if there is none of that name.
 
@@ -113,11 +109,11 @@ def try_password(user: User | None, name: str, password: str) -> bool:
     guesses get only ten answers. A name without a user is limited as an account is. Raises
     TooManyRequests.
     """
-    account = user.id if user else name.lower()
+    account, client = user.id if user else name.lower(), caller(request.remote_addr)
     throttle(WRONG_PASSWORDS, account, cost=0)
-    throttle(WRONG_PASSWORDS_OF_CALLER, account, this_caller(), cost=0)
+    throttle(WRONG_PASSWORDS_OF_CALLER, account, client, cost=0)
     is_right = verify_password(user, password)
-    throttle(WRONG_PASSWORDS_OF_CALLER, account, this_caller(), cost=0 if is_right else 1)
+    throttle(WRONG_PASSWORDS_OF_CALLER, account, client, cost=0 if is_right else 1)
     throttle(WRONG_PASSWORDS, account, cost=0 if is_right else 1)
     return is_right
 

@@ -1,6 +1,7 @@
 """The Flask application's class: what the service consists of besides its routes."""
 
 from mimetypes import guess_type
+from pathlib import Path
 from typing import Any, cast
 
 import flask
@@ -22,7 +23,6 @@ from ws.ticker import Ticker
 MAX_BODY_BYTES = 16 * 1024  # forms are small, and the API takes no body
 SOCKETS = "/api/v1/ws"  # under which all paths are WebSockets
 MAX_HOST_BYTES = 255  # RFC 1035 part 2.3.4
-FILES = [*HERE.glob("web/static/*"), *HERE.glob("docs/*api.json")]
 
 
 class CompactJson(DefaultJSONProvider):
@@ -49,8 +49,8 @@ class Service(Flask):
         self.secret_key = settings.secret_key
         self.before_request(check_request)
         # Read once, so that a request for them opens no file.
-        self.files = {file.name: file.read_bytes() for file in FILES}
-        self.add_url_rule("/static/<filename>", "static", send)
+        self.files = read(HERE / "web" / "static", "**/*") | read(HERE / "docs", "*api.json")
+        self.add_url_rule("/static/<path:filename>", "static", send)
         self.add_url_rule("/<any('openapi.json', 'asyncapi.json'):filename>", "description", send)
         self.url_map.merge_slashes = False  # or it would redirect to whatever Host was sent
 
@@ -89,6 +89,11 @@ class Service(Flask):
 
 
 current_service = cast(Service, flask.current_app)
+
+
+def read(folder: Path, pattern: str) -> dict[str, bytes]:
+    found = [file for file in folder.glob(pattern) if file.is_file()]
+    return {str(file.relative_to(folder)): file.read_bytes() for file in found}
 
 
 def send(filename: str) -> ResponseReturnValue:

@@ -131,11 +131,11 @@ def test_endpoint_that_does_not_count_tells_what_is_left(app: Flask, new_key: Ne
     def quota(key: ApiKey, allowance: Allowance) -> dict[str, object]:
         return {"left": allowance.remaining}
 
-    app.add_url_rule("/api/v1/quota", "quota", quota)
+    app.add_url_rule("/api/v1/left", "left", quota)
     client, headers = app.test_client(), {"X-API-Key": new_key(tier="five")}
     for left in (5, 4, 3, 2, 1, 0, 0):
-        answers = [client.get("/api/v1/quota", headers=headers) for _ in range(2)]
+        answers = [client.get("/api/v1/left", headers=headers) for _ in range(2)]
         assert [answer.get_json() for answer in answers] == [{"left": left}] * 2
         assert answers[0].headers["X-RateLimit-Remaining"] == str(left)
         client.get(TEST, headers=headers)
-    assert client.get("/api/v1/quota").status_code == 401
+    assert client.get("/api/v1/left").status_code == 401

@@ -10,8 +10,9 @@ from flask.typing import ResponseReturnValue
 from werkzeug.exceptions import abort
 
 import accounts
-from accounts import SIGN_UPS, this_caller, throttle, try_password
+from accounts import SIGN_UPS, throttle, try_password
 from models import Invalid, User, check_fields, database
+from rest.callers import caller
 from service import current_service
 
 View = Callable[..., ResponseReturnValue]
@@ -55,7 +56,7 @@ def sign_up() -> ResponseReturnValue:
     fields = {"username": typed("username"), "email": typed("email")}
     fields["password"] = request.form.get("password", "")
     check_fields(**fields)
-    throttle(SIGN_UPS, this_caller())
+    throttle(SIGN_UPS, caller(request.remote_addr))
     return start_session(accounts.create(**fields))
 
 

@@ -4,7 +4,8 @@ import gevent
 from flask import request
 from werkzeug.exceptions import RequestTimeout, abort
 
-from accounts import FORMS, this_caller, throttle
+from accounts import FORMS, throttle
+from rest.callers import caller
 
 FORM_SECONDS = 10  # for a form to arrive, in total
 FORM_TYPE = "application/x-www-form-urlencoded"
@@ -18,7 +19,7 @@ def receive_form() -> None:
     request.environ["CONTENT_TYPE"] = FORM_TYPE if is_form else ""
     if not is_form:
         return
-    throttle(FORMS, this_caller())
+    throttle(FORMS, caller(request.remote_addr))
     if not sent_from_here():
         abort(403, "This form was sent from another site, so nothing was changed.")
     if kind != FORM_TYPE:

@@ -46,7 +46,7 @@ class Checkout:
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.ports = folder / "copy", {"8000": free_port(), "8001": free_port()}
-        private = shutil.ignore_patterns(".*", "*.db*", "node_modules", "__pycache__")
+        private = shutil.ignore_patterns(".git", ".venv*", ".*_cache", "*.db*", "node_modules")
         shutil.copytree(REPOSITORY, self.folder, ignore=private)
         (self.folder / "web/static/fonts").mkdir()  # static files may stand in folders
         # The environment of these tests stands in for a new one. pip only checks that it would do.
