@@ -68,7 +68,7 @@ class KeyStore(Store):
         key = self.find(key_id)
         return key and self._limiter.hit(key_id, quota, key.usage)
 
-    def left_of(self, key: ApiKey, quota: Quota) -> Allowance:
+    def left_in_row(self, key: ApiKey, quota: Quota) -> Allowance:
         return self._limiter.hit(key.id, quota, key.usage, cost=0)
 
     def save(self) -> None:

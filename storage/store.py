@@ -73,9 +73,9 @@ class Store(ABC):
     def left(self, key_id: str, quota: Quota) -> Allowance | None:
         """What is left of the window at this moment; counts nothing. None if the key is deleted."""
         key = self._look_up(key_id)
-        return key and self.left_of(key, quota)
+        return key and self.left_in_row(key, quota)
 
-    def left_of(self, key: ApiKey, quota: Quota) -> Allowance:
+    def left_in_row(self, key: ApiKey, quota: Quota) -> Allowance:
         """What is left of the window for a row that was just read, as by a page."""
         moment = time()
         return key.usage.within(quota, moment).allowance(quota, moment, False)
