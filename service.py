@@ -41,8 +41,9 @@ class Service(Flask):
         super().__init__(name, static_folder=None)
         self.settings = settings
         self.store = open_store(settings)
-        # Half of the open files may be connections; a quarter of these is left for requests.
-        sockets = min(settings.max_sockets, file_limit() * 3 // 8)
+        # Half of the open files may be connections; a quarter of these, 1,000 at most, is left for
+        # requests.
+        sockets = min(settings.max_sockets, max(file_limit() * 3 // 8, file_limit() // 2 - 1000))
         self.sockets = OpenSockets(sockets, settings.max_sockets_per_caller)
         self.ticker = Ticker()
         self.throttles = Limiter()  # of forms
