@@ -14,7 +14,7 @@ from werkzeug.security import check_password_hash, generate_password_hash
 
 from models import MAX_PASSWORD, Invalid, User, check_fields, database
 from ratelimit import Quota
-from rest.callers import caller
+from rest.clients import caller
 from service import current_service
 from storage.database import transaction
 from storage.outage import one_line

@@ -1,6 +1,6 @@
 """The REST endpoints, and create_app(), which builds the service; `python app.py` runs the demo."""
 
-import server.start  # first, because it says which packages are missing
+import server.start_checks  # first, because it says which packages are missing
 
 # isort: split
 import time
@@ -86,7 +86,7 @@ def create_app(settings: Settings | None = None, is_demo: bool = False) -> Servi
 
     For the demo, gunicorn.conf.py creates a user with a key once the port is bound.
     """
-    server.start.refuse_other_servers()
+    server.start_checks.refuse_other_servers()
     settings = settings or load()
     open_database(settings)
 

@@ -16,8 +16,8 @@ chdir = str(Path(__file__).parent)  # even when it is started from another folde
 sys.path.insert(0, chdir)
 
 from commands import demo
-from server import start
-from server.log import Log
+from server import start_checks
+from server.log import RedactingLogger
 from server.worker import Worker
 from settings import MAKE_SECRET, SettingsError, load, misspelled, raise_file_limit
 from storage.database import create_tables
@@ -33,7 +33,7 @@ worker_class = Worker
 SUPPORTED_WORKERS["gevent"] = "server.worker.Worker"  # so that `-k gevent` leads to it, too
 # With SQLite, each worker would keep its own counts, and double every limit.
 workers = 1 if settings.sqlite else settings.web_concurrency
-logger_class = Log
+logger_class = RedactingLogger
 # Without query and referrer, which may hold keys.
 access_log_format = '%(h)s "%(m)s %(U)s" %(s)s %(B)s %(L)ss'
 worker_connections = files // 2  # the rest is for what requests open
@@ -70,7 +70,7 @@ def on_starting(arbiter: Arbiter) -> None:
             raise SettingsError(f"--{option.replace('_', '-')} is not supported")
     create_tables(settings)
     if settings.sqlite:
-        start.lock(settings.sqlite)
+        start_checks.lock_database(settings.sqlite)
 
 
 def when_ready(arbiter: Arbiter) -> None:

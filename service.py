@@ -12,7 +12,7 @@ from werkzeug.exceptions import abort
 from werkzeug.routing import MapAdapter
 
 from ratelimit import Limiter
-from rest.callers import trust_routers
+from rest.clients import trust_routers
 from rest.headers import ALLOWANCE, API_HEADERS, PREFLIGHT, limit_headers
 from rest.problems import is_api, json_text
 from settings import HERE, Settings, file_limit

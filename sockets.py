@@ -8,7 +8,7 @@ from flask_sock import Sock
 from simple_websocket import Server
 
 import auth
-from rest.callers import caller
+from rest.clients import caller
 from rest.timestamps import display, timestamp
 from service import SOCKETS, current_service
 from ws import connection

@@ -15,7 +15,7 @@ LINE_CHARACTERS = 1000  # at most; the rest of a longer line is cut off
 CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 
 
-class Redacting(logging.Formatter):
+class RedactingFormatter(logging.Formatter):
     """Redacts every line: gunicorn quotes request lines that it cannot parse.
 
     Control characters are removed before that: they might break a key, or begin a forged line.
@@ -31,13 +31,13 @@ class Redacting(logging.Formatter):
         return CONTROL.sub("", text)
 
 
-class Log(Logger):
+class RedactingLogger(Logger):
     """gunicorn's logger, redacted, and used for the whole process."""
 
     def setup(self, cfg: Any) -> None:
         super().setup(cfg)
         for handler in self.error_log.handlers + self.access_log.handlers:
-            handler.setFormatter(Redacting(self.error_fmt, self.datefmt))
+            handler.setFormatter(RedactingFormatter(self.error_fmt, self.datefmt))
         logging.root.handlers = list(self.error_log.handlers)
         logging.root.setLevel(self.loglevel)
         # At level DEBUG, peewee would log password hashes and addresses.

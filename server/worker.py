@@ -15,7 +15,7 @@ from gevent.server import StreamServer
 from gunicorn.workers.ggevent import GeventWorker
 
 from models import database
-from server import repairs
+from server import gunicorn_patches
 from server.background import SYNC_SECONDS, sync
 from ws.tcp import TURN_SECONDS, drain
 
@@ -55,7 +55,7 @@ class Worker(GeventWorker):
         StreamServer.max_accept = MAX_ACCEPT
         self.cfg.set("workers", 1)  # with more, gunicorn would accept one connection at a time
         self.cfg.set("graceful_timeout", GRACEFUL_SECONDS)
-        repairs.apply(self.cfg)
+        gunicorn_patches.apply(self.cfg)
         gevent.spawn(self.wsgi.ticker.run)
         gevent.spawn(self.close_sockets)
         syncing = gevent.spawn(self.keep_in_sync)
@@ -94,7 +94,7 @@ class Worker(GeventWorker):
         if unread(req):
             req.force_close()  # gunicorn says so in the response, and raises StopIteration
         try:
-            with repairs.ResponseSocket(sock) as response:
+            with gunicorn_patches.ResponseSocket(sock) as response:
                 super().handle_request(listener_name, req, response, addr)
         finally:
             if unread(req):

@@ -7,7 +7,7 @@ from flask import request
 
 import app as service
 import settings
-from rest.callers import caller
+from rest.clients import caller
 from settings import Settings
 
 FORWARDED = {

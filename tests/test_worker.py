@@ -13,8 +13,8 @@ from gunicorn import util
 from gunicorn.config import Config
 from gunicorn.http import wsgi
 
-from server import repairs
-from server.log import Log
+from server import gunicorn_patches
+from server.log import RedactingLogger
 from server.worker import Worker
 
 GET = b"GET / HTTP/1.1\r\nHost: a\r\n\r\n"
@@ -24,7 +24,7 @@ GET = b"GET / HTTP/1.1\r\nHost: a\r\n\r\n"
 def worker() -> Iterator[Worker]:
     """A worker whose application answers `Hello`, as it is before it is run."""
     cfg = Config()
-    worker = Worker(1, os.getpid(), [], None, 30, cfg, Log(cfg))
+    worker = Worker(1, os.getpid(), [], None, 30, cfg, RedactingLogger(cfg))
     worker.connections = Pool(100)
     worker.wsgi = hello
     yield worker
@@ -49,10 +49,10 @@ def connected(worker: Worker, type: int = socket.SOCK_DGRAM) -> Iterator[Any]:
         serving.kill()
 
 
-def test_repairs_spare_gunicorn_work(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_patches_spare_gunicorn_work(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(util, "http_date", lambda now: f"second {now:d}")
     monkeypatch.setattr(wsgi, "WSGIErrorsWrapper", lambda cfg: object())
-    repairs.apply(worker.cfg)
+    gunicorn_patches.apply(worker.cfg)
     monkeypatch.delattr(Config, "__getattr__")  # plain attributes are left
     first, second = (wsgi.base_environ(worker.cfg)["wsgi.errors"] for _ in range(2))
     assert first is second

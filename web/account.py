@@ -12,7 +12,7 @@ from werkzeug.exceptions import abort
 import accounts
 from accounts import SIGN_UPS, throttle, try_password
 from models import Invalid, User, check_fields, database
-from rest.callers import caller
+from rest.clients import caller
 from service import current_service
 
 View = Callable[..., ResponseReturnValue]

@@ -5,7 +5,7 @@ from flask import request
 from werkzeug.exceptions import RequestTimeout, abort
 
 from accounts import FORMS, throttle
-from rest.callers import caller
+from rest.clients import caller
 
 FORM_SECONDS = 10  # for a form to arrive, in total
 FORM_TYPE = "application/x-www-form-urlencoded"

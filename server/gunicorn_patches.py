@@ -1,5 +1,6 @@
-"""What repairs gunicorn 27.0, or makes it faster; what uses private APIs is in a row of the
-table in docs/design.md, and works without the others.
+"""Repairs of gunicorn 27.0, and what makes it faster.
+
+What uses private APIs is in a row of the table in docs/design.md, and works without the others.
 """
 
 import errno

@@ -1,4 +1,4 @@
-"""Who is calling: the client's address, behind routers, too."""
+"""Which client sent a request: its address, behind routers, too."""
 
 import re
 from ipaddress import IPv6Address, ip_address

@@ -37,7 +37,7 @@ def refuse_other_servers() -> None:
         )
 
 
-def lock(file: Path) -> None:
+def lock_database(file: Path) -> None:
     """Raises SettingsError if another service uses this SQLite file, which would double all limits.
 
     The lock is on a file beside it: to close a second descriptor of the database would end SQLite's
