@@ -1,15 +1,15 @@
 """The connections of pages and commands: opening the database, and creating its tables."""
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from peewee import PeeweeException, PostgresqlDatabase
+from peewee import Model, PeeweeException, PostgresqlDatabase, SchemaManager
 from playhouse.migrate import SchemaMigrator
 
-from models import TABLES, database
+from models import TABLES, ApiKey, database
 from settings import Settings, SettingsError
 from storage import sqlite
 from storage.outage import one_line
@@ -23,6 +23,7 @@ USERS_AFTER_KEYS = "set_config('citus.multi_shard_modify_mode', 'sequential', tr
 # new column waits for a table that is in use, all requests wait behind it, so it may not wait long.
 ONE_AT_A_TIME = "SELECT pg_advisory_xact_lock(20261121)"
 SHORT_LOCKS = "SELECT set_config('lock_timeout', '20ms', true)"
+REVOKED = "FROM api_key WHERE revoked_at IS NOT NULL"
 
 
 def backend(settings: Settings) -> Any:
@@ -47,32 +48,40 @@ def open_store(settings: Settings) -> Store:
 
 @contextmanager
 def command_connection(settings: Settings) -> Iterator[None]:
-    """One connection, on which a query may wait: for commands, and for a start."""
-    before = database.obj
+    """Connect, for a command: from now on, this process has one connection, whose queries may wait.
+
+    Not for a process that serves.
+    """
     database.initialize(backend(settings).CommandDatabase(settings.database_url))
-    try:
-        with database.connection_context():
-            yield
-    finally:
-        database.initialize(before)
+    with database.connection_context():
+        yield
 
 
 @contextmanager
-def transaction() -> Iterator[None]:
-    """A transaction for whatever stores or ends a key, a user or a password; may be nested."""
-    with database.connection_context(), database.atomic():
-        if isinstance(database.obj, PostgresqlDatabase):
-            database.execute_sql(f"SELECT {ON_DISK}, {USERS_AFTER_KEYS}")
+def transaction(on: Any = None) -> Iterator[None]:
+    """A transaction for whatever stores or ends a key, a user or a password; may be nested.
+
+    `on` is a connection other than that of pages and commands.
+    """
+    chosen = on or database.obj
+    with chosen.connection_context(), chosen.atomic():
+        if isinstance(chosen, PostgresqlDatabase):
+            chosen.execute_sql(f"SELECT {ON_DISK}, {USERS_AFTER_KEYS}")
         yield
 
 
 def create_tables(settings: Settings) -> None:
-    """Create what is missing in the database; raises SettingsError if it cannot be used."""
+    """Create what is missing in the database; raises SettingsError if it cannot be used.
+
+    Keys that a version before 1.2 has revoked, and kept, are deleted: they would be valid again.
+    """
     try:
         if settings.sqlite and not settings.sqlite.exists():
             create_file(settings.sqlite)
-        with command_connection(settings):
-            create_missing()
+        own = backend(settings).CommandDatabase(settings.database_url)
+        with own.connection_context():
+            create_missing(own)
+            delete_revoked(own)
         if settings.sqlite and not os.access(settings.sqlite, os.W_OK):
             raise OSError("the file cannot be written")
     except (OSError, PeeweeException) as error:
@@ -92,29 +101,46 @@ def create_file(file: Path) -> None:
     file.touch(mode=0o600)
 
 
-def create_missing() -> None:
+def create_missing(own: Any) -> None:
     """Create what is missing; a database that lacks nothing is only read, and nothing is locked."""
-    if not missing():
+    if not any(lacking(own, table) for table in TABLES):
         return
-    with transaction():
-        if isinstance(database.obj, PostgresqlDatabase):
-            database.execute_sql(ONE_AT_A_TIME)
-            database.execute_sql(SHORT_LOCKS)
-        for create in missing():
-            create()
+    with transaction(own):
+        if isinstance(own, PostgresqlDatabase):
+            own.execute_sql(ONE_AT_A_TIME)
+            own.execute_sql(SHORT_LOCKS)
+        for table in TABLES:
+            create_table(own, table)
 
 
-def missing() -> list[Callable[[], object]]:
-    """What creates each table and column that the database lacks, and their indexes."""
-    creates: list[Callable[[], object]] = []
-    migrator = SchemaMigrator.from_database(database.obj)
-    for table in TABLES:
-        name, fields = table._meta.table_name, table._meta.columns
-        stored = {column.name for column in database.get_columns(name)}
-        lacking = [column for column in fields if column not in stored]
-        for column in lacking if stored else ():
-            add = migrator.alter_add_column(name, column, fields[column], allow_not_null=True)
-            creates.append(add.run)
-        if lacking:
-            creates.append(table.create_table)  # and indexes; leaves alone what exists
-    return creates
+def create_table(own: Any, table: type[Model]) -> None:
+    """Create the table or the columns that are missing, and their indexes."""
+    name, fields = table._meta.table_name, table._meta.columns
+    columns, migrator = lacking(own, table), SchemaMigrator.from_database(own)
+    for column in columns if len(columns) < len(fields) else ():
+        migrator.alter_add_column(name, column, fields[column], allow_not_null=True).run()
+    if columns:
+        SchemaManager(table, own).create_all()  # leaves alone what exists
+
+
+def lacking(own: Any, table: type[Model]) -> list[str]:
+    """The columns that the stored table lacks: all of them, if there is no table."""
+    there = stored(own, table)
+    return [column for column in table._meta.columns if column not in there]
+
+
+def stored(own: Any, table: type[Model]) -> set[str]:
+    """The names of the columns that the stored table has."""
+    return {column.name for column in own.get_columns(table._meta.table_name)}
+
+
+def delete_revoked(own: Any) -> None:
+    """Delete the keys that were revoked when a row was kept for them, with a time in `revoked_at`.
+
+    Where there are none, the database is only read.
+    """
+    if "revoked_at" not in stored(own, ApiKey) - ApiKey._meta.columns.keys():
+        return
+    if own.execute_sql(f"SELECT id {REVOKED} LIMIT 1").fetchone():
+        with transaction(own):
+            own.execute_sql(f"DELETE {REVOKED}")

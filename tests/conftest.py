@@ -112,12 +112,13 @@ def app(
     monkeypatch.setattr(accounts, "BUCKETS", 10**12)  # so that no two names share one by chance
     create_tables(config)
     made = create_app(config)
+    connections = models.database.obj  # a command uses another one
     made.jinja_env.bytecode_cache = templates
     started = time.time()
     made.throttles = Limiter(lambda: started)  # no minute turns in a test
     yield made
     made.store.close()
-    models.database.close_all()
+    connections.close_all()
 
 
 @pytest.fixture

@@ -39,7 +39,6 @@ from storage import outage, postgres
 from storage import store as stores
 from storage.database import (
     command_connection,
-    create_missing,
     create_tables,
     open_store,
     transaction,
@@ -453,13 +452,26 @@ def test_deleted_key_is_a_bad_key(store: Store, new_id: NewId, place: Settings) 
 
 
 def test_many_may_start_at_once_on_an_empty_database(cluster: Cluster) -> None:
-    def start(_: int) -> None:
-        with models.database.connection_context():
-            create_missing()
-
     settings = load({"DATABASE_URL": cluster.new_database()})
-    with command_connection(settings), ThreadPoolExecutor(3) as threads:
-        assert list(threads.map(start, range(3))) == [None] * 3
+    with ThreadPoolExecutor(3) as threads:
+        assert list(threads.map(create_tables, [settings] * 3)) == [None] * 3
+
+
+def test_keys_that_an_old_version_revoked_are_deleted(
+    place: Settings, store: Store, new_id: NewId, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It kept their rows, with a time in a column that is no longer known."""
+    known = {name: field for name, field in ApiKey._meta.columns.items() if name != "revoked_at"}
+    monkeypatch.setattr(ApiKey._meta, "columns", known)
+    live, revoked = new_id(), new_id()
+    if "revoked_at" not in {column.name for column in models.database.get_columns("api_key")}:
+        models.database.execute_sql("ALTER TABLE api_key ADD COLUMN revoked_at BIGINT")
+    models.database.execute_sql(f"UPDATE api_key SET revoked_at = 1 WHERE id = '{revoked}'")
+    create_tables(place)
+    with models.database.atomic():  # for which a start would wait if it wrote once more
+        models.database.execute_sql("UPDATE api_key SET revoked_at = NULL")
+        create_tables(place)
+    assert (store.find(revoked), key_of(store, live).id) == (None, live)
 
 
 @in_postgres
