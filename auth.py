@@ -12,7 +12,7 @@ from typing import Any
 from flask import request
 
 from models import DEFAULT_TYPE, PREFIXES, ApiKey, Invalid, User, check_fields, now
-from ratelimit import DEFAULT_TIER, WINDOWS, Allowance, Quota
+from ratelimit import DEFAULT_TIER, UNIT_NAMES, Allowance, Quota
 from rest.headers import ALLOWANCE
 from rest.problems import Problem
 from rest.timestamps import date_time
@@ -122,7 +122,7 @@ def bad_key() -> Problem:
 
 def used_up(allowance: Allowance) -> Problem:
     quota, reset = allowance.quota, date_time(allowance.reset)
-    detail = f"All {quota.limit:,} requests of {WINDOWS[quota.seconds]} are used up."
+    detail = f"All {quota.limit:,} requests of this {UNIT_NAMES[quota.seconds]} are used up."
     retry = {"Retry-After": str(allowance.seconds_left)}
     members = {"type": QUOTA_EXCEEDED, "violated-policies": [quota.tier], "reset_time": reset}
     return Problem(429, "rate_limited", detail, headers=retry, **members)

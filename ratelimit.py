@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 UNITS = {"second": 1, "minute": 60, "hour": 3600, "day": 86400}
-WINDOWS = {1: "this second", 60: "this minute", 3600: "this hour", 86400: "today"}  # in words
+UNIT_NAMES = {seconds: unit for unit, seconds in UNITS.items()}
 QUOTA = re.compile(rf"([a-z][a-z0-9_-]{{0,31}})=([1-9][0-9]{{0,11}})/({'|'.join(UNITS)})")
 DEFAULT_TIER = "free"
 CLOCK_SKEW = 60  # seconds by which clocks may differ; see Usage.within

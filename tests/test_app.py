@@ -199,7 +199,7 @@ def test_limit_refuses_the_sixth_of_five_calls(server: Server) -> None:
         "type": "https://iana.org/assignments/http-problem-types#quota-exceeded",
         "title": "Too Many Requests",
         "status": 429,
-        "detail": "All 5 requests of today are used up.",
+        "detail": "All 5 requests of this day are used up.",
         "code": "rate_limited",
         "violated-policies": ["five"],
         "reset_time": reset_time,

@@ -10,7 +10,7 @@ from peewee import PeeweeException
 from werkzeug.exceptions import HTTPException
 
 import models
-from ratelimit import UNITS, WINDOWS
+from ratelimit import UNIT_NAMES
 from rest.problems import is_api
 from rest.timestamps import date_time, display
 from service import Service
@@ -57,9 +57,7 @@ def register(app: Service) -> None:
     app.jinja_env.trim_blocks = app.jinja_env.lstrip_blocks = True
     filters = {"number": "{:,}".format, "date_time": date_time, "display": display}
     app.jinja_env.filters |= filters
-    units = {seconds: unit for unit, seconds in UNITS.items()}
-    app.jinja_env.globals |= {"models": models, "settings": app.settings, "units": units}
-    app.jinja_env.globals["windows"] = WINDOWS
+    app.jinja_env.globals |= {"models": models, "settings": app.settings, "units": UNIT_NAMES}
     app.register_blueprint(bp)
 
 
