@@ -50,7 +50,7 @@ def require_api_key(
         @wraps(view)
         def guarded(**arguments: object) -> dict[str, object]:
             key = require_key(request.headers.get("X-API-Key"))
-            allowance = count_request(key, within_limit) if counted else left(key)
+            allowance = count_request(key, within_limit) if counted else peek(key)
             return view(key, allowance, **arguments)
 
         return guarded
@@ -89,23 +89,22 @@ def count_request(key: ApiKey, within_limit: bool = True) -> Allowance:
     Raises Problem 401 if the key was just deleted, 429 if nothing was left for a request that
     must be within the limit, and PeeweeException.
     """
-    allowance = _shown(current_service.store.hit(key.id, quota_of(key)))
+    allowance = current_service.store.hit(key.id, quota_of(key))
+    if allowance is None:
+        raise bad_key()
+    show(allowance)
     if within_limit and not allowance.accepted:
         raise used_up(allowance)
     return allowance
 
 
-def left(key: ApiKey) -> Allowance:
-    """What is left at this moment, in the headers of the response, too; counts nothing.
-
-    Raises Problem 401 if the key was just deleted, and PeeweeException.
-    """
-    return _shown(current_service.store.left(key.id, quota_of(key)))
+def peek(key: ApiKey) -> Allowance:
+    """What is left, in the headers of the response, too; counts nothing."""
+    return show(current_service.store.peek(key, quota_of(key)))
 
 
-def _shown(allowance: Allowance | None) -> Allowance:
-    if allowance is None:
-        raise bad_key()
+def show(allowance: Allowance) -> Allowance:
+    """Let the response have it in its headers."""
     request.environ[ALLOWANCE] = allowance
     return allowance
 

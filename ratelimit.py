@@ -69,9 +69,7 @@ class Usage(NamedTuple):
         return Allowance(quota, accepted, left, self.reset, math.ceil(self.reset - now), self.total)
 
     def plus(self, later: "Usage") -> "Usage":
-        """This and later requests, if any. If they are in a new window, `used` starts again."""
-        if not later.total:  # its `reset` of 0 must not begin a new window
-            return self
+        """This and later requests. If they are in a new window, `used` starts again."""
         used = self.used if self.reset == later.reset else 0
         return Usage(self.total + later.total, later.reset, used + later.used)
 
@@ -106,14 +104,21 @@ class Limiter:
         self.counted: dict[str, Usage] = {}  # of each key
         self._clock = clock
 
-    def hit(self, key: str, quota: Quota, stored: Usage = NOTHING, cost: int = 1) -> Allowance:
-        """Count a request if the window's allowance is not used up; a cost of 0 counts nothing."""
+    def hit(self, key: str, quota: Quota, stored: Usage = NOTHING) -> Allowance:
+        """Count a request if the window's allowance is not used up."""
         now = self._clock()
-        counted = self.counted.get(key, NOTHING)
-        usage = stored.plus(counted).within(quota, now)
+        usage = self._usage(key, stored).within(quota, now)
         accepted = usage.used < quota.limit
-        if accepted and cost:
-            request = Usage(cost, usage.reset, cost)
-            self.counted[key] = counted.plus(request)
+        if accepted:
+            request = Usage(1, usage.reset, 1)
+            self.counted[key] = self.counted.get(key, NOTHING).plus(request)
             usage = usage.plus(request)
         return usage.allowance(quota, now, accepted)
+
+    def peek(self, key: str, quota: Quota, stored: Usage = NOTHING) -> Allowance:
+        """What is left of the window; counts nothing."""
+        now = self._clock()
+        return self._usage(key, stored).within(quota, now).allowance(quota, now, False)
+
+    def _usage(self, key: str, stored: Usage) -> Usage:
+        return stored.plus(self.counted[key]) if key in self.counted else stored

@@ -136,6 +136,8 @@ class KeyStore(Store):
 
     def save(self) -> None:
         """A request counts for the hour in which it is saved."""
+        if not self._chart:
+            return
         moment, chart, self._chart = now(), self._chart, Counter()
         try:
             for ids in parts(sorted(chart)):  # in one order in all processes, so without deadlock
@@ -145,6 +147,7 @@ class KeyStore(Store):
                     del chart[key_id]
         finally:
             self._chart.update(chart)  # adds what is not saved
+        self.delete_old_rows()
 
     def close(self) -> None:
         super().close()

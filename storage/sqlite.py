@@ -5,6 +5,8 @@ processes. What pages and commands store waits for the disk, and counts don't.
 """
 
 import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -68,8 +70,8 @@ class KeyStore(Store):
         key = self.find(key_id)
         return key and self._limiter.hit(key_id, quota, key.usage)
 
-    def left_in_row(self, key: ApiKey, quota: Quota) -> Allowance:
-        return self._limiter.hit(key.id, quota, key.usage, cost=0)
+    def peek(self, key: ApiKey, quota: Quota) -> Allowance:
+        return self._limiter.peek(key.id, quota, key.usage)
 
     def save(self) -> None:
         """A request counts for the hour in which it is saved."""
@@ -79,19 +81,27 @@ class KeyStore(Store):
         counted = sorted(self._limiter.counted.items())  # in the table's order, so it writes less
         usage = [(u.total, u.used, u.reset, u.reset, moment, key) for key, u in counted]
         hours = [(moment - moment % HOUR, key, use.total) for key, use in counted]
-        try:
-            with connection:  # commits, or rolls back
-                connection.execute("BEGIN IMMEDIATE")
-                connection.executemany(SAVE, usage)  # which peewee does not have
-                connection.executemany(SAVE_HOUR, hours)
-        except sqlite3.Error as error:
-            raise OperationalError(str(error)) from None
+        with peewee_errors(), connection:  # which commits, or rolls back
+            connection.execute("BEGIN IMMEDIATE")
+            connection.executemany(SAVE, usage)  # which peewee does not have
+            connection.executemany(SAVE_HOUR, hours)
         self._limiter.counted = {}  # all of it was saved, because no other greenlet ran
         self.forget()  # the rows lack what was saved
+        self.delete_old_rows()
 
     def close(self) -> None:
         super().close()
         self._database.close()
 
     def _ask(self, query: str, *values: object) -> list[Any]:
-        return list(self._database.execute_sql(query, values))
+        with peewee_errors():  # peewee's own end before the rows are read
+            return self._database.execute_sql(query, values).fetchall()
+
+
+@contextmanager
+def peewee_errors() -> Iterator[None]:
+    """Raises OperationalError, as peewee does, in place of an error of SQLite."""
+    try:
+        yield
+    except sqlite3.Error as error:
+        raise OperationalError(str(error)) from None

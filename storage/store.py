@@ -1,7 +1,6 @@
 """What the service asks about keys and counts, whichever database has them."""
 
 import logging
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator
 from time import monotonic, time
@@ -18,9 +17,8 @@ log = logging.getLogger(__name__)
 
 KNOWN_SECONDS = 0.5  # how long a row that was found is remembered
 LAST_SECONDS = 1  # how long the last save is retried at a stop
-TIDY_SECONDS = 60  # after a key was used, until old rows are deleted
-# How many rows a query names at most; SQLite before 3.32 allows 999. At each sync, so many old rows
-# are deleted, which takes 5 ms. That is 1,000 a second; a million keys in use make 280 a second.
+# How many rows a query names at most; SQLite before 3.32 allows 999. After each save, so many old
+# rows are deleted, which takes 5 ms. That is 1,000 a second; a million keys in use make 280.
 MAX_ROWS = 500
 # In SQL where building a query with peewee would take long.
 COLUMNS = ApiKey._meta.columns
@@ -41,8 +39,7 @@ class Store(ABC):
     lost = "could not be saved"  # what it means that the last save has failed
 
     def __init__(self) -> None:
-        self._rows: dict[str, ApiKey] = {}  # by id
-        self._forget_at = self._tidy_at = 0.0  # by `monotonic`
+        self.forget()
 
     def find(self, key_id: str) -> ApiKey | None:
         """The key with this id, ended or not.
@@ -51,15 +48,15 @@ class Store(ABC):
         """
         if monotonic() > self._forget_at:
             self.forget()
-        rows = self._rows  # `forget` may replace it during the query, which then was too early
-        if key_id not in rows and (key := self._look_up(key_id)):
-            rows[key_id] = key
-        return rows.get(key_id)
+        known = self._known  # a query that began before `forget` fills what nobody reads any more
+        if key_id not in known and (key := self._look_up(key_id)):
+            known[key_id] = key
+        return known.get(key_id)
 
     def forget(self) -> None:
         """Look up every key again, because its row may have changed."""
-        self._rows, self._forget_at = {}, monotonic() + KNOWN_SECONDS
-        self._tidy_at = min(self._tidy_at, monotonic() + TIDY_SECONDS)
+        self._known: dict[str, ApiKey] = {}  # by id
+        self._forget_at = monotonic() + KNOWN_SECONDS
 
     def _look_up(self, key_id: str) -> ApiKey | None:
         for row in self._ask(FIND, key_id):
@@ -70,13 +67,8 @@ class Store(ABC):
     def hit(self, key_id: str, quota: Quota) -> Allowance | None:
         """Count a request if the window's allowance is not used up; None if the key is deleted."""
 
-    def left(self, key_id: str, quota: Quota) -> Allowance | None:
-        """What is left of the window at this moment; counts nothing. None if the key is deleted."""
-        key = self._look_up(key_id)
-        return key and self.left_in_row(key, quota)
-
-    def left_in_row(self, key: ApiKey, quota: Quota) -> Allowance:
-        """What is left of the window for a row that was just read, as by a page."""
+    def peek(self, key: ApiKey, quota: Quota) -> Allowance:
+        """What is left of the window, as a row says that was just read; counts nothing."""
         moment = time()
         return key.usage.within(quota, moment).allowance(quota, moment, False)
 
@@ -97,15 +89,13 @@ class Store(ABC):
 
     @abstractmethod
     def save(self) -> None:
-        """Save what was counted. If nothing was, the database is not asked: it may sleep."""
+        """Save what was counted, and delete old rows.
+
+        If nothing was counted, the database is not asked: it may sleep.
+        """
 
     def delete_old_rows(self) -> None:
-        """Delete some hours of more than a day ago, and some keys that ended a day ago.
-
-        If there are none left, it does nothing until a minute after a key was used.
-        """
-        if monotonic() < self._tidy_at:
-            return
+        """Delete some hours of more than a day ago, and some keys that ended a day ago."""
         query = "SELECT hour, key_id FROM hourly_usage WHERE hour < ? ORDER BY hour LIMIT ?"
         if hours := self._ask(query, now() - (CHART_HOURS + 1) * HOUR, MAX_ROWS):
             oldest = hours[0][0]
@@ -116,15 +106,14 @@ class Store(ABC):
         query = "SELECT id FROM api_key WHERE revoked_at < ? OR expires_at < ? LIMIT ?"
         if keys := [key_id for (key_id,) in self._ask(query, yesterday, yesterday, MAX_ROWS)]:
             self._ask(f"DELETE FROM api_key WHERE id IN ({places(keys)})", *keys)
-        if not hours and not keys:
-            self._tidy_at = math.inf
 
     def close(self) -> None:
         """Save what is left, and close the database."""
         deadline = monotonic() + LAST_SECONDS
         while True:
             try:
-                return self.save()
+                self.save()
+                return None
             except PeeweeException as error:
                 if monotonic() > deadline:
                     return log.error("the last requests %s: %s", self.lost, one_line(error))

@@ -74,7 +74,7 @@ def security() -> str:
     with models.database.connection_context():
         listed = list(g.user.keys.where(ApiKey.live() | expired_lately).order_by(*order))
         hours = hourly_requests(g.user)
-    usage = [(key, current_service.store.left_in_row(key, auth.quota_of(key))) for key in listed]
+    usage = [(key, current_service.store.peek(key, auth.quota_of(key))) for key in listed]
     page = {"keys": usage, "hours": hours}
     return render_template("security.html", lifetimes=LIFETIMES, nonce=auth.random_text(8), **page)
 
