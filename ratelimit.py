@@ -25,14 +25,14 @@ class Quota(NamedTuple):
     seconds: int
 
     def window_ends(self, now: float) -> tuple[int, int]:
-        """When the current window ends, at the earliest and at the latest.
+        """When the current window ends by this clock, and by one that is a minute ahead.
 
-        A stored window that ends at one of these, or between them, goes on: a clock that is ahead
-        by less than CLOCK_SKEW, and by less than a window, has begun it. So such clocks open no
-        window twice, and neither does a clock that is set back by so little.
+        A stored window with either end goes on: such a clock has begun it. So clocks that differ
+        by less than CLOCK_SKEW, and by less than a window, open no window twice, and neither does
+        a clock that is set back by so little.
         """
-        step = min(CLOCK_SKEW, self.seconds)
-        return window_end(now, self.seconds), window_end(now + step, self.seconds)
+        skew = min(CLOCK_SKEW, self.seconds)
+        return window_end(now, self.seconds), window_end(now + skew, self.seconds)
 
 
 def window_end(now: float, seconds: int) -> int:
@@ -60,8 +60,8 @@ class Usage(NamedTuple):
 
     def within(self, quota: Quota, now: float) -> "Usage":
         """What is used of the current window: nothing, if it is another one than at `reset`."""
-        earliest, latest = quota.window_ends(now)
-        return self if self.reset in range(earliest, latest + 1) else Usage(self.total, earliest)
+        end, ahead = quota.window_ends(now)
+        return self if self.reset in (end, ahead) else Usage(self.total, end)
 
     def allowance(self, quota: Quota, now: float, accepted: bool) -> Allowance:
         """What is left of the window that ends at `reset`."""

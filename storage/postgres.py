@@ -29,10 +29,10 @@ KEYS, PAGES = 7, 3  # connections of each process
 # A statement that was given up ends on the server, too, and does not keep its connection there.
 SESSION = f"SET statement_timeout = {int(1000 * ANSWER_SECONDS)}"
 NO_SYNC = "; SET synchronous_commit = off"  # no count waits for the disk
-# The window of a row goes on if its end lies between %(end)s and %(latest)s: Quota.window_ends.
-USED = "1 + CASE WHEN reset BETWEEN %(end)s AND %(latest)s THEN used ELSE 0 END"
+GOES_ON = "reset IN (%(end)s, %(ahead)s)"  # as in Usage.within
+USED = f"1 + CASE WHEN {GOES_ON} THEN used ELSE 0 END"
 HIT = f"""UPDATE api_key SET total = total + 1, used = {USED}, last_used_at = %(now)s,
-    reset = CASE WHEN reset BETWEEN %(end)s AND %(latest)s THEN reset ELSE %(end)s END
+    reset = CASE WHEN {GOES_ON} THEN reset ELSE %(end)s END
     WHERE id = %(id)s AND {USED} <= %(limit)s RETURNING total, reset, used"""
 ADD_HOUR = """INSERT INTO hourly_usage (hour, key_id, requests)
     SELECT ?, * FROM unnest(?::text[], ?::bigint[])
@@ -125,8 +125,8 @@ class KeyStore(Store):
 
     def hit(self, key_id: str, quota: Quota) -> Allowance | None:
         moment = time.time()
-        end, latest = quota.window_ends(moment)
-        values = {"id": key_id, "end": end, "latest": latest}
+        end, ahead = quota.window_ends(moment)
+        values = {"id": key_id, "end": end, "ahead": ahead}
         values |= {"now": int(moment), "limit": quota.limit}
         for row in self._run(HIT, values):
             self._chart[key_id] += 1
