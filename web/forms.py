@@ -19,9 +19,9 @@ def receive_form() -> None:
     request.environ["CONTENT_TYPE"] = FORM_TYPE if is_form else ""
     if not is_form:
         return
-    throttle(FORMS, caller(request.remote_addr))
-    if not sent_from_here():
+    if not sent_from_here():  # so another site cannot use up what this caller may send
         abort(403, "This form was sent from another site, so nothing was changed.")
+    throttle(FORMS, caller(request.remote_addr))
     if kind != FORM_TYPE:
         abort(415, f"A form must be sent as {FORM_TYPE}.")
     with gevent.Timeout(FORM_SECONDS, RequestTimeout()):
