@@ -21,13 +21,20 @@ from storage.outage import one_line
 
 FORMS = Quota("forms of a caller", 60, 60)
 SIGN_UPS = Quota("accounts of a caller", 20, 3600)
-WRONG_PASSWORDS = Quota("wrong passwords for an account", 100, 60)
-# By caller, too, so that a single address cannot lock the owner out.
-WRONG_PASSWORDS_OF_CALLER = Quota("wrong passwords of a caller for an account", 10, 60)
+PASSWORDS = Quota("passwords of a caller", 20, 60)
+PASSWORDS_FOR_ACCOUNT = Quota("passwords for an account", 100, 60)  # of all callers
 BUCKETS = 16384  # for each of these quotas
 
+TAKEN = "This is already taken."
 UNKNOWN_USER = f"scrypt:32768:8:1${'0' * 16}${'0' * 128}"  # a hash that matches no password
 WAITING = BoundedSemaphore(100)  # how many passwords may wait to be hashed
+
+
+def check_not_taken(username: str, email: str) -> None:
+    """Raises Invalid if the name or the address belongs to a user, which is cheaper than a hash."""
+    for field, text in {"username": username, "email": email}.items():
+        if find_user(text):
+            raise Invalid(**{field: TAKEN})
 
 
 def create(username: str, email: str, password: str) -> User:
@@ -48,8 +55,9 @@ def change(user: User, **columns: str) -> None:
 def change_password(user: User, password: str) -> str:
     """Replace the password that `user` was read with; returns the hash of the new one.
 
-    Raises Invalid if it was replaced since then, for example by an operator.
+    Raises TooManyRequests, and Invalid if it was replaced since then, for example by an operator.
     """
+    count_password()
     password_hash = hash_password(password)
     is_current = (User.id == user.id) & (User.password_hash == user.password_hash)
     with transaction():
@@ -73,7 +81,7 @@ def _taken_is_invalid() -> Iterator[None]:
         yield
     except IntegrityError as error:
         field = "email" if "email" in one_line(error) else "username"  # the index is user_email
-        raise Invalid(**{field: "This is already taken."}) from None
+        raise Invalid(**{field: TAKEN}) from None
 
 
 def find_user(name: str) -> User | None:
@@ -89,33 +97,34 @@ def hash_password(password: str) -> str:
     return str(_scrypt(generate_password_hash, password))
 
 
-def throttle(quota: Quota, *counted_for: object, cost: int = 1) -> None:
-    """Count for this caller or account; raises TooManyRequests when the quota is used up.
+def throttle(quota: Quota, *counted_for: object) -> None:
+    """Count for this caller, user or account; raises TooManyRequests when the quota is used up.
 
     Made-up names must not fill the memory, so each is counted in one of a bounded number of
-    buckets. Nobody can choose whose bucket to share, because Python's hash of a string differs
-    from process to process.
+    buckets. An attacker cannot aim at another user's bucket, because Python's hash of a string
+    differs from process to process.
     """
     bucket = f"{quota.tier} {hash((quota.tier, *counted_for)) % BUCKETS}"
-    allowance = current_service.throttles.hit(bucket, quota, cost=cost)
+    allowance = current_service.throttles.hit(bucket, quota)
     if not allowance.accepted:
         raise TooManyRequests(retry_after=allowance.seconds_left)
 
 
-def try_password(user: User | None, name: str, password: str) -> bool:
-    """Whether this is the password of the user, or nobody's if there is none of that name.
+def count_password() -> None:
+    """Count a password of this caller, before it is hashed; raises TooManyRequests."""
+    throttle(PASSWORDS, caller(request.remote_addr))
 
-    The limits are checked before the password and again after it, so even many simultaneous
-    guesses get only ten answers. A name without a user is limited as an account is. Raises
-    TooManyRequests.
+
+def try_password(user: User | None, name: str, password: str) -> bool:
+    """Whether this is the password of the user, or False if there is no user of that name.
+
+    Right or wrong, it is counted before it is hashed: first for the caller, so that one address can
+    neither lock an account nor make others wait, then for the account. A name without a user is
+    limited as an account is. Raises TooManyRequests.
     """
-    account, client = user.id if user else name.lower(), caller(request.remote_addr)
-    throttle(WRONG_PASSWORDS, account, cost=0)
-    throttle(WRONG_PASSWORDS_OF_CALLER, account, client, cost=0)
-    is_right = verify_password(user, password)
-    throttle(WRONG_PASSWORDS_OF_CALLER, account, client, cost=0 if is_right else 1)
-    throttle(WRONG_PASSWORDS, account, cost=0 if is_right else 1)
-    return is_right
+    count_password()
+    throttle(PASSWORDS_FOR_ACCOUNT, user.id if user else name.lower())
+    return verify_password(user, password)
 
 
 def verify_password(user: User | None, password: str) -> bool:

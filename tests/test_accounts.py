@@ -123,3 +123,15 @@ def test_one_password_is_hashed_at_a_time_and_a_hundred_may_wait(
     assert refusal.value.retry_after
     assert all(asking.get(timeout=30) for asking in waiting)
     assert most == 1
+
+
+def test_hash_that_fails_gives_its_place_in_the_queue_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> bool:
+        raise MemoryError
+
+    with monkeypatch.context() as patched:
+        patched.setattr(accounts, "check_password_hash", fail)
+        for _ in range(101):
+            with pytest.raises(MemoryError):
+                accounts.verify_password(None, "a password")
+    assert not accounts.verify_password(None, "a password")

@@ -23,9 +23,12 @@ import app as service
 import auth
 import models
 import settings
+from clock import Clock
 from models import ApiKey, HourlyUsage, User
 from paths import KEYS, PROFILE, SECURITY, STATUS, TEST
+from ratelimit import Limiter
 from rows import change, count
+from service import Service
 
 PASSWORD = secrets.token_urlsafe()
 SECRET = re.compile(r"sk_(?:live|test)_\w{8}_\w{38}")
@@ -154,43 +157,81 @@ def test_settings_lead_to_log_in(client: FlaskClient, page: str) -> None:
 # Throttles
 
 
-def test_ten_wrong_passwords_close_an_account(ada: FlaskClient, client: FlaskClient) -> None:
-    names = ["ada", "Ada@example.com"] * 6  # of one account
-    answers = [log_in_as(client, name, "wrong").status_code for name in names[:11]]
-    assert answers == [422] * 10 + [429]
-    refused = log_in_as(client, "Ada")
-    assert refused.status_code == 429
-    assert 1 <= int(refused.headers["Retry-After"]) <= 60
-    assert re.search("Too many attempts.*Try again in [0-9]+ s", refused.text, re.DOTALL)
+def test_twenty_passwords_a_minute_are_hashed_for_a_caller(
+    app: Flask, ada: FlaskClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Right or wrong, for whatever account and form; the one of her sign-up counts, too."""
+    names = ["ada", "Ada@example.com", "nobody"] * 6
+    assert {log_in_as(app.test_client(), name, "wrong").status_code for name in names} == {422}
+    assert log_in_as(app.test_client(), "ada").status_code == 303
+    monkeypatch.setattr(accounts, "_scrypt", mock.Mock(side_effect=AssertionError("hashed")))
+    change, deletion = f"{SECURITY}/password", f"{PROFILE}/delete"
+    right = {"password": PASSWORD, "current": PASSWORD}
+    for refused in (
+        log_in_as(app.test_client(), "ada"),
+        sign_up(app.test_client(), "bob"),
+        ada.post(change, data=right),
+        ada.post(deletion, data=right),
+    ):
+        assert refused.status_code == 429
+        assert 1 <= int(refused.headers["Retry-After"]) <= 60
+        assert re.search("Too many attempts.*Try again in [0-9]+ s", refused.text, re.DOTALL)
 
 
-def test_strangers_lock_nobody_out_until_they_are_many(app: Flask, ada: FlaskClient) -> None:
-    """Each has ten guesses; behind them, an account takes a hundred wrong ones a minute."""
+def test_change_of_a_password_hashes_two(ada: FlaskClient, client: FlaskClient) -> None:
+    assert {log_in_as(client, "ada", "wrong").status_code for _ in range(18)} == {422}
+    form = {"current": PASSWORD, "password": "a brand new one"}
+    assert ada.post(f"{SECURITY}/password", data=form).status_code == 429
+    assert log_in_as(client, "ada").status_code == 429, "the first of the two was counted"
 
-    def attempt(caller: int, password: str) -> int:
+
+def test_one_address_locks_no_account_and_five_do(app: Flask, ada: FlaskClient) -> None:
+    """What exceeds the limit of a caller does not count for the account."""
+
+    def attempt(caller: int, name: str, password: str = "wrong") -> int:
         browser = app.test_client()
         browser.environ_base["REMOTE_ADDR"] = f"192.0.2.{caller}"
-        return log_in_as(browser, "ada", password).status_code
+        return log_in_as(browser, name, password).status_code
 
-    assert {attempt(1, "wrong") for _ in range(10)} == {422}
-    assert (attempt(1, PASSWORD), attempt(2, PASSWORD)) == (429, 303)
-    assert {attempt(3 + n // 9, "wrong") for n in range(100 - 10)} == {422}
-    assert attempt(250, PASSWORD) == 429
+    assert [attempt(1, "ada") for _ in range(60)] == [422] * 20 + [429] * 40
+    for caller in range(2, 6):
+        assert {attempt(caller, "ada") for _ in range(19)} == {422}
+    assert {attempt(6, "ADA@example.com") for _ in range(3)} == {422}
+    assert attempt(7, "ada", PASSWORD) == 303, "the hundredth"
+    assert attempt(7, "ada", PASSWORD) == 429
 
 
-def test_right_password_among_too_many_at_once_gets_no_answer(
+def test_name_without_a_user_is_limited_as_an_account_is(app: Flask) -> None:
+    def attempt(number: int, name: str) -> int:
+        browser = app.test_client()
+        browser.environ_base["REMOTE_ADDR"] = f"192.0.2.{number // 20}"
+        return log_in_as(browser, name).status_code
+
+    assert {attempt(n, "nobody" if n % 2 else "NOBODY") for n in range(100)} == {422}
+    assert (attempt(101, "Nobody"), attempt(102, "somebody")) == (429, 422)
+
+
+def test_passwords_at_once_are_counted_before_they_are_hashed(
     ada: FlaskClient, client: FlaskClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Ten others fail while this one is being checked."""
+    """The others come while the first is being checked."""
+    answers = []
 
     def check(user: User | None, password: str) -> bool:
         monkeypatch.setattr(accounts, "verify_password", lambda user, password: False)
-        for _ in range(10):
-            log_in_as(client.application.test_client(), "ada", "wrong")
+        for _ in range(20):
+            answers.append(log_in_as(client.application.test_client(), "ada", "wrong"))
         return True
 
     monkeypatch.setattr(accounts, "verify_password", check)
-    assert log_in_as(client, "ada").status_code == 429
+    assert log_in_as(client, "ada").status_code == 303
+    assert [answer.status_code for answer in answers] == [422] * 18 + [429] * 2
+
+
+def test_forms_that_another_site_sends_are_not_counted(client: FlaskClient) -> None:
+    sent = {"Sec-Fetch-Site": "cross-site", "Origin": "https://mallory.example"}
+    assert {client.post("/log-in", headers=sent).status_code for _ in range(61)} == {403}
+    assert log_in_as(client, "ada").status_code == 422
 
 
 @pytest.mark.parametrize("path", ["/sign-up", "/log-out", f"{SECURITY}/keys"])
@@ -203,10 +244,22 @@ def test_sixty_forms_a_minute_are_what_a_caller_sends(ada: FlaskClient, path: st
     assert send("2001:db8:0:1::1") != 429
 
 
-def test_twenty_accounts_an_hour_are_what_an_address_makes(app: Flask) -> None:
-    names = ["a", *[f"user{n}" for n in range(21)]]
-    answers = [sign_up(app.test_client(), name).status_code for name in names]
-    assert answers == [422, *[303] * 20, 429]
+def test_twenty_accounts_an_hour_are_what_an_address_makes(
+    app: Service,
+) -> None:
+    """Mistakes and names that are taken do not count, and cost no hash."""
+    clock = Clock()
+    app.throttles = Limiter(clock.time)
+    assert sign_up(app.test_client(), "a").status_code == 422
+    assert sign_up(app.test_client(), "user0").status_code == 303
+    for taken in ({}, {"username": "ada", "email": "user0@example.com"}):
+        refused = {sign_up(app.test_client(), "USER0", **taken).status_code for _ in range(9)}
+        assert refused == {422}
+    assert {sign_up(app.test_client(), f"user{n}").status_code for n in range(1, 20)} == {303}
+    clock.now += 60
+    assert sign_up(app.test_client(), "user20").status_code == 429
+    clock.now += 3600
+    assert sign_up(app.test_client(), "user20").status_code == 303
 
 
 def test_thirty_keys_an_hour_are_what_a_user_gets(log_in: LogIn, ada: FlaskClient) -> None:
@@ -230,14 +283,17 @@ def test_thirty_keys_an_hour_are_what_a_user_gets(log_in: LogIn, ada: FlaskClien
 # The profile and the password
 
 
-def test_renaming_an_account_allows_no_more_wrong_passwords(ada: FlaskClient) -> None:
-    def is_right(password: str) -> int:
+def test_renaming_an_account_allows_no_more_passwords(app: Flask, ada: FlaskClient) -> None:
+    """They count for the number of the account, whatever it is named."""
+
+    def is_right(password: str, caller: int) -> int:
+        ada.environ_base["REMOTE_ADDR"] = f"192.0.2.{caller}"
         return ada.post(f"{PROFILE}/delete", data={"password": password}).status_code
 
-    assert {is_right("wrong") for _ in range(10)} == {422}
+    assert {is_right("wrong", n // 20) for n in range(100)} == {422}
     form = {"username": "countess", "email": "ada@example.com"}
     assert ada.post(PROFILE, data=form).status_code == 303
-    assert is_right("wrong") == is_right(PASSWORD) == 429
+    assert is_right(PASSWORD, 9) == 429
 
 
 def test_account_is_deleted_with_its_keys_by_its_password(ada: FlaskClient) -> None:

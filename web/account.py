@@ -56,6 +56,8 @@ def sign_up() -> ResponseReturnValue:
     fields = {"username": typed("username"), "email": typed("email")}
     fields["password"] = request.form.get("password", "")
     check_fields(**fields)
+    accounts.check_not_taken(fields["username"], fields["email"])
+    accounts.count_password()
     throttle(SIGN_UPS, caller(request.remote_addr))
     return start_session(accounts.create(**fields))
 
