@@ -16,7 +16,7 @@ chdir = str(Path(__file__).parent)  # even when it is started from another folde
 sys.path.insert(0, chdir)
 
 from commands import demo
-from server import start_checks
+from server import background, start_checks
 from server.log import RedactingLogger
 from server.worker import Worker
 from settings import MAKE_SECRET, SettingsError, load, misspelled, raise_file_limit
@@ -78,11 +78,12 @@ def when_ready(arbiter: Arbiter) -> None:
     arbiter.log.info("Database: %s", settings.sqlite or "PostgreSQL")
     for warning in misspelled():
         arbiter.log.warning(warning)
-    # At SIGINT, gunicorn sends the workers SIGQUIT, at which ours stop gracefully, and no signal
-    # that follows makes it kill them sooner, as a SIGINT after a SIGTERM would.
-    signal.signal(signal.SIGTERM, interrupt)
+    # All of them stop it as SIGTERM does. gunicorn would stop its workers at once, or, if it is
+    # stopping already, kill them after two seconds.
+    for number in (signal.SIGINT, signal.SIGQUIT):
+        signal.signal(number, terminate)
     if settings.sqlite:
-        signal.signal(signal.SIGHUP, signal.SIG_IGN if ignores_hangup else interrupt)
+        signal.signal(signal.SIGHUP, signal.SIG_IGN if ignores_hangup else terminate)
         # No second worker and no second master: each would keep its own counts.
         for number in (signal.SIGTTIN, signal.SIGTTOU, signal.SIGUSR2):
             signal.signal(number, signal.SIG_IGN)
@@ -96,10 +97,25 @@ def child_exit(arbiter: Arbiter, worker: Worker) -> None:
         os.execv(sys.executable, [sys.executable, "-m", "gunicorn", *sys.argv[1:]])
 
 
-def interrupt(*_: object) -> None:
-    os.kill(os.getpid(), signal.SIGINT)
+def terminate(*_: object) -> None:
+    os.kill(os.getpid(), signal.SIGTERM)
 
 
 def post_worker_init(worker: Worker) -> None:
+    """Prepare a worker, which serves after this."""
+    for number in (signal.SIGINT, signal.SIGQUIT):  # Ctrl-C reaches the worker, too
+        signal.signal(number, worker.handle_exit)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # the master gets it, too, and decides
+    worker.set_bounds()
+    background.start(worker)
     if worker.wsgi.config["IS_DEMO"]:
         demo.welcome(settings.port)  # the port is taken by now
+
+
+def worker_exit(arbiter: Arbiter, worker: Worker) -> None:
+    """Save the counts of a worker that has served.
+
+    gunicorn calls this also when one could not start, and in the master when one has vanished.
+    """
+    if worker.booted:
+        background.finish(worker)

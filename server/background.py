@@ -2,14 +2,44 @@
 
 import logging
 
+import gevent
 from peewee import PeeweeException
 
+from models import database
+from server.worker import Worker
 from service import Service
 from storage.outage import report
 
 log = logging.getLogger(__name__)
 
 SYNC_SECONDS = 0.5
+
+
+def start(worker: Worker) -> None:
+    """Begin what a worker does beside its requests; its `alive` is False once it is to stop."""
+    gevent.spawn(worker.wsgi.ticker.run)
+    gevent.spawn(close_sockets, worker)
+    worker.syncing = gevent.spawn(keep_in_sync, worker)
+
+
+def close_sockets(worker: Worker) -> None:
+    """Close the WebSockets as soon as a stop begins."""
+    while worker.alive:
+        gevent.sleep(0.1)
+    worker.wsgi.sockets.shut_down()
+
+
+def keep_in_sync(worker: Worker) -> None:
+    while worker.alive:
+        sync(worker.wsgi)
+        gevent.sleep(SYNC_SECONDS)
+
+
+def finish(worker: Worker) -> None:
+    """Save what was counted since the last time, when all requests have ended."""
+    worker.syncing.join(timeout=1)  # a save that is in progress
+    worker.wsgi.store.close()
+    database.close_all()
 
 
 def sync(service: Service) -> None:

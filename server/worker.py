@@ -5,7 +5,6 @@ the tests that fail when one of them changes.
 """
 
 import math
-import signal
 import socket
 from typing import Any
 
@@ -14,9 +13,7 @@ from gevent.lock import BoundedSemaphore
 from gevent.server import StreamServer
 from gunicorn.workers.ggevent import GeventWorker
 
-from models import database
 from server import gunicorn_patches
-from server.background import SYNC_SECONDS, sync
 from ws.tcp import TURN_SECONDS, drain
 
 SEND_SECONDS = 10  # how long a client may leave a response unread, or a body unsent
@@ -28,7 +25,7 @@ GRACEFUL_SECONDS = 1
 
 
 class Worker(GeventWorker):
-    """gunicorn's gevent worker, with the background tasks of the service.
+    """gunicorn's gevent worker, with bounds on what a connection and a request may cost.
 
     gevent starts a greenlet for each connection, in which one function calls the next:
 
@@ -44,11 +41,8 @@ class Worker(GeventWorker):
     # between.
     page_turn = BoundedSemaphore()
 
-    def run(self) -> None:
-        """Serve until `alive` is False, finish the requests, and save what was counted."""
-        for number in (signal.SIGINT, signal.SIGQUIT):  # as SIGTERM: they set `alive` to False
-            signal.signal(number, self.handle_exit)
-        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # the master gets it, too, and decides
+    def set_bounds(self) -> None:
+        """Called in the worker's process, before it serves."""
         for listener in self.sockets:
             for option in (socket.SO_RCVBUF, socket.SO_SNDBUF):  # else the kernel may keep 6 MiB
                 listener.setsockopt(socket.SOL_SOCKET, option, KERNEL_BYTES)
@@ -56,26 +50,6 @@ class Worker(GeventWorker):
         self.cfg.set("workers", 1)  # with more, gunicorn would accept one connection at a time
         self.cfg.set("graceful_timeout", GRACEFUL_SECONDS)
         gunicorn_patches.apply(self.cfg)
-        gevent.spawn(self.wsgi.ticker.run)
-        gevent.spawn(self.close_sockets)
-        syncing = gevent.spawn(self.keep_in_sync)
-        try:
-            super().run()
-        finally:
-            syncing.join(timeout=1)  # a save that is in progress
-            self.wsgi.store.close()
-            database.close_all()
-
-    def keep_in_sync(self) -> None:
-        while self.alive:
-            sync(self.wsgi)
-            gevent.sleep(SYNC_SECONDS)
-
-    def close_sockets(self) -> None:
-        """Close the WebSockets as soon as a stop begins."""
-        while self.alive:
-            gevent.sleep(0.1)
-        self.wsgi.sockets.shut_down()
 
     def handle(self, listener: Any, client: Any, addr: Any) -> None:
         """Serve a connection, whose own address gunicorn reports: a stop closes the listener."""
