@@ -8,9 +8,10 @@ from peewee import PeeweeException
 from models import database
 from server.worker import Worker
 from service import Service
-from storage.outage import report
+from storage.outage import OncePerMinute, report
 
 log = logging.getLogger(__name__)
+log.addFilter(OncePerMinute("bug in the background"))
 
 SYNC_SECONDS = 0.5
 
@@ -50,5 +51,5 @@ def sync(service: Service) -> None:
             step()
         except PeeweeException as error:
             report(error)
-        except Exception:  # or nothing would be saved any more
+        except (Exception, gevent.Timeout):  # or nothing would be saved any more
             log.exception("bug in the background")

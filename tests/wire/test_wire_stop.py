@@ -139,6 +139,26 @@ KeyStore.close = close
 """
 
 
+def test_background_goes_on_after_a_bug(start_patched: StartServer) -> None:
+    """Counts are saved, and one traceback is logged although each round fails."""
+    server = start_patched("background.SYNC_SECONDS = 0.05" + BUG)
+    eventually(lambda: server.log_lines("ValueError: a bug"))
+    key = server.new_key()
+    assert server.ask(TEST, X_API_Key=key).status == 200
+    eventually(lambda: server.execute("SELECT total FROM api_key") == [(1,)])
+    assert len(server.log_lines("Traceback")) == len(server.worker_pids)
+
+
+BUG = """
+from ws.open_sockets import OpenSockets
+
+def close_ended(self, ended):
+    raise ValueError("a bug")
+
+OpenSockets.close_ended = close_ended
+"""
+
+
 class TestHangUp:
     def test_closed_terminal_saves_stops_and_frees_the_port(self, tmp_path: Path) -> None:
         """script(1) runs the demo on a terminal of its own, as `ssh -t` does."""
