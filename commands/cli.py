@@ -2,8 +2,9 @@
 
 import os
 import re
+import select
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -18,7 +19,7 @@ from models import DAY, DEFAULT_TYPE, HOUR, PREFIXES, ApiKey, User, check_fields
 from ratelimit import DEFAULT_TIER
 from rest.timestamps import date_time
 from service import current_service
-from storage.database import command_connection, create_tables
+from storage.database import command_connection, create_tables, transaction
 from storage.outage import one_line
 
 SECONDS = {"s": 1, "m": 60, "h": HOUR, "d": DAY}
@@ -116,7 +117,7 @@ def create_key(username: str, name: str, type: str, tier: str, expires: int | No
     """Create a key and print only the key, which cannot be shown again."""
     user, tier = user_named(username), existing_tier(tier)
     end = None if expires is None else now() + expires
-    click.echo(auth.create_key(user, name, type, tier=tier, expires_at=end)[1])
+    print_key(lambda: auth.create_key(user, name, type, tier=tier, expires_at=end))
 
 
 @keys.command("rotate")
@@ -125,7 +126,7 @@ def create_key(username: str, name: str, type: str, tier: str, expires: int | No
 def rotate_key(key_id: str, grace: int) -> None:
     """Create a successor and print it; the old key stops working after the grace period."""
     key = live_key(key_id)
-    click.echo(auth.rotate_key(key, auth.grace_end(key, grace))[1])
+    print_key(lambda: auth.rotate_key(key, auth.grace_end(key, grace)))
 
 
 @keys.command("list")
@@ -189,6 +190,23 @@ def read_password(from_stdin: bool) -> str:
         return source.buffer.readline().decode().rstrip("\r\n")
     prompt = "Password (10 or more characters)"
     return str(click.prompt(prompt, hide_input=True, confirmation_prompt=True))
+
+
+def print_key(make: Callable[[], tuple[ApiKey, str]]) -> None:
+    """Make a key and print it; if it cannot be printed, nothing is changed."""
+    select.select([], [sys.stdout], [])  # wait for a slow reader before the database is locked
+    with transaction():
+        write_at_once(f"{make()[1]}\n")
+
+
+def write_at_once(text: str) -> None:
+    """Write to standard output; raises OSError.
+
+    `print` would keep what cannot be written, and fail again when the process ends.
+    """
+    data = text.encode()
+    while data:
+        data = data[os.write(sys.stdout.fileno(), data) :]
 
 
 def print_rows(columns: tuple[str, ...], pages: Iterable[list[Any]]) -> None:

@@ -15,6 +15,7 @@ from peewee import OperationalError
 
 import accounts
 import auth
+from commands.cli import write_at_once
 from models import Invalid, User, database
 from settings import HERE, SettingsError, load
 from storage.database import transaction
@@ -60,8 +61,6 @@ def welcome(port: int) -> None:
         with transaction():
             user = accounts.create("demo", "demo@example.com", password)
             _, key = auth.create_key(user, "demo")
-            # `print` would keep what cannot be written, and fail again when the process ends.
-            text = WELCOME.read_text().format(port=port, password=password, key=key)
-            os.write(sys.stdout.fileno(), text.encode())
+            write_at_once(WELCOME.read_text().format(port=port, password=password, key=key))
     except (Invalid, OSError, OperationalError) as error:
         log.warning("the demo's user and key were not created: %s", error)
