@@ -4,7 +4,6 @@ The code that relies on internals of gunicorn 27.0 and gevent 26.9 is listed in 
 the tests that fail when one of them changes.
 """
 
-import math
 import socket
 from typing import Any
 
@@ -17,10 +16,11 @@ from server import gunicorn_patches
 from ws.tcp import TURN_SECONDS, drain
 
 SEND_SECONDS = 10  # how long a client may leave a response unread, or a body unsent
+BODY_HEADERS = {"CONTENT-LENGTH", "TRANSFER-ENCODING"}
 MAX_ACCEPT = 16  # new connections that are accepted before others have their turn
 KERNEL_BYTES = 65_536  # size of the kernel's buffers for input and output of a connection
-# A stop takes 1 s to be noticed by gunicorn, these for requests in progress, 1 s to end the others,
-# and at most 1 s to save: less than the graceful_timeout of the master.
+# gunicorn takes up to 1 s to notice a stop. Requests then have GRACEFUL_SECONDS; ending idle
+# connections takes 1 s, the last save 1 s: together less than the graceful_timeout of the master.
 GRACEFUL_SECONDS = 1
 
 
@@ -37,8 +37,7 @@ class Worker(GeventWorker):
         AsyncWorker.handle_request   gunicorn: calls the app, and sends what that returns
     """
 
-    # Pages take long: one begins in each round of gevent's loop, and requests to the API come in
-    # between.
+    # Pages take long: one begins in each round of gevent's loop, with requests to the API between.
     page_turn = BoundedSemaphore()
 
     def set_bounds(self) -> None:
@@ -58,20 +57,21 @@ class Worker(GeventWorker):
     def handle_request(self, listener_name: Any, req: Any, sock: Any, addr: Any) -> None:
         """Answer a request, then let other connections have their turn.
 
-        After a request with a body the connection is closed: before the next request gunicorn would
-        discard what the app did not read, of any length, and nobody else would have a turn.
+        A request that announces a body is the last one of its connection: before the next, gunicorn
+        would discard what the app did not read, of any length, and no other one would have a turn.
         """
         if not req.path.startswith("/api/"):
-            self.page_turn.acquire()
-            gevent.spawn_later(TURN_SECONDS, self.page_turn.release)
-        sock.settimeout(SEND_SECONDS)
-        if unread(req):
+            with self.page_turn:
+                gevent.sleep(TURN_SECONDS)
+        is_last = not BODY_HEADERS.isdisjoint(dict(req.headers))
+        if is_last:
             req.force_close()  # gunicorn says so in the response, and raises StopIteration
+        sock.settimeout(SEND_SECONDS)
         try:
             with gunicorn_patches.ResponseSocket(sock) as response:
                 super().handle_request(listener_name, req, response, addr)
         finally:
-            if unread(req):
+            if is_last:
                 drain(sock)
         sock.settimeout(None)
         gevent.sleep(TURN_SECONDS)
@@ -80,11 +80,3 @@ class Worker(GeventWorker):
         """Log an error; a stop ends idle connections with GreenletExit, which is none."""
         if not isinstance(exc, gevent.GreenletExit):
             super().handle_error(req, client, addr, exc)
-
-
-def unread(req: Any) -> float:
-    """How many bytes of the body are still to come; infinite for a chunked body.
-
-    gunicorn's LengthReader counts `length` down; its ChunkedReader has none.
-    """
-    return getattr(req.body.reader, "length", math.inf)
