@@ -21,7 +21,7 @@ from ws.open_sockets import OpenSockets
 from ws.ticker import Ticker
 
 MAX_BODY_BYTES = 16 * 1024  # forms are small, and the API takes no body
-SOCKETS = "/api/v1/ws"  # under which all paths are WebSockets
+SOCKETS = "/api/v1/ws/"  # under which all paths are WebSockets
 MAX_HOST_BYTES = 255  # RFC 1035 part 2.3.4
 
 
@@ -71,22 +71,16 @@ class Service(Flask):
         return super().wsgi_app(environ, start if under_api else start_response)
 
     def create_url_adapter(self, request: Request | None) -> MapAdapter | None:
-        """Match without the host, on which no route depends.
-
-        Python cannot decode every name, and to match without it saves 10 % of a request.
-        """
+        """Match without the host, on which no route depends: Python cannot decode every name."""
         if request is None:
             return super().create_url_adapter(request)
         environ = request.environ
         host = environ.get("HTTP_HOST") or environ["SERVER_NAME"]  # as it was sent
-        scheme = environ["wsgi.url_scheme"]
-        is_upgrade = environ.get("HTTP_UPGRADE", "").lower() == "websocket"
-        if is_upgrade or request.path.startswith(SOCKETS):  # whose handshake is checked later
+        scheme, query = environ["wsgi.url_scheme"], environ["QUERY_STRING"]
+        if request.path.startswith(SOCKETS):  # whose handshake is checked later
             scheme = scheme.replace("http", "ws")
-        names = {"server_name": host, "script_name": request.root_path, "subdomain": ""}
-        asked = {"path_info": request.path, "query_args": environ["QUERY_STRING"]}
-        how = {"url_scheme": scheme, "default_method": request.method}
-        return MapAdapter(self.url_map, **names, **asked, **how)
+        asked = (request.path, request.method, query)
+        return MapAdapter(self.url_map, host, request.root_path, "", scheme, *asked)
 
 
 current_service = cast(Service, flask.current_app)

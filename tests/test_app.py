@@ -8,6 +8,7 @@ from datetime import datetime, timedelta, timezone
 from typing import Any
 
 import pytest
+from flask import Flask
 from flask.testing import FlaskClient
 from websockets.sync.client import connect
 
@@ -245,9 +246,15 @@ def test_wrong_method(server: Server, method: str) -> None:
         assert answer.json()["detail"] == "Use GET."
 
 
-def test_websocket_on_another_path(server: Server) -> None:
-    answer = server.send(handshake_bytes(STATUS))
-    assert status_and_code(answer) == (400, "bad_request")
+@pytest.mark.parametrize("connection", ["Upgrade", None])
+def test_upgrade_of_another_path_is_ignored(server: Server, connection: str | None) -> None:
+    answer = server.send(handshake_bytes(STATUS, {"Connection": connection}))
+    assert (answer.status, answer.json()["status"]) == (200, "operational")
+
+
+def test_path_may_begin_like_that_of_the_sockets(app: Flask, client: FlaskClient) -> None:
+    app.add_url_rule("/api/v1/wstats", "wstats", lambda: {"sockets": 0})
+    assert client.get("/api/v1/wstats").get_json() == {"sockets": 0}
 
 
 @pytest.mark.parametrize("path", ["/api/v1//status", "/api/v1/status//"])
