@@ -68,6 +68,8 @@ def on_starting(arbiter: Arbiter) -> None:
     for option in ("certfile", "keyfile", "statsd_host"):  # TLS is for a router in front
         if getattr(cfg, option):
             raise SettingsError(f"--{option.replace('_', '-')} is not supported")
+    if settings.sqlite and cfg.uid != os.geteuid():  # to whom the file belongs
+        raise SettingsError("--user is not supported with SQLite; start gunicorn as that user")
     create_tables(settings)
     if settings.sqlite:
         start_checks.lock_database(settings.sqlite)

@@ -43,7 +43,12 @@ def lock_database(file: Path) -> None:
     The lock is on a file beside it: to close a second descriptor of the database would end SQLite's
     own locks. Worker processes inherit the descriptor, and the lock ends with the last of them.
     """
-    descriptor = os.open(f"{file.resolve()}-lock", os.O_RDWR | os.O_CREAT, 0o600)
+    path = f"{file.resolve()}-lock"
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    except OSError as error:  # it belongs to another user, for example
+        advice = f"delete it if no service uses {file.name}"
+        raise SettingsError(f"DATABASE_URL: {path}: {error.strerror}; {advice}") from None
     for _ in range(TRIES):
         with suppress(BlockingIOError):
             return fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -76,17 +76,28 @@ def create_tables(settings: Settings) -> None:
     Keys that a version before 1.2 has revoked, and kept, are deleted: they would be valid again.
     """
     try:
-        if settings.sqlite and not settings.sqlite.exists():
-            create_file(settings.sqlite)
+        if settings.sqlite:
+            check_file(settings.sqlite)
         own = backend(settings).CommandDatabase(settings.database_url)
         with own.connection_context():
             create_missing(own)
             delete_revoked(own)
-        if settings.sqlite and not os.access(settings.sqlite, os.W_OK):
-            raise OSError("the file cannot be written")
     except (OSError, PeeweeException) as error:
         where, reason = settings.sqlite or "PostgreSQL", one_line(error)
         raise SettingsError(f"DATABASE_URL: {where}: {reason}") from None
+
+
+def check_file(file: Path) -> None:
+    """Create the file if it is missing; raises OSError for what SQLite gives no reason for."""
+    if not file.exists():
+        create_file(file)
+    if file.is_dir():
+        raise OSError("this is a directory")
+    real = file.resolve()
+    for path in (real, real.parent):  # where SQLite creates other files
+        if not os.access(path, os.R_OK | os.W_OK):
+            advice = "run this as its owner, or change the owner"
+            raise OSError(f"no permission to read and write {path}; {advice}")
 
 
 def create_file(file: Path) -> None:

@@ -1,6 +1,9 @@
 """The file in which all rows are stored."""
 
 import os
+import tempfile
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import peewee
@@ -8,6 +11,7 @@ import pytest
 
 import models
 from models import User
+from server.start_checks import lock_database
 from settings import Settings, SettingsError, load
 from storage.database import command_connection, create_tables
 from storage.outage import one_line
@@ -33,8 +37,49 @@ def test_file_is_for_its_owner(config: Settings, tmp_path: Path, umask: int, is_
 
 
 def test_directory_is_no_database() -> None:
-    with pytest.raises(SettingsError, match=r"^DATABASE_URL: /tmp: unable to open database file$"):
+    with pytest.raises(SettingsError, match=r"^DATABASE_URL: /tmp: this is a directory$"):
         create_tables(load({"DATABASE_URL": "sqlite:////tmp"}))
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """Of a user whom modes hold back: where root runs the tests, it is another one meanwhile."""
+    if is_root := os.geteuid() == 0:
+        os.setresuid(65534, 65534, 0)
+    try:
+        with tempfile.TemporaryDirectory(dir="/tmp") as made:
+            yield Path(made)
+    finally:
+        if is_root:
+            os.setresuid(0, 0, 0)
+
+
+@pytest.mark.parametrize("name", ["test.db", "."])
+@pytest.mark.parametrize("mode", [0o111, 0o555])
+def test_database_without_permission_is_one_line(folder: Path, name: str, mode: int) -> None:
+    """For example, root has made it, and the service runs as another user."""
+    create_tables(config := load({"DATABASE_URL": f"sqlite:///{folder}/test.db"}))
+    held = folder / name
+    held.chmod(mode)
+    with pytest.raises(SettingsError) as refusal:
+        create_tables(config)
+    folder.chmod(0o700)
+    line = f"DATABASE_URL: {folder}/test.db: no permission to read and write {held}; "
+    assert str(refusal.value) == line + "run this as its owner, or change the owner"
+
+
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [(Path.mkdir, "Is a directory"), (partial(Path.touch, mode=0), "Permission denied")],
+)
+def test_lock_file_that_cannot_be_opened_is_one_line(
+    folder: Path, make: Callable[[Path], None], reason: str
+) -> None:
+    make(lock := folder / "test.db-lock")
+    with pytest.raises(SettingsError) as refusal:
+        lock_database(folder / "test.db")
+    line = f"DATABASE_URL: {lock}: {reason}; delete it if no service uses test.db"
+    assert str(refusal.value) == line
 
 
 def test_file_that_is_no_database_stays_as_it_was(config: Settings, tmp_path: Path) -> None:

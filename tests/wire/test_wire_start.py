@@ -136,6 +136,7 @@ class TestOneWorker:
             ("--workers 0", "--workers must be 1 with SQLite"),
             ("--statsd-host a:1", "--statsd-host is not supported"),
             ("--certfile a.pem", "--certfile is not supported"),
+            ("--user 65534", "--user is not supported with SQLite; start gunicorn as that user"),
             pytest.param("-k sync", "--worker-class must be gevent", marks=pytest.mark.ci),
             ("--config=/dev/null", "needs its settings"),
             ("--config=/dev/null --preload", "needs its settings"),
