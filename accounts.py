@@ -21,6 +21,7 @@ from storage.outage import one_line
 
 FORMS = Quota("forms of a caller", 60, 60)
 SIGN_UPS = Quota("accounts of a caller", 20, 3600)
+NEW_KEYS = Quota("new keys of a user", 30, 3600)
 PASSWORDS = Quota("passwords of a caller", 20, 60)
 PASSWORDS_FOR_ACCOUNT = Quota("passwords for an account", 100, 60)  # of all callers
 BUCKETS = 16384  # for each of these quotas
@@ -68,9 +69,7 @@ def change_password(user: User, password: str) -> str:
 
 def delete(user: User) -> None:
     """Delete a user and all their keys."""
-    with transaction():
-        # In PostgreSQL, this locks the row: no key is added between the two steps.
-        User.update(id=User.id).where(User.id == user.id).execute()
+    with transaction(user.id):  # so no key is added between the two steps
         user.delete_instance(recursive=True)
 
 

@@ -58,7 +58,7 @@ def protected_test(key: ApiKey, allowance: Allowance) -> dict[str, object]:
 def user_me(key: ApiKey, allowance: Allowance) -> dict[str, object]:
     owner = current_service.store.owner(key)
     if owner is None:
-        raise auth.bad_key()  # deleted since the key was looked up
+        raise auth.invalid_key()  # deleted since the key was looked up
     user, key_count = owner
     return {
         "user_id": user.id,
@@ -70,7 +70,7 @@ def user_me(key: ApiKey, allowance: Allowance) -> dict[str, object]:
 
 
 @api.get("/usage/stats")
-@require_api_key(within_limit=False)
+@require_api_key(enforce_limit=False)
 def usage_stats(key: ApiKey, allowance: Allowance) -> dict[str, object]:
     return {
         "api_key_name": key.name,

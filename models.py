@@ -44,8 +44,8 @@ class ApiKey(Table):
     """A key and its usage: in total, and in the window that ends at `reset`.
 
     Only a digest of the key is stored. Rotating a key sets `rotated_at`, and `expires_at` to the
-    end of the grace period. Defaults are in the schema, too: the previous version may be running
-    with the same database, and inserts rows without a new column.
+    end of the grace period; a key that is revoked is deleted. Defaults are in the schema, too,
+    because the previous version may insert rows into the same database, without a new column.
     """
 
     id = CharField(max_length=8, primary_key=True)
@@ -57,41 +57,25 @@ class ApiKey(Table):
     created_at = BigIntegerField(default=now)
     expires_at = BigIntegerField(null=True, index=True)
     rotated_at = BigIntegerField(null=True)
-    revoked_at = BigIntegerField(null=True)
     last_used_at = BigIntegerField(null=True)
     total = BigIntegerField(default=0, constraints=[SQL("DEFAULT 0")])
     reset = BigIntegerField(default=0, constraints=[SQL("DEFAULT 0")])
     used = BigIntegerField(default=0, constraints=[SQL("DEFAULT 0")])
 
-    LIVE = "revoked_at IS NULL AND (expires_at IS NULL OR expires_at > ?)"  # for the stores
+    VALID = "(expires_at IS NULL OR expires_at > ?)"  # `valid` for the queries of the stores
 
     @classmethod
-    def live(cls) -> peewee.Expression:
-        """The condition that a key has not ended: LIVE for peewee's queries, as in `state`."""
-        return cls.revoked_at.is_null() & (cls.expires_at.is_null() | (cls.expires_at > now()))
-
-    def has_ended(self) -> bool:
-        """Whether the key was revoked or has expired."""
-        return self.state in ("revoked", "expired")
+    def valid(cls) -> peewee.Expression:
+        """The condition that a key has not expired, for peewee's queries."""
+        return cls.expires_at.is_null() | (cls.expires_at > now())
 
     @property
-    def state(self) -> str:
-        """`revoked`, `expired`, `rotated` (replaced, but still valid), or `live`."""
-        if self.revoked_at is not None:
-            return "revoked"
-        if self.expires_at is not None and self.expires_at <= now():
-            return "expired"
-        return "live" if self.rotated_at is None else "rotated"
+    def has_expired(self) -> bool:
+        return self.expires_at is not None and self.expires_at <= now()
 
     @property
     def usage(self) -> Usage:
         return Usage(self.total, self.reset, self.used)
-
-
-# For deleting old keys. It is partial, because SQLite would use an index of all keys to find live
-# ones, which are nearly all.
-is_revoked = ApiKey.revoked_at.is_null(False)
-ApiKey.add_index(ApiKey.index(ApiKey.revoked_at, where=is_revoked, name="api_key_revoked"))
 
 
 class HourlyUsage(Table):

@@ -46,7 +46,9 @@ def admit() -> None:
     if NEEDS_KEY[request.endpoint]:
         presented = request.args.get("api_key") or request.headers.get("X-API-Key")
         g.key = auth.require_key(presented, ", or as api_key in the query")
-        auth.peek(g.key)  # which the response shows, also if there is no room
+        auth.show(
+            auth.current_allowance(g.key)
+        )  # which the response shows, also if there is no room
     client = g.key.id if g.key else caller(request.remote_addr)
     current_service.sockets.reserve(client)
     g.caller = client

@@ -14,7 +14,7 @@ from flask.cli import AppGroup
 from peewee import PeeweeException
 
 import accounts
-import auth
+import api_keys
 from models import DAY, DEFAULT_TYPE, HOUR, PREFIXES, ApiKey, User, check_fields, database, now
 from ratelimit import DEFAULT_TIER
 from rest.timestamps import date_time
@@ -27,8 +27,8 @@ PG_DUMP = """(umask 077 && pg_dump -Fc -f "backup-$(date +%F).dump" "$DATABASE_U
 PAGE = 100  # users that are listed at a time
 USER_COLUMNS = ("id", "username", "email", "created_at")
 KEY_COLUMNS = (
-    *("id", "username", "name", "type", "tier", "state"),
-    *("created_at", "last_used_at", "expires_at", "rotated_at", "revoked_at", "total"),
+    *("id", "username", "name", "type", "tier"),
+    *("created_at", "last_used_at", "expires_at", "rotated_at", "total"),
 )
 
 
@@ -117,7 +117,7 @@ def create_key(username: str, name: str, type: str, tier: str, expires: int | No
     """Create a key and print only the key, which cannot be shown again."""
     user, tier = user_named(username), existing_tier(tier)
     end = None if expires is None else now() + expires
-    print_key(lambda: auth.create_key(user, name, type, tier=tier, expires_at=end))
+    print_key(lambda: api_keys.create_key(user, name, type, tier=tier, expires_at=end))
 
 
 @keys.command("rotate")
@@ -125,8 +125,8 @@ def create_key(username: str, name: str, type: str, tier: str, expires: int | No
 @click.option("--grace", default="24h", type=duration, show_default=True)
 def rotate_key(key_id: str, grace: int) -> None:
     """Create a successor and print it; the old key stops working after the grace period."""
-    key = live_key(key_id)
-    print_key(lambda: auth.rotate_key(key, auth.grace_end(key, grace)))
+    key = valid_key(key_id)
+    print_key(lambda: api_keys.rotate_key(key, grace))
 
 
 @keys.command("list")
@@ -146,9 +146,10 @@ def pages_of_users() -> Iterator[list[User]]:
 
 
 def keys_of(users: list[User]) -> list[ApiKey]:
-    """The keys of all users between the first and the last of these."""
+    """The valid keys of all users between the first and the last of these."""
     query = ApiKey.select(ApiKey, User.username).join(User).order_by(User.id, ApiKey.created_at)
-    return list(query.where(User.id.between(users[0].id, users[-1].id)).objects())
+    is_listed = User.id.between(users[0].id, users[-1].id), ApiKey.valid()
+    return list(query.where(*is_listed).objects())
 
 
 @keys.command("tier")
@@ -156,14 +157,14 @@ def keys_of(users: list[User]) -> list[ApiKey]:
 @click.argument("tier")
 def set_tier(key_id: str, tier: str) -> None:
     """Give a key another tier; a running server notices within two seconds."""
-    auth.change_key(live_key(key_id).id, tier=existing_tier(tier))
+    api_keys.change_key(valid_key(key_id).id, tier=existing_tier(tier))
 
 
 @keys.command("revoke")
 @click.argument("key_id", metavar="ID")
 def revoke_key(key_id: str) -> None:
     """Revoke a key for good; a running server notices within two seconds."""
-    auth.revoke_key(live_key(key_id).id)
+    api_keys.revoke_key(valid_key(key_id).id)
 
 
 @click.command(cls=Command)
@@ -233,12 +234,12 @@ def user_named(username: str) -> User:
     return accounts.find_user(username) or fail(missing)
 
 
-def live_key(key_id: str) -> ApiKey:
+def valid_key(key_id: str) -> ApiKey:
     """The key with this id; the beginning of a key, or all of it, will do."""
-    if start := auth.KEY_START.match(key_id):
+    if start := api_keys.KEY_START.match(key_id):
         key_id = start[1]
-    found = ApiKey.get_or_none(ApiKey.id == key_id, ApiKey.live())
-    return found or fail("There is no live key with this ID.")
+    found = ApiKey.get_or_none(ApiKey.id == key_id, ApiKey.valid())
+    return found or fail("There is no valid key with this ID.")
 
 
 def existing_tier(tier: str) -> str:

@@ -14,7 +14,7 @@ import sys
 from peewee import OperationalError
 
 import accounts
-import auth
+import api_keys
 from commands.cli import write_at_once
 from models import Invalid, User, database
 from settings import HERE, SettingsError, load
@@ -60,7 +60,7 @@ def welcome(port: int) -> None:
         password = secrets.token_urlsafe(12)
         with transaction():
             user = accounts.create("demo", "demo@example.com", password)
-            _, key = auth.create_key(user, "demo")
+            _, key = api_keys.create_key(user, "demo")
             write_at_once(WELCOME.read_text().format(port=port, password=password, key=key))
     except (Invalid, OSError, OperationalError) as error:
         log.warning("the demo's user and key were not created: %s", error)

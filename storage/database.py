@@ -9,7 +9,7 @@ from typing import Any
 from peewee import Model, PeeweeException, PostgresqlDatabase, SchemaManager
 from playhouse.migrate import SchemaMigrator
 
-from models import TABLES, ApiKey, database
+from models import TABLES, ApiKey, User, database
 from settings import Settings, SettingsError
 from storage import sqlite
 from storage.outage import one_line
@@ -58,15 +58,18 @@ def command_connection(settings: Settings) -> Iterator[None]:
 
 
 @contextmanager
-def transaction(on: Any = None) -> Iterator[None]:
+def transaction(user_id: int | None = None, on: Any = None) -> Iterator[None]:
     """A transaction for whatever stores or ends a key, a user or a password; may be nested.
 
-    `on` is a connection other than that of pages and commands.
+    Transactions with the id of the same user run one after another, as all do with SQLite. `on` is
+    a connection other than that of pages and commands.
     """
     chosen = on or database.obj
     with chosen.connection_context(), chosen.atomic():
         if isinstance(chosen, PostgresqlDatabase):
             chosen.execute_sql(f"SELECT {ON_DISK}, {USERS_AFTER_KEYS}")
+            if user_id is not None:  # locks the row
+                User.update(id=User.id).where(User.id == user_id).execute()
         yield
 
 
@@ -116,7 +119,7 @@ def create_missing(own: Any) -> None:
     """Create what is missing; a database that lacks nothing is only read, and nothing is locked."""
     if not any(lacking(own, table) for table in TABLES):
         return
-    with transaction(own):
+    with transaction(on=own):
         if isinstance(own, PostgresqlDatabase):
             own.execute_sql(ONE_AT_A_TIME)
             own.execute_sql(SHORT_LOCKS)
@@ -153,5 +156,5 @@ def delete_revoked(own: Any) -> None:
     if "revoked_at" not in stored(own, ApiKey) - ApiKey._meta.columns.keys():
         return
     if own.execute_sql(f"SELECT id {REVOKED} LIMIT 1").fetchone():
-        with transaction(own):
+        with transaction(on=own):
             own.execute_sql(f"DELETE {REVOKED}")

@@ -9,7 +9,7 @@ from typing import Any
 import gevent
 from peewee import PeeweeException
 
-from models import CHART_HOURS, DAY, HOUR, ApiKey, User, now
+from models import CHART_HOURS, HOUR, ApiKey, User, now
 from ratelimit import Allowance, Quota
 from storage.outage import one_line
 
@@ -25,7 +25,7 @@ COLUMNS = ApiKey._meta.columns
 FIND = f"SELECT {', '.join(COLUMNS)} FROM api_key WHERE id = ?"
 # A join, and no subquery that counts, because Citus refuses that.
 OWNER = f"""SELECT "user".id, username, email, "user".created_at, count(*)
-    FROM "user" JOIN api_key ON api_key.user_id = "user".id WHERE {ApiKey.LIVE} AND "user".id = ?
+    FROM "user" JOIN api_key ON api_key.user_id = "user".id WHERE {ApiKey.VALID} AND "user".id = ?
     GROUP BY "user".id, username, email, "user".created_at"""
 
 
@@ -42,13 +42,13 @@ class Store(ABC):
         self.forget()
 
     def find(self, key_id: str) -> ApiKey | None:
-        """The key with this id, ended or not.
+        """The key with this id, expired or not.
 
         An unknown id is not remembered: made-up keys take no memory, and a new key works at once.
         """
         if monotonic() > self._forget_at:
             self.forget()
-        known = self._known  # a query that began before `forget` fills what nobody reads any more
+        known = self._known  # which `forget` replaces: a query that began before is not remembered
         if key_id not in known and (key := self._look_up(key_id)):
             known[key_id] = key
         return known.get(key_id)
@@ -73,7 +73,7 @@ class Store(ABC):
         return key.usage.within(quota, moment).allowance(quota, moment, False)
 
     def owner(self, key: ApiKey) -> tuple[User, int] | None:
-        """The key's user, and how many live keys they have; None if the key has just ended."""
+        """The key's user, and how many valid keys they have; None if the key has just ended."""
         for *columns, count in self._ask(OWNER, now(), key.user_id):
             names = ("id", "username", "email", "created_at")
             return User(**dict(zip(names, columns, strict=True))), count
@@ -83,7 +83,7 @@ class Store(ABC):
         """Which of these keys have ended."""
         live = set[str]()
         for some in parts(list(key_ids)):
-            query = f"SELECT id FROM api_key WHERE {ApiKey.LIVE} AND id IN ({places(some)})"
+            query = f"SELECT id FROM api_key WHERE {ApiKey.VALID} AND id IN ({places(some)})"
             live |= {key_id for (key_id,) in self._ask(query, now(), *some)}
         return key_ids - live
 
@@ -95,16 +95,15 @@ class Store(ABC):
         """
 
     def delete_old_rows(self) -> None:
-        """Delete some hours of more than a day ago, and some keys that ended a day ago."""
+        """Delete some hours of more than a day ago, and some keys that have expired."""
         query = "SELECT hour, key_id FROM hourly_usage WHERE hour < ? ORDER BY hour LIMIT ?"
         if hours := self._ask(query, now() - (CHART_HOURS + 1) * HOUR, MAX_ROWS):
             oldest = hours[0][0]
             ids = [key_id for hour, key_id in hours if hour == oldest]
             query = f"DELETE FROM hourly_usage WHERE hour = ? AND key_id IN ({places(ids)})"
             self._ask(query, oldest, *ids)
-        yesterday = now() - DAY
-        query = "SELECT id FROM api_key WHERE revoked_at < ? OR expires_at < ? LIMIT ?"
-        if keys := [key_id for (key_id,) in self._ask(query, yesterday, yesterday, MAX_ROWS)]:
+        query = "SELECT id FROM api_key WHERE expires_at <= ? LIMIT ?"
+        if keys := [key_id for (key_id,) in self._ask(query, now(), MAX_ROWS)]:
             self._ask(f"DELETE FROM api_key WHERE id IN ({places(keys)})", *keys)
 
     def close(self) -> None:

@@ -17,7 +17,7 @@ from flask.testing import FlaskClient, FlaskCliRunner
 from werkzeug.security import generate_password_hash
 
 import accounts
-import auth
+import api_keys
 import models
 import settings
 from app import create_app
@@ -142,7 +142,7 @@ def owner(app: Flask) -> User:
 @pytest.fixture
 def new_key(owner: User) -> NewKey:
     def create(name: str = "ci", type: str = "production", tier: str = "free") -> str:
-        return auth.create_key(owner, name, type, tier=tier)[1]
+        return api_keys.create_key(owner, name, type, tier=tier)[1]
 
     return create
 

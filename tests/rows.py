@@ -1,6 +1,6 @@
 """Stored keys, as another process sees and changes them: nothing is forgotten in this one."""
 
-import auth
+import api_keys
 import models
 from models import ApiKey
 
@@ -13,7 +13,7 @@ def row(key: str) -> ApiKey:
 
 def change(key: str, **columns: object) -> bool:
     with models.database.connection_context():
-        return auth.change_key(key[8:16], **columns)
+        return api_keys.change_key(key[8:16], **columns)
 
 
 def count() -> int:

@@ -19,7 +19,7 @@ from typing import Any
 import psycopg
 import pytest
 
-import auth
+import api_keys
 from accounts import UNKNOWN_USER
 from models import PREFIXES
 from paths import STATS, STATUS
@@ -110,9 +110,9 @@ def working_tree(folder: Path) -> Path:
 
 def random_key(type: str = "production") -> str:
     """A well-formed key that nobody has."""
-    random = "".join(secrets.choice(auth.BASE62) for _ in range(40))
+    random = "".join(secrets.choice(api_keys.BASE62) for _ in range(40))
     key = f"{PREFIXES[type]}{random[:8]}_{random[8:]}"
-    return key + auth.checksum(key)
+    return key + api_keys.checksum(key)
 
 
 def start_refusal(command: str, directory: Path, **settings: str) -> str:
@@ -289,7 +289,7 @@ class Server:
             self.execute(f'INSERT INTO "user" ({columns}) VALUES (?, ?, ?, ?, ?)', *values)
         self._keys += 1
         key = random_key(type)
-        row = (key[8:16], user, name, type, tier, auth.digest(key), now)
+        row = (key[8:16], user, name, type, tier, api_keys.digest(key), now)
         columns = "id, user_id, name, type, tier, digest, created_at, total, reset, used"
         places = "?, ?, ?, ?, ?, ?, ?, 0, 0, 0"
         self.execute(f"INSERT INTO api_key ({columns}) VALUES ({places})", *row)

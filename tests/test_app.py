@@ -12,8 +12,8 @@ from flask import Flask
 from flask.testing import FlaskClient
 from websockets.sync.client import connect
 
+import api_keys
 import app as service
-import auth
 import models
 from clock import Clock
 from models import User
@@ -147,7 +147,7 @@ def test_every_bad_key_gets_the_same_answer(server: Server, server_key: str) -> 
     unknown = random_key()
     good, half = server_key[:-6], server_key[:17] + unknown[17:-6]
     others = [half, good[:-1], f"{good}a", f"{good[:16]}-{good[17:]}", good.replace("live", "test")]
-    bad = [text + auth.checksum(text) for text in others]
+    bad = [text + api_keys.checksum(text) for text in others]
     bad += ["x", revoked, expired, unknown, half + server_key[-6:]]
     bad += [f'"{server_key}"', f"Bearer {server_key}", server_key[:-1]]
     bad += ["\xe9", "a" * 5000, f"{server_key},{server_key}"]
@@ -200,7 +200,7 @@ def test_limit_refuses_the_sixth_of_five_calls(server: Server) -> None:
         "type": "https://iana.org/assignments/http-problem-types#quota-exceeded",
         "title": "Too Many Requests",
         "status": 429,
-        "detail": "All 5 requests of this day are used up.",
+        "detail": "The limit of 5 requests per day is used up.",
         "code": "rate_limited",
         "violated-policies": ["five"],
         "reset_time": reset_time,

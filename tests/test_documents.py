@@ -9,7 +9,7 @@ from flask import Flask
 from flask.testing import FlaskClient
 
 import settings
-from auth import NOT_VALID
+from auth import INVALID_KEY
 from commands.cli import PG_DUMP
 from documents import ASYNCAPI, CONTRIBUTING, DOCUMENTS, OPENAPI, README, rows, section
 from models import PREFIXES
@@ -105,8 +105,8 @@ def test_types_of_keys_are_described() -> None:
     assert set(types) == set(PREFIXES), "edit docs/openapi.json: api_key_type"
     listed = set(re.findall(r"`(\w+)` \(`(sk_\w+)`\)", README))
     assert listed == set(PREFIXES.items()), "edit README.md: the types of keys"
-    assert NOT_VALID in OPENAPI, "edit docs/openapi.json: invalid_api_key"
-    assert NOT_VALID in CLIENTS, "edit docs/testing-clients.md: invalid_api_key"
+    assert INVALID_KEY in OPENAPI, "edit docs/openapi.json: invalid_api_key"
+    assert INVALID_KEY in CLIENTS, "edit docs/testing-clients.md: invalid_api_key"
 
 
 def test_units_are_those_of_the_limits() -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import accounts
-import auth
+import api_keys
 import models
 from paths import PROFILE, SECURITY
 from server.background import sync
@@ -35,7 +35,7 @@ FILL = [
 ]
 # What an index finds: a row, the rows of a user, an hour of a key; what is old; the next users.
 ROW = {"id=?", "rowid=?", "<expr>=?", "hour=? AND key_id=?"}
-FEW = {"user_id=?", "hour=?", "hour<?", "revoked_at<?", "expires_at<?"}
+FEW = {"user_id=?", "hour=?", "hour<?", "expires_at<?"}
 PAGE = {"rowid>?", "rowid>? AND rowid<?", "user_id>? AND user_id<?"}
 
 
@@ -116,7 +116,7 @@ def walk(app: Service) -> None:
 def new_key(username: str) -> tuple[str, str]:
     user = accounts.find_user(username)
     assert user
-    row, key = auth.create_key(user, "ci", "production")
+    row, key = api_keys.create_key(user, "ci", "production")
     return row.id, key
 
 

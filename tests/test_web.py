@@ -19,8 +19,8 @@ from werkzeug.exceptions import TooManyRequests
 from werkzeug.test import TestResponse
 
 import accounts
+import api_keys
 import app as service
-import auth
 import models
 import settings
 from clock import Clock
@@ -37,6 +37,7 @@ SETTINGS_FORMS = [
     "/settings/profile/delete",
     "/settings/security/password",
     KEYS,
+    f"{KEYS}/{{key}}/rename",
     f"{KEYS}/{{key}}/successor",
     f"{KEYS}/{{key}}/revoke",
 ]
@@ -132,18 +133,18 @@ def test_log_in_replaces_the_session_so_fixation_fails(log_in: LogIn, ada: Flask
     log_in("bob")
     with ada.session_transaction() as session:
         session["planted"] = "by Mallory"
-    data = {"username": " BOB@example.com", "password": PASSWORD, "account": "3"}
+    data = {"username": " BOB@example.com", "password": PASSWORD}
     assert ada.post("/log-in", data=data).status_code == 303
     assert "Logged in as </span>bob" in ada.get("/").text
     with ada.session_transaction() as session:
         assert "planted" not in session
 
 
-def test_log_out_works_whoever_is_logged_in_meanwhile(ada: FlaskClient) -> None:
+def test_log_out_is_a_form_that_may_be_sent_twice(ada: FlaskClient) -> None:
     assert ada.get("/log-out").status_code == 405
     assert is_logged_in(ada)
     for _ in range(2):
-        assert ada.post("/log-out", data={"account": "2"}).location == "/"
+        assert ada.post("/log-out").location == "/"
         assert not is_logged_in(ada)
 
 
@@ -262,21 +263,28 @@ def test_twenty_accounts_an_hour_are_what_an_address_makes(
     assert sign_up(app.test_client(), "user20").status_code == 303
 
 
-def test_thirty_keys_an_hour_are_what_a_user_gets(log_in: LogIn, ada: FlaskClient) -> None:
-    """As the rows say: rotated and revoked keys count, mistakes and older keys do not."""
-    assert create_key(ada, "").status_code == 422
+def test_thirty_keys_an_hour_are_what_a_user_gets(
+    app: Service, log_in: LogIn, ada: FlaskClient
+) -> None:
+    """Rotated and revoked keys count, mistakes and forms that were sent again do not."""
+    clock = Clock()
+    app.throttles = Limiter(clock.time)
     for _ in range(15):
-        with models.database.connection_context():
-            ApiKey.update(revoked_at=1).execute()
-        key = secret_in(create_key(ada))
-        key = secret_in(ada.post(f"{KEYS}/{key[8:16]}/successor"))
-    for refused in (create_key(ada), ada.post(f"{KEYS}/{key[8:16]}/successor")):
-        assert refused.status_code == 429
-        assert 3000 < int(refused.headers["Retry-After"]) <= 3600
-    assert create_key(log_in("bob")).status_code == 200
-    assert (count(), ask_api(ada, key).status_code) == (31, 200)
-    with models.database.connection_context():
-        ApiKey.update(created_at=ApiKey.created_at - 3600).execute()
+        clock.now += 60
+        assert create_key(ada, "").status_code == 422
+        key = secret_in(create_key(ada, key_id="sent twice"))
+        assert create_key(ada, key_id="sent twice").status_code == 303
+        ada.post(f"{KEYS}/{secret_in(ada.post(f'{KEYS}/{key[8:16]}/successor'))[8:16]}/revoke")
+        ada.post(f"{KEYS}/{key[8:16]}/revoke")
+    assert count() == 0
+    assert create_key(ada).status_code == 429
+    clock.now += 60
+    key = secret_in(create_key(log_in("bob")))
+    refused = create_key(ada)
+    assert refused.status_code == 429
+    assert 0 < int(refused.headers["Retry-After"]) <= 3600
+    assert (count(), ask_api(ada, key).status_code) == (1, 200)
+    clock.now += 3600
     assert create_key(ada).status_code == 200
 
 
@@ -402,8 +410,8 @@ def test_key_is_shown_although_the_database_is_gone_once_it_is_stored(
 def test_form_sent_again_makes_no_second_key_and_says_what_the_first_one_made(
     log_in: LogIn, ada: FlaskClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also when that was the last key that Ada could make, and when it has ended."""
-    monkeypatch.setattr(auth, "MAX_KEYS", 1)
+    """Also when that was the last key that Ada could make."""
+    monkeypatch.setattr(api_keys, "MAX_KEYS", 1)
     found = re.search(r'name="key_id" value="(\w{8})"', ada.get(SECURITY).text)
     assert found
     secret = secret_in(create_key(ada, "ci", key_id=found[1]))
@@ -414,7 +422,6 @@ def test_form_sent_again_makes_no_second_key_and_says_what_the_first_one_made(
         page = ada.get(SECURITY).text
         assert "was already sent, and made the key “ci”" in page
         assert f'name="key_id" value="{found[1]}"' not in page
-        ada.post(f"{path_of(0)}/revoke")
     assert create_key(log_in("bob"), key_id=found[1]).status_code == 200
     assert count() == 2
 
@@ -441,18 +448,26 @@ def test_key_ends_when_it_was_told_to(ada: FlaskClient) -> None:
     assert sorted(ends, key=str) == [pytest.approx(90 * models.DAY, abs=60), None]
 
 
-def test_only_a_key_that_expired_lately_is_listed_after_its_end(ada: FlaskClient) -> None:
-    for name, columns in {
-        "expired lately": {"expires_at": 60 - models.DAY},
-        "expired long ago": {"expires_at": -60 - models.DAY},
-        "replaced": {"expires_at": -60, "rotated_at": -600},
-        "revoked": {"revoked_at": -60},
-    }.items():
-        ended = {column: models.now() + moment for column, moment in columns.items()}
-        change(secret_in(create_key(ada, name)), **ended)
+def test_key_that_has_expired_is_gone(ada: FlaskClient) -> None:
+    """Whether it has been deleted or not."""
+    for name, end in (("expired", -1), ("in its grace", 60)):
+        change(secret_in(create_key(ada, name)), rotated_at=1, expires_at=models.now() + end)
+    expired = next(key for key in stored_keys() if key.name == "expired")
     page = ada.get(SECURITY).text
-    assert re.findall('<th scope="row">(.*?) <.*?>(.*?)<', page)[0] == ("expired lately", "expired")
-    assert not re.search(f'"row">(expired long ago|replaced|revoked)|href="{KEYS}', page)
+    assert re.findall('<th scope="row">(.*?) <', page) == ["in its grace"]
+    for action in ("rename", "rotate", "revoke"):
+        assert ada.get(f"{KEYS}/{expired.id}/{action}").status_code == 404
+        form = {"rotate": "successor"}.get(action, action)
+        answer = ada.post(f"{KEYS}/{expired.id}/{form}", data={"name": "back again"})
+        assert answer.status_code == 404
+    assert expired.id not in ada.get(SECURITY).text
+
+
+def test_newer_keys_are_listed_first(ada: FlaskClient) -> None:
+    for age, name in ((60, "b"), (60, "A"), (0, "new"), (120, "old")):
+        change(secret_in(create_key(ada, name)), created_at=models.now() - age)
+    listed = re.findall(r'<th scope="row">(\w+)', ada.get(SECURITY).text)
+    assert listed == ["new", "A", "b", "old"]
 
 
 def test_chart_shows_24_hours_of_all_keys_of_the_user(log_in: LogIn, ada: FlaskClient) -> None:
@@ -487,24 +502,35 @@ def test_rotation_that_is_sent_twice_leaves_a_way_to_a_new_key(ada: FlaskClient)
 
 
 def test_change_in_a_page_holds_from_the_next_request_on(ada: FlaskClient) -> None:
-    key = secret_in(create_key(ada))
+    key = secret_in(create_key(ada, "<i>"))
     assert ask_api(ada, key).status_code == 200
     assert "1 of 1,000" in ada.get(SECURITY).text
-    ada.post(f"{path_of(0)}/revoke")
-    assert ask_api(ada, key).status_code == 401
+    refused = ada.post(f"{path_of(0)}/rename", data={"name": " "})
+    assert refused.status_code == 422
+    assert 'id="name-note">Give the key a name' in refused.text
+    renamed = ada.post(f"{path_of(0)}/rename", data={"name": " ci "}, follow_redirects=True)
+    assert "The key “&lt;i&gt;” is now named “ci”." in renamed.text
+    assert ask_api(ada, key).get_json()["api_key_name"] == "ci"
+    ada.post(f"{path_of(0)}/rename", data={"name": "<i>"})
+    revoked = ada.post(f"{path_of(0)}/revoke", follow_redirects=True)
+    assert "The key “&lt;i&gt;” is revoked." in revoked.text
+    assert (ask_api(ada, key).status_code, count()) == (401, 0)
+    assert ada.post(f"{KEYS}/{key[8:16]}/revoke").status_code == 404
 
 
 def test_name_of_a_key_is_text_on_every_page(ada: FlaskClient) -> None:
     name = "<i>\"&'"
     assert name not in create_key(ada, name).text
-    for page in (SECURITY, *(f"{path_of(0)}/{end}" for end in ("rotate", "revoke"))):
+    for page in (SECURITY, *(f"{path_of(0)}/{end}" for end in ("rename", "rotate", "revoke"))):
         text = ada.get(page).text
         assert "<i>" not in text, page
         assert "&lt;i&gt;" in text, page
     assert "<i>" not in ada.post(f"{path_of(0)}/successor").text
 
 
-@pytest.mark.parametrize(("page", "form"), [("rotate", "successor"), ("revoke", "revoke")])
+@pytest.mark.parametrize(
+    ("page", "form"), [("rename", "rename"), ("rotate", "successor"), ("revoke", "revoke")]
+)
 def test_key_of_another_is_hidden(log_in: LogIn, ada: FlaskClient, page: str, form: str) -> None:
     create_key(ada, "the key of Ada")
     bob = log_in("bob")
@@ -517,27 +543,8 @@ def test_key_of_another_is_hidden(log_in: LogIn, ada: FlaskClient, page: str, fo
 # Forms of other tabs and other sites, and forms nobody should send
 
 
-@pytest.mark.parametrize("path", SETTINGS_FORMS)
-def test_form_of_another_account_is_refused(log_in: LogIn, ada: FlaskClient, path: str) -> None:
-    create_key(ada)
-    log_in("bob")
-    before = snapshot()
-    answer = ada.post(path.format(key=stored_keys()[0].id), data=EVIL | {"account": "2"})
-    assert answer.status_code == 409
-    assert "opened under another account. You are now logged in as ada." in answer.text
-    assert snapshot() == before
-
-
-def test_every_form_of_the_settings_names_its_account(ada: FlaskClient) -> None:
-    create_key(ada)
-    account = '<input type="hidden" name="account" value="1"'
-    for page in [PROFILE, SECURITY, f"{path_of(0)}/revoke", f"{path_of(0)}/rotate"]:
-        main = ada.get(page).text.partition("<main")[2]
-        assert main.count(account) == main.count("<form") > 0
-
-
 def test_form_after_the_log_out_changes_nothing_and_says_so(client: FlaskClient) -> None:
-    answer = client.post(KEYS, data={"account": "1", "name": "ci"})
+    answer = client.post(KEYS, data={"name": "ci"})
     assert answer.location == "/log-in"
     assert "You are logged out, so nothing was changed." in client.get(answer.location).text
 
@@ -690,7 +697,6 @@ def test_abort_in_a_view_is_a_page_with_its_own_words(app: Flask, client: FlaskC
     assert "You may not do this." in refused
     assert "another site" not in refused
     assert "<p>Not on Mondays.</p>" in closed
-    assert "another account" not in closed
     assert client.get("/own").text == "<p>My own page.</p>"
 
 

@@ -14,7 +14,7 @@ from ratelimit import UNIT_NAMES
 from rest.problems import is_api
 from rest.timestamps import date_time, display
 from service import Service
-from web import account, profile
+from web import keys, profile, sessions
 from web.forms import receive_form
 
 SECURITY_HEADERS = {
@@ -27,8 +27,8 @@ SECURITY_HEADERS = {
 }
 
 bp = Blueprint("web", __name__, template_folder="templates")
-bp.register_blueprint(account.bp)
-bp.register_blueprint(profile.bp)
+for part in (sessions, profile, keys):
+    bp.register_blueprint(part.bp)
 
 
 class PageSessions(SecureCookieSessionInterface):
@@ -70,7 +70,7 @@ def console() -> str:
 def prepare() -> None:
     """Check the form, and find out who is logged in, before a view is called."""
     receive_form()
-    account.load_user()
+    sessions.load_user()
 
 
 @bp.after_app_request
@@ -92,7 +92,7 @@ def error_page(error: HTTPException) -> ResponseReturnValue:
     # just failed, to ask again might take as long again.
     if "user" not in g and error.code != 503:
         with suppress(PeeweeException):
-            account.load_user()
+            sessions.load_user()
     response = error.get_response()
     response.set_data(render_template("error.html", error=error, response=response))
     return response

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from auth import NOT_VALID
+from auth import INVALID_KEY
 from browsers import CONTROL, Browser, Chromium, Firefox, WebKit, find_program
 from paths import PROFILE, SECURITY, TEST
 from serving import REPOSITORY, Server
@@ -143,7 +143,7 @@ def test_story_of_a_user(person: Browser, server: Server) -> None:
     person.expect('"api_key_count": 3')
     person.run("() => document.querySelector('#time [data-connect]').click()")
     person.expect('"type":"time_update"')
-    server.execute("UPDATE api_key SET revoked_at = 1 WHERE id = ?", key[8:16])
+    server.execute("DELETE FROM api_key WHERE id = ?", key[8:16])
     person.expect("The key has been revoked or has expired. (1008)")
 
 
@@ -210,7 +210,7 @@ def test_console_is_live_and_its_command_works(page: Page, server: Server) -> No
     code = page.get_by_role("group", name="Shell code for /protected/test")
     for key, words in [
         ("", "Enter an API key first."),
-        ("$(reboot)", NOT_VALID),
+        ("$(reboot)", INVALID_KEY),
         (f" {server.new_key()} ", "Connected"),
     ]:
         assert "$KEY" in code.text_content()
@@ -265,7 +265,7 @@ def states(page: Page, server: Server) -> Iterator[str]:
     page.goto("/")
     page.get_by_label("API key", exact=True).fill("wrong")
     expect(press(page, "/user/me", "Try it")).to_contain_text("401")
-    expect(press(page, "/ws/time", "Connect")).to_have_text(NOT_VALID)
+    expect(press(page, "/ws/time", "Connect")).to_have_text(INVALID_KEY)
     yield "console, refused"
     page.get_by_label("API key", exact=True).fill(key)
     expect(press(page, "/user/me", "Try it")).to_contain_text("200 OK")

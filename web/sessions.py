@@ -1,11 +1,11 @@
 """Signing up, logging in and out, who is logged in, and what all forms share."""
 
 from collections.abc import Callable
-from functools import partial, wraps
+from functools import wraps
 from hashlib import sha256
 from hmac import compare_digest
 
-from flask import Blueprint, g, redirect, render_template, request, session
+from flask import Blueprint, g, redirect, render_template, request, session, url_for
 from flask.typing import ResponseReturnValue
 from werkzeug.exceptions import abort
 
@@ -17,10 +17,10 @@ from service import current_service
 
 View = Callable[..., ResponseReturnValue]
 
-bp = Blueprint("account", __name__)
+bp = Blueprint("sessions", __name__)
 
 
-def errors_shown_by(page: Callable[..., str]) -> Callable[[View], View]:
+def show_errors_on(page: Callable[..., str]) -> Callable[[View], View]:
     """Let this page show what is wrong with a form (`g.errors`), and what was typed."""
 
     def decorate(view: View) -> View:
@@ -42,18 +42,20 @@ def redirect_if_logged_in() -> ResponseReturnValue | None:
     """Send users who are logged in to their pages; refuse a sign-up when that is closed."""
     if request.path == "/sign-up" and not current_service.settings.signups:
         abort(403, "Sign-up is closed. Ask whoever runs this service for an account.")
-    return redirect("/settings/security", 303) if g.user and request.method == "GET" else None
+    if g.user and request.method == "GET":
+        return redirect(url_for("web.keys.security"), 303)
+    return None
 
 
-@bp.get("/<any('sign-up', 'log-in'):page>")
-def form_page(page: str) -> str:
-    return render_template(f"{page}.html")
+@bp.get("/sign-up")
+def sign_up_form() -> str:
+    return render_template("sign-up.html")
 
 
 @bp.post("/sign-up")
-@errors_shown_by(partial(form_page, page="sign-up"))
+@show_errors_on(sign_up_form)
 def sign_up() -> ResponseReturnValue:
-    fields = {"username": typed("username"), "email": typed("email")}
+    fields = {"username": form_text("username"), "email": form_text("email")}
     fields["password"] = request.form.get("password", "")
     check_fields(**fields)
     accounts.check_not_taken(fields["username"], fields["email"])
@@ -62,10 +64,15 @@ def sign_up() -> ResponseReturnValue:
     return start_session(accounts.create(**fields))
 
 
+@bp.get("/log-in")
+def log_in_form() -> str:
+    return render_template("log-in.html")
+
+
 @bp.post("/log-in")
-@errors_shown_by(partial(form_page, page="log-in"))
+@show_errors_on(log_in_form)
 def log_in() -> ResponseReturnValue:
-    name = typed("username")
+    name = form_text("username")
     user = accounts.find_user(name)
     if not try_password(user, name, request.form.get("password", "")) or not user:
         raise Invalid(password="Wrong user name or password.")
@@ -75,14 +82,24 @@ def log_in() -> ResponseReturnValue:
 @bp.post("/log-out")
 def log_out() -> ResponseReturnValue:
     session.clear()
-    return redirect("/", 303)
+    return redirect(url_for("web.console"), 303)
 
 
 def start_session(user: User) -> ResponseReturnValue:
     """Log the user in; nothing of an earlier session is kept."""
     session.clear()
     session.update(user=user.id, mark=session_mark(user.password_hash))
-    return redirect("/settings/security", 303)
+    return redirect(url_for("web.keys.security"), 303)
+
+
+def require_log_in() -> ResponseReturnValue | None:
+    """Lead to the log-in page: for the pages of a user, as their `before_request`."""
+    if g.user:
+        return None
+    message = "Log in to open Profile Settings."
+    if request.method == "POST":
+        message = "You are logged out, so nothing was changed."
+    return redirect_to("web.sessions.log_in_form", message)
 
 
 def load_user() -> None:
@@ -102,21 +119,21 @@ def session_mark(password_hash: str) -> str:
     return sha256(password_hash.encode()).hexdigest()[:16]
 
 
-def typed(field: str) -> str:
+def form_text(field: str) -> str:
     return request.form.get(field, "").strip()
 
 
-def chosen(field: str, choices: dict[str, int]) -> int:
+def form_option(field: str, choices: dict[str, int]) -> int:
     """The option chosen from a list, by default the first; our pages send nothing else."""
     choice = request.form.get(field, next(iter(choices)))
     return choices[choice] if choice in choices else abort(400)
 
 
-def redirect_to(page: str, message: str) -> ResponseReturnValue:
-    """Show the message on that page.
+def redirect_to(endpoint: str, message: str) -> ResponseReturnValue:
+    """Show the message on the page of this endpoint.
 
     Not by `flash`, which adds to a list in the session: a client that opens no page could make it
     longer with each form.
     """
     session["message"] = message
-    return redirect(page, 303)
+    return redirect(url_for(endpoint), 303)

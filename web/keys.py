@@ -1,0 +1,119 @@
+"""The Security tab: the keys of a user, and how much they were used."""
+
+from functools import partial
+
+from flask import Blueprint, abort, g, redirect, render_template, request, url_for
+from flask.typing import ResponseReturnValue
+from peewee import IntegrityError, fn
+
+import api_keys
+import auth
+import models
+from accounts import NEW_KEYS, throttle
+from models import CHART_HOURS, DAY, HOUR, ApiKey, HourlyUsage, User, check_fields
+from service import current_service
+from storage.database import transaction
+from web.sessions import form_option, form_text, redirect_to, require_log_in, show_errors_on
+
+LIFETIMES = {"never": 0, "30 days": 30 * DAY, "90 days": 90 * DAY, "1 year": 365 * DAY}
+# Not at once: if the new key gets lost on the way, the old one still works for a second try.
+GRACES = {"in 24 hours": api_keys.GRACE_SECONDS, "in 5 minutes": 300}
+
+bp = Blueprint("keys", __name__, url_prefix="/settings/security")
+bp.before_request(require_log_in)
+
+
+@bp.get("")
+def security() -> str:
+    """The valid keys, their usage, and the password."""
+    order = ApiKey.created_at.desc(), fn.LOWER(ApiKey.name), ApiKey.id
+    with models.database.connection_context():
+        listed = list(g.user.keys.where(ApiKey.valid()).order_by(*order))
+        hours = hourly_requests(g.user)
+    usage = [(key, current_service.store.peek(key, auth.quota_of(key))) for key in listed]
+    form = {"lifetimes": LIFETIMES, "nonce": api_keys.random_text(8)}
+    return render_template("security.html", keys=usage, hours=hours, **form)
+
+
+def hourly_requests(user: User) -> dict[int, int]:
+    """Of all the user's keys, by start of the hour; the current one is last."""
+    this_hour = models.now() // HOUR * HOUR
+    hours = range(this_hour - (CHART_HOURS - 1) * HOUR, this_hour + 1, HOUR)
+    # By hour and key, as the index is: a condition on the user alone would read all rows of a day.
+    keys = ApiKey.select(ApiKey.id)
+    keys = keys.where(ApiKey.user == user, ApiKey.last_used_at >= hours[0])
+    counts = HourlyUsage.select(HourlyUsage.hour, fn.SUM(HourlyUsage.requests))
+    counts = counts.where(HourlyUsage.hour.in_(list(hours)), HourlyUsage.key_id.in_(keys))
+    counts = counts.group_by(HourlyUsage.hour)
+    return dict.fromkeys(hours, 0) | dict(counts.tuples())
+
+
+@bp.get("/<any(keys, password):_>")
+@bp.get("/keys/<_>/successor")
+def redirect_from_form_address(_: str) -> ResponseReturnValue:
+    """Only forms are sent to these addresses; reloading the page that answered leads here."""
+    return redirect(url_for("web.keys.security"), 303)
+
+
+@bp.post("/keys")
+@show_errors_on(security)
+def create_key() -> ResponseReturnValue:
+    name, type, lifetime = form_text("name"), form_text("type"), form_option("expires", LIFETIMES)
+    nonce = request.form.get("key_id") or api_keys.random_text(8)
+    key_id = api_keys.id_from_form(f"{g.user.id} {nonce}")  # so the same form makes no second key
+    expires_at = models.now() + lifetime if lifetime else None
+    try:
+        with transaction():
+            key, secret = api_keys.create_key(g.user, name, type, expires_at=expires_at, id=key_id)
+            throttle(NEW_KEYS, g.user.id)
+    except IntegrityError:  # a second click, Reload or Back sent the same form
+        message = f"This form was already sent, and made the key “{own_key(key_id).name}”. "
+        message += "The key was shown only once. If you did not see it, rotate it or make another."
+        return redirect_to("web.keys.security", message)
+    return render_template("key.html", key=key, secret=secret)
+
+
+@bp.get("/keys/<key_id>/<any(rename, rotate, revoke):action>")
+def confirm_key_change(key_id: str, action: str) -> str:
+    return render_template("change-key.html", action=action, key=own_key(key_id), graces=GRACES)
+
+
+@bp.post("/keys/<key_id>/rename")
+@show_errors_on(partial(confirm_key_change, action="rename"))
+def rename_key(key_id: str) -> ResponseReturnValue:
+    old, name = own_key(key_id).name, form_text("name")
+    check_fields(name=name)
+    api_keys.change_key(key_id, name=name)
+    return redirect_to_keys(f"The key “{old}” is now named “{name}”.")
+
+
+@bp.post("/keys/<key_id>/successor")
+@show_errors_on(partial(confirm_key_change, action="rotate"))
+def rotate_key(key_id: str) -> ResponseReturnValue:
+    grace, old = form_option("grace", GRACES), own_key(key_id)
+    with transaction():
+        key, secret = api_keys.rotate_key(old, grace)
+        throttle(NEW_KEYS, g.user.id)
+    current_service.store.forget()
+    return render_template("key.html", key=key, secret=secret, old=old)
+
+
+@bp.post("/keys/<key_id>/revoke")
+def revoke_key(key_id: str) -> ResponseReturnValue:
+    key = own_key(key_id)
+    api_keys.revoke_key(key.id)
+    return redirect_to_keys(f"The key “{key.name}” is revoked.")
+
+
+def redirect_to_keys(message: str) -> ResponseReturnValue:
+    """Show this message after a change of a key, which requests see from now on."""
+    current_service.store.forget()
+    return redirect_to("web.keys.security", message)
+
+
+def own_key(key_id: str) -> ApiKey:
+    """A valid key of the user; aborts with 404 if there is none with this id."""
+    is_own = ApiKey.id == key_id, ApiKey.user == g.user, ApiKey.valid()
+    with models.database.connection_context():
+        key: ApiKey | None = ApiKey.get_or_none(*is_own)
+    return key or abort(404, "You have no such key. It may have been revoked, or have expired.")
