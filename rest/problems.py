@@ -26,6 +26,7 @@ DEFAULTS = {
     500: ("internal_error", "Something went wrong on our side."),
     503: ("unavailable", "The database cannot be reached; try again shortly."),
 }
+RFC_9110_TITLES = {413: "Content Too Large", 414: "URI Too Long"}  # werkzeug has older ones
 # JSON without spaces, for all responses and frames; dates and UUIDs as Flask writes them. Making an
 # encoder each time would take 5 µs.
 json_text = json.JSONEncoder(
@@ -43,9 +44,8 @@ class Problem(HTTPException):
     def __init__(
         self, status: int, code: str = "", detail: str = "", headers: Any = None, **members: object
     ) -> None:
-        # Not Python's titles, because they differ from version to version. For 413, werkzeug has
-        # the title from before RFC 9110.
-        title = "Content Too Large" if status == 413 else HTTP_STATUS_CODES[status]
+        # Not Python's titles, because they differ from version to version.
+        title = RFC_9110_TITLES.get(status) or HTTP_STATUS_CODES[status]
         known = DEFAULTS.get(status, (title.lower().replace(" ", "_"), title))
         body = {"type": "about:blank", "title": title, "status": status}
         body |= {"detail": detail or known[1], "code": code or known[0], **members}

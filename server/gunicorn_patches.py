@@ -10,8 +10,10 @@ from typing import Any
 
 from gunicorn import http, util
 
+from rest.problems import Problem
+
 HEADER_BYTES = 32_768  # of a request's header
-ERROR_BYTES = 200  # of the answer to a request that gunicorn cannot parse
+DETAIL_CHARACTERS = 100  # of the answer to a request that gunicorn cannot parse
 
 
 def apply(cfg: Any) -> None:
@@ -53,14 +55,14 @@ def limit_header() -> None:
 
 
 def write_error(sock: Any, status: int, reason: str, message: str) -> None:
-    """Answer a request that gunicorn cannot parse, without quoting all of it.
+    """Answer a request that gunicorn cannot parse with a problem, in which little of it is quoted.
 
-    gunicorn's own function of this name writes the header with textwrap.dedent, which from Python
-    3.14 on turns the empty line at its end into a bare line feed. This can go when it does not.
+    gunicorn's own function of this name sends HTML, and from Python 3.14 on a malformed header.
     """
-    body = f"{reason}: {message}"[: ERROR_BYTES - 1].encode("ascii", "replace") + b"\n"
-    header = f"HTTP/1.1 {status} {reason}\r\nConnection: close\r\nContent-Type: text/plain\r\n"
-    util.write_nonblock(sock, f"{header}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+    body = Problem(status, detail=message[:DETAIL_CHARACTERS]).get_response().data
+    header = f"HTTP/1.1 {status} {reason}\r\nConnection: close\r\nContent-Length: {len(body)}"
+    kind = "Content-Type: application/problem+json"
+    util.write_nonblock(sock, f"{header}\r\n{kind}\r\n\r\n".encode() + body)
 
 
 class ResponseSocket:

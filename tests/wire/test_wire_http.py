@@ -12,6 +12,8 @@ POST = b"POST /api/v1/status HTTP/1.1\r\nHost: a\r\n"
 GARBAGE = {
     "TLS": b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(range(256)),
     "length and chunks": POST + b"Content-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+    "long path": b"GET /" + b"x" * 5000 + b" HTTP/1.1\r\nHost: a\r\n\r\n",
+    "no method": b"\xe9 / HTTP/1.1\r\nHost: a\r\n\r\n",
 }
 ODD = {
     "bad chunk": POST + b"Transfer-Encoding: chunked\r\n\r\nzz\r\n\r\n",
@@ -31,7 +33,12 @@ class TestGarbage:
         expected = REFUSED if name in GARBAGE else ANSWERED
         answer = server.send((GARBAGE | ODD)[name])
         assert answer.status in expected
-        assert name in ODD or answer.headers["Content-Type"] == "text/plain"
+        if name in GARBAGE:  # gunicorn answers itself
+            assert answer.headers["Content-Type"] == "application/problem+json"
+            problem = answer.json()
+            assert list(problem) == ["type", "title", "status", "detail", "code"]
+            assert problem["status"] == answer.status
+            assert problem["code"] == problem["title"].lower().replace(" ", "_")
         assert "Traceback" not in server.log()[logged:]
 
     def test_malformed_header_is_neither_sent_back_nor_logged_whole(self, server: Server) -> None:
@@ -41,7 +48,8 @@ class TestGarbage:
                 client.send(b"GET / HTTP/1.1\r\nHost: a\r\n" + line + b"\r\n\r\n")
                 answer = client.answer()
             assert answer.status == 400
-            assert len(answer.body) <= 200
+            assert answer.json()["code"] == "bad_request"
+            assert len(answer.body) <= 700
         assert max(map(len, server.log()[logged:].splitlines())) <= 1000
 
     def test_empty_path_is_the_first_page_whatever_else_is_asked(self, server: Server) -> None:
