@@ -61,7 +61,7 @@ def try_console(page: Any, key: str) -> None:
     """The key is shown as dots, in its field and in the code."""
     page.goto("/")
     page.get_by_label("API key", exact=True).fill(key)
-    page.get_by_role("button", name="Try it: /protected/test").click()
+    page.get_by_role("button", name="Try it: /api/v1/protected/test").click()
     page.get_by_text("200 OK").wait_for()
     page.mouse.move(0, 0)  # no button under the pointer
     page.evaluate("document.activeElement.blur(), scrollTo(0, 270)")  # to the field

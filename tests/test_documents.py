@@ -1,21 +1,30 @@
 """The facts of the documents, compared with the code: what is told of both must be the same."""
 
-import html
 import json
 import re
+import time
+from functools import reduce
+from operator import getitem
 from pathlib import Path
+from typing import Any
 
+import pytest
 from flask import Flask
 from flask.testing import FlaskClient
+from websockets.exceptions import InvalidStatus
+from websockets.sync.client import connect
+from werkzeug.datastructures import ImmutableMultiDict
 
 import settings
 from auth import INVALID_KEY
 from commands.cli import PG_DUMP
+from conftest import NewKey
 from documents import ASYNCAPI, CONTRIBUTING, DOCUMENTS, OPENAPI, README, rows, section
 from models import PREFIXES
-from paths import STATS
+from paths import TEST
 from ratelimit import UNITS
-from serving import REPOSITORY
+from rest.problems import DEFAULTS
+from serving import REPOSITORY, Server
 from ws.connection import PING_SECONDS, CloseCode
 
 CLIENTS = (REPOSITORY / "docs/testing-clients.md").read_text()
@@ -23,7 +32,20 @@ DEPLOYING = (REPOSITORY / "docs/deploying.md").read_text()
 PLATFORMS = {"DYNO": "Heroku", "FLY_APP_NAME": "Fly", "RENDER": "Render"}
 PLATFORMS |= {"RAILWAY_ENVIRONMENT": "Railway", "RAILWAY_ENVIRONMENT_NAME": "Railway"}
 
-NEVER_429 = {STATS}  # keyed endpoints that answer when nothing is left
+API, SOCKETS = json.loads(OPENAPI), json.loads(ASYNCAPI)
+NONSENSE = ("x", "-1", "0", "x" * 300)  # as parameters
+
+
+def resolved(part: Any, description: Any) -> Any:
+    """What a part of a description is, or refers to."""
+    while "$ref" in part:
+        part = reduce(getitem, part["$ref"].split("/")[1:], description)
+    return part
+
+
+def fields_of(schema: Any, example: Any) -> set[frozenset[str]]:
+    """The fields that a schema and its example have: one set, if they agree."""
+    return {*map(frozenset, (schema["properties"], schema["required"], example))}
 
 
 def test_links_lead_to_files_and_headings() -> None:
@@ -67,41 +89,125 @@ def test_settings_table_is_what_is_read() -> None:
 
 def test_endpoints_are_those_of_the_app(app: Flask) -> None:
     rules = {rule.rule for rule in app.url_map.iter_rules() if rule.rule.startswith("/api/")}
-    described = {re.sub(r"{(\w+)}", r"<\1>", path) for path in json.loads(OPENAPI)["paths"]}
-    assert described == {rule for rule in rules if "/ws/" not in rule}, "edit docs/openapi.json"
+    described = {path.replace("{", "<").replace("}", ">") for path in API["paths"]}
+    served = {re.sub(r"<\w+:", "<", rule) for rule in rules if "/ws/" not in rule}
+    assert described == served, "edit docs/openapi.json: paths"
     listed = set(re.findall(r"`(/api/[^`?]+)", "".join(map(str, rows("The API")))))
     assert listed == rules, "edit README.md: the table of endpoints"
 
 
 def test_sockets_are_those_of_the_app(app: Flask) -> None:
-    described = {channel["address"] for channel in json.loads(ASYNCAPI)["channels"].values()}
+    described = {channel["address"] for channel in SOCKETS["channels"].values()}
     rules = {rule.rule for rule in app.url_map.iter_rules() if "/ws/" in rule.rule}
     assert described == rules, "edit docs/asyncapi.json: channels"
 
 
-def test_answers_are_described(client: FlaskClient, key: str) -> None:
-    api = json.loads(OPENAPI)
-    for path, operation in api["paths"].items():
-        details = operation["get"]
-        names = {each["name"]: each["example"] for each in details.get("parameters", [])}
-        url = path.format(**names)
-        body = client.get(url, headers={"X-API-Key": key}).get_json()
-        content = details["responses"]["200"]["content"]["application/json"]
-        schema = content["schema"]
-        if "$ref" in schema:
-            schema = api["components"]["schemas"][schema["$ref"].rpartition("/")[2]]
-        for described in (schema["properties"], schema["required"], content.get("example", body)):
-            assert set(described) == set(body), f"edit docs/openapi.json: the fields of {path}"
-        errors = {"401", "429"} if client.get(url).status_code == 401 else set()
-        errors -= {"429"} if path in NEVER_429 else set()
-        listed = {"401", "429"} & set(details["responses"])
-        advice = f"edit docs/openapi.json, or NEVER_429 in {Path(__file__).name}"
-        assert listed == errors, f"{advice}: the errors of {path}"
+@pytest.mark.parametrize("path", API["paths"])
+def test_answers_are_described(client: FlaskClient, new_key: NewKey, path: str) -> None:
+    """Without a key, with one, and when its limit is used up: status, headers, and fields."""
+    endpoint, advice = API["paths"][path]["get"], f"edit docs/openapi.json: {path}"
+    url, responses = path.format(**examples(endpoint)), endpoint["responses"]
+    key = {"X-API-Key": new_key(tier="once")}
+    answers = [client.get(url), *(client.get(url, headers=key) for _ in range(2))]
+    given = {str(answer.status_code) for answer in answers}
+    needs_key = bool(endpoint["security"]) and {} not in endpoint["security"]
+    assert needs_key == ("401" in given), f"{advice}: security"
+    assert {"401", "429"} & set(responses) == given - {"200"}, f"{advice}: the errors"
+    for answer in answers:
+        response = resolved(responses[str(answer.status_code)], API)
+        sent = API["components"]["headers"].keys() & set(answer.headers.keys())
+        listed = set(response.get("headers", ()))
+        assert listed == sent, f"{advice}: the headers of {answer.status_code}"
+    content = responses["200"]["content"]["application/json"]
+    body = answers[1].get_json()
+    fields = fields_of(resolved(content["schema"], API), content.get("example", body))
+    assert fields == {frozenset(body)}, f"{advice}: the fields"
+
+
+@pytest.mark.parametrize("path", API["paths"])
+def test_parameters_are_described(
+    client: FlaskClient, new_key: NewKey, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    """Also what comes back if they make no sense."""
+    endpoint, advice = API["paths"][path]["get"], f"edit docs/openapi.json: {path}"
+    read: set[str] = set()
+
+    class Parameters(ImmutableMultiDict[str, str]):
+        def __getitem__(self, name: str) -> str:
+            read.add(name)
+            return super().__getitem__(name)
+
+    monkeypatch.setattr(client.application.request_class, "parameter_storage_class", Parameters)
+    names, key = examples(endpoint), {"X-API-Key": new_key()}
+    query = {each["name"] for each in parameters(endpoint) if each["in"] == "query"}
+    for value in (None, *NONSENSE):
+        url = path.format(**{name: value or example for name, example in names.items()})
+        asked = dict.fromkeys(query, value) if value else {}
+        answer = client.get(url, query_string=asked, headers=key)
+        listed = str(answer.status_code) in endpoint["responses"]
+        assert listed, f"{advice}: {answer.status_code}, {answer.text}"
+        if answer.status_code >= 400:
+            codes = {row["code"] for row in API["x-codes"]}
+            assert answer.get_json()["code"] in codes, "edit docs/openapi.json: x-codes"
+    assert read == query, f"{advice}: the parameters of the query"
+    assert not names or "400" in endpoint["responses"], f"{advice}: 400"
+
+
+def parameters(endpoint: Any) -> list[Any]:
+    return [resolved(each, API) for each in endpoint.get("parameters", ())]
+
+
+def examples(endpoint: Any) -> dict[str, Any]:
+    """The examples of the parameters, which the console shows."""
+    found = parameters(endpoint)
+    assert all("example" in each for each in found), "edit docs/openapi.json: example"
+    return {each["name"]: each["example"] for each in found}
+
+
+def is_refused(url: str) -> bool:
+    try:
+        with connect(url):
+            return False
+    except InvalidStatus:
+        return True
+
+
+@pytest.mark.parametrize("name", SOCKETS["channels"])
+def test_messages_are_described(server: Server, server_key: str, name: str) -> None:
+    """The first messages of each socket, and whether it needs a key."""
+    advice = f"edit docs/asyncapi.json: {name}"
+    operations = [
+        each
+        for each in SOCKETS["operations"].values()
+        if each["channel"]["$ref"] == f"#/channels/{name}"
+    ]
+    assert operations, f"{advice}: an operation, with the messages that are sent"
+    url = server.ws_url + SOCKETS["channels"][name]["address"]
+    needs_key = any(each.get("security") for each in operations)
+    assert needs_key == is_refused(url), f"{advice}: security"
+    sent, received = [], []
+    with connect(f"{url}?api_key={server_key}") as ws:
+        for each in operations:
+            for message in each.get("reply", each)["messages"]:
+                if each["action"] == "receive":
+                    asked = resolved(each["messages"][0], SOCKETS)
+                    ws.send(asked["examples"][0]["payload"])
+                sent.append(resolved(message, SOCKETS))
+                received.append(json.loads(ws.recv(timeout=10)))
+    described = {
+        message["payload"]["properties"]["type"]["const"]: fields_of(
+            message["payload"], message["examples"][0]["payload"]
+        )
+        for message in sent
+        if "properties" in message["payload"]
+    }
+    for message in received:
+        fields = described.get(message["type"])
+        assert fields == {frozenset(message)}, f"{advice}: the message {message}"
 
 
 def test_types_of_keys_are_described() -> None:
-    schemas = json.loads(OPENAPI)["components"]["schemas"]
-    types = schemas["AuthenticationTest"]["properties"]["api_key_type"]["enum"]
+    types = API["components"]["schemas"]["AuthenticationTest"]["properties"]["api_key_type"]["enum"]
     assert set(types) == set(PREFIXES), "edit docs/openapi.json: api_key_type"
     listed = set(re.findall(r"`(\w+)` \(`(sk_\w+)`\)", README))
     assert listed == set(PREFIXES.items()), "edit README.md: the types of keys"
@@ -114,32 +220,32 @@ def test_units_are_those_of_the_limits() -> None:
     assert units.replace("or ", "").split(", ") == [*UNITS], "edit README.md: RATE_LIMITS"
 
 
-def test_codes_of_errors_are_those_of_the_descriptions() -> None:
-    codes = set(re.findall(r'"code": (?:\{[^}]*"const": )?"([a-z_]+)"', OPENAPI + ASYNCAPI))
-    codes |= {"not_found", "method_not_allowed"}  # in words, as they are not of one path
-    table = " ".join(row[1] for row in rows("HTTP", CLIENTS) if row[0].isdigit())
-    assert set(re.findall("`([a-z_]+)`", table)) == codes, "edit docs/testing-clients.md: errors"
+def test_codes_of_errors_are_those_of_the_service() -> None:
+    described = API["components"]["responses"], SOCKETS["channels"]
+    codes = set(re.findall(r'"code": "([a-z_]+)"', json.dumps(described)))
+    codes |= {code for code, _ in DEFAULTS.values()}
+    listed = {(row["status"], row["code"]) for row in API["x-codes"]}
+    assert {code for _, code in listed} == codes, "edit docs/openapi.json: x-codes"
+    table = [row for row in rows("HTTP", CLIENTS) if row[0].isdigit()]
+    shown = {(int(status), code.strip("`")) for status, code, *_ in table}
+    assert shown == listed, "edit docs/testing-clients.md: errors"
 
 
 def test_close_codes_are_those_of_the_service() -> None:
     codes = {1000, 1002, 1007} | {int(code) for code in CloseCode}
+    described = set(map(int, SOCKETS["x-close-codes"]))
+    assert described == codes, "edit docs/asyncapi.json: x-close-codes"
     listed = {int(row[0]) for row in rows("WebSockets", CLIENTS) if row[0].isdigit()}
     assert listed == codes, "edit docs/testing-clients.md: close codes"
-    described = set(map(int, json.loads(ASYNCAPI)["x-close-codes"]))
-    assert described == codes, "edit docs/asyncapi.json: x-close-codes"
 
 
-def test_console_explains_codes_as_the_documents_do(client: FlaskClient) -> None:
-    """And the tiers as the settings have them."""
-    found = re.findall(r"<dt>(.*?)</dt>\s*<dd>(.*?)</dd>", html.unescape(client.get("/").text))
-    shown = {re.sub("<.*?>", "", term): re.sub("<.*?>", "", words) for term, words in found}
-    expected = {"free": "1,000 requests per hour", "pro": "10,000 requests per hour"}
-    expected |= {"five": "5 requests per day", "once": "1 request per day"}
-    for *code, meaning, advice in [*rows("HTTP", CLIENTS), *rows("WebSockets", CLIENTS)]:
-        if code and code[0].isdigit():
-            words = f"{meaning[0].upper()}{meaning[1:]}. {advice[0].upper()}{advice[1:]}."
-            expected[" ".join(code).replace("`", "")] = words.replace("`", "")
-    assert shown == expected, "edit web/templates/console.html"
+def test_end_of_a_window_is_in_unix_time(client: FlaskClient, key: str) -> None:
+    headers = client.get(TEST, headers={"X-API-Key": key}).headers
+    assert 0 <= int(headers["X-RateLimit-Reset"]) - time.time() <= 3600
+    (row,) = [row for row in rows("HTTP", CLIENTS) if "X-RateLimit-Reset" in row[0]]
+    description = API["components"]["headers"]["X-RateLimit-Reset"]["description"]
+    assert "Unix time" in row[1], "edit docs/testing-clients.md: X-RateLimit-Reset"
+    assert "Unix time" in description, "edit docs/openapi.json: X-RateLimit-Reset"
 
 
 def test_times_of_deployments_are_those_of_the_service() -> None:

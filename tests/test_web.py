@@ -8,7 +8,9 @@ import secrets
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from html import unescape
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -25,7 +27,7 @@ import models
 import settings
 from clock import Clock
 from models import ApiKey, HourlyUsage, User
-from paths import KEYS, PROFILE, SECURITY, STATUS, TEST
+from paths import ECHO, KEYS, PROFILE, SECURITY, STATUS, TEST, TIME
 from ratelimit import Limiter
 from rows import change, count
 from service import Service
@@ -114,7 +116,7 @@ def test_closed_sign_ups_say_so(config: settings.Settings, app: Flask) -> None:
     console = browser.get("/").text
     assert "sign-up" not in browser.get("/log-in").text + console
     assert "create a free key" not in console
-    assert "Ask whoever runs this service for an account" in console
+    assert "Ask the operator of this service for an account" in console
     for answer in [browser.get("/sign-up"), sign_up(browser, "ada")]:
         assert answer.status_code == 403
         assert "Sign-up is closed" in answer.text
@@ -652,8 +654,76 @@ def test_everything_has_the_security_headers(client: FlaskClient, static_urls: l
 
 
 def test_time_is_not_read_aloud_every_second(client: FlaskClient) -> None:
-    logs = re.findall('role="log" aria-live="(.*?)".*? of /ws/(.*?)"', client.get("/").text)
-    assert logs == [("polite", "echo"), ("off", "time")]
+    logs = re.findall('role="log" aria-live="(.*?)".*? of (.*?)"', client.get("/").text)
+    assert logs == [("polite", ECHO), ("off", TIME)]
+
+
+def test_console_shows_what_is_added_to_the_descriptions(app: Flask, client: FlaskClient) -> None:
+    described: dict[str, Any] = app.jinja_env.globals
+    rest, sockets = described["openapi"], described["asyncapi"]
+    rest["paths"]["/api/v1/greetings/{name}"] = {
+        "get": {
+            "summary": "A `greeting` <i>",
+            "security": [{"apiKey": []}],
+            "parameters": [
+                {"name": "name", "in": "path", "example": "ada & co"},
+                {"name": "page", "in": "query", "example": 2},
+                {"name": "size", "in": "query", "example": 9},
+                {"name": "order", "in": "query"},
+            ],
+        }
+    }
+    for name, action in [("count", "send"), ("shout", "receive")]:
+        sockets["channels"][name] = {"address": f"/api/v1/ws/{name}", "summary": "It is new."}
+        operation = {"action": action, "channel": {"$ref": f"#/channels/{name}"}}
+        sockets["operations"][name] = operation | {"security": [{}] * (name == "count")}
+    rest["x-codes"].append({"status": 409, "code": "conflict", "when": "Why.", "then": "What."})
+    sockets["x-close-codes"]["4000"] = {"when": "Why not.", "then": "Do that."}
+    page = unescape(client.get("/").text)
+    card = dict(re.findall('<article [^>]* id="(.*?)"(.*?)</art', page, re.DOTALL))
+    greeting = card["/api/v1/greetings/{name}"]
+    assert "A <code>greeting</code> <i>." in greeting
+    assert 'data-path="/api/v1/greetings/ada%20%26%20co?page=2&size=9"' in greeting
+    url = '"http://localhost/api/v1/greetings/ada%20%26%20co?page=2&size=9"'
+    assert f'curl -H "X-API-Key: $KEY" {url}' in greeting
+    assert f"requests.get({url}, headers=headers)" in greeting
+    count, shout = (card[f"/api/v1/ws/{name}"] for name in ("count", "shout"))
+    assert ("data-public" in count, "data-public" in shout) == (False, True)
+    assert ("API key<" in count, "public<" in shout) == (True, True)
+    assert f'data-check="{TEST}"' in count
+    assert ("<form" in count, "<form" in shout) == (False, True)
+    assert 'connect("ws://localhost/api/v1/ws/count?api_key=" + os.environ["KEY"])' in count
+    assert 'connect("ws://localhost/api/v1/ws/shout")' in shout
+    rows = dict(re.findall("<dt>(.*?)</dt>\\s*<dd>(.*?)</dd>", page))
+    assert rows["409 <code>conflict</code>"] == "Why. What."
+    assert rows["4000"] == '<span id="close-4000">Why not.</span> Do that.'
+    assert rows["<code>once</code>"] == "1 request per day"
+    assert rows["<code>pro</code>"] == "10,000 requests per hour"
+
+
+def test_pages_are_headed_as_the_links_that_lead_to_them(ada: FlaskClient) -> None:
+    for path, link, heading in [
+        ("/", "Console", "A demo API to test your client against"),
+        (SECURITY, "API keys", "API keys and password"),
+        (PROFILE, "Profile Settings", "Profile Settings"),
+    ]:
+        page = ada.get(path).text
+        assert re.search(f'<a href="{path}" aria-current="[a-z]+">{link}</a>', page)
+        assert f"<h1>{heading}</h1>" in page
+
+
+def test_form_says_what_a_type_sets_and_how_to_get_another_tier(ada: FlaskClient) -> None:
+    page = re.sub("</?code>", "", ada.get(SECURITY).text)
+    assert "sets the prefix only: sk_live_ for Production, sk_test_ for Development." in page
+    assert "flask key tier ID pro" in page
+
+
+def test_pages_lead_to_what_the_console_explains(ada: FlaskClient) -> None:
+    console = ada.get("/").text
+    for page in ("/nowhere", SECURITY):
+        anchors = re.findall('href="/#(.*?)"', ada.get(page).text)
+        assert {"rate-limits", "errors", "close-codes"} == set(anchors)
+        assert all(f'id="{anchor}"' in console for anchor in anchors)
 
 
 def test_cookie_is_out_of_reach_of_scripts_and_sites(client: FlaskClient) -> None:
@@ -694,7 +764,7 @@ def test_abort_in_a_view_is_a_page_with_its_own_words(app: Flask, client: FlaskC
     app.add_url_rule("/closed", "closed", lambda: abort(409, "Not on Mondays."))
     app.add_url_rule("/own", "own", lambda: ("<p>My own page.</p>", 404))
     refused, closed = client.get("/refusing").text, client.get("/closed").text
-    assert "You may not do this." in refused
+    assert "You don&#39;t have permission to do this." in refused
     assert "another site" not in refused
     assert "<p>Not on Mondays.</p>" in closed
     assert client.get("/own").text == "<p>My own page.</p>"

@@ -1,5 +1,6 @@
 """The web application: where people sign up, make keys and try the API."""
 
+import json
 import re
 from contextlib import suppress
 
@@ -14,6 +15,7 @@ from ratelimit import UNIT_NAMES
 from rest.problems import is_api
 from rest.timestamps import date_time, display
 from service import Service
+from settings import HERE
 from web import keys, profile, sessions
 from web.forms import receive_form
 
@@ -58,6 +60,8 @@ def register(app: Service) -> None:
     filters = {"number": "{:,}".format, "date_time": date_time, "display": display}
     app.jinja_env.filters |= filters
     app.jinja_env.globals |= {"models": models, "settings": app.settings, "units": UNIT_NAMES}
+    for name in ("openapi", "asyncapi"):  # of which the console is made
+        app.jinja_env.globals[name] = json.loads((HERE / "docs" / f"{name}.json").read_text())
     app.register_blueprint(bp)
 
 

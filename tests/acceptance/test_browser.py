@@ -14,7 +14,7 @@ import pytest
 
 from auth import INVALID_KEY
 from browsers import CONTROL, Browser, Chromium, Firefox, WebKit, find_program
-from paths import PROFILE, SECURITY, TEST
+from paths import ECHO, ME, PROFILE, PROTECTED, PUBLIC, SECURITY, TEST, TIME
 from serving import REPOSITORY, Server
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
@@ -139,12 +139,12 @@ def test_story_of_a_user(person: Browser, server: Server) -> None:
     stored = "() => JSON.stringify([document.cookie, localStorage, sessionStorage, history.state])"
     assert key not in person.run(stored)
     person.wait(lambda: paste(person, "API key") == key, "the pasted key")
-    person.click("Try it: /user/me")
+    person.click(f"Try it: {ME}")
     person.expect('"api_key_count": 3')
-    person.run("() => document.querySelector('#time [data-connect]').click()")
+    person.run("() => document.querySelector('[data-path$=time] [data-connect]').click()")
     person.expect('"type":"time_update"')
     server.execute("DELETE FROM api_key WHERE id = ?", key[8:16])
-    person.expect("The key has been revoked or has expired. (1008)")
+    person.expect("The key was revoked, has expired, or was deleted. (1008)")
 
 
 @pytest.mark.parametrize("page", [{"java_script_enabled": False}], indirect=True)
@@ -203,11 +203,11 @@ def test_console_is_live_and_its_command_works(page: Page, server: Server) -> No
     """A key may be pasted with spaces; what is none gets into no command."""
     page.goto("/")
     page.get_by_label("Message", exact=True).fill("<i>Hello</i>")
-    press(page, "/ws/echo", "Send")
-    lines = card(page, "/ws/echo").get_by_role("log").locator("p")
+    press(page, ECHO, "Send")
+    lines = card(page, ECHO).get_by_role("log").locator("p")
     expect(lines).to_have_text(["<i>Hello</i>", re.compile('"message":"<i>Hello</i>"')])
     field = page.get_by_label("API key", exact=True)
-    code = page.get_by_role("group", name="Shell code for /protected/test")
+    code = page.get_by_role("group", name=f"Shell code for {TEST}")
     for key, words in [
         ("", "Enter an API key first."),
         ("$(reboot)", INVALID_KEY),
@@ -215,9 +215,9 @@ def test_console_is_live_and_its_command_works(page: Page, server: Server) -> No
     ]:
         assert "$KEY" in code.text_content()
         field.fill(key)
-        expect(press(page, "/ws/time", "Connect")).to_have_text(words)
-    expect(card(page, "/ws/time").get_by_role("log")).to_contain_text("time_update")
-    for path in ["/demo/year", "/status", "/protected/test", "/user/me", "/usage/stats"]:
+        expect(press(page, TIME, "Connect")).to_have_text(words)
+    expect(card(page, TIME).get_by_role("log")).to_contain_text("time_update")
+    for path in PUBLIC + PROTECTED:
         expect(press(page, path, "Try it")).to_contain_text("200 OK")
     line = code.text_content()
     assert '"success":true' in subprocess.check_output(["bash", "-c", line], text=True)
@@ -264,13 +264,13 @@ def states(page: Page, server: Server) -> Iterator[str]:
     yield "profile"
     page.goto("/")
     page.get_by_label("API key", exact=True).fill("wrong")
-    expect(press(page, "/user/me", "Try it")).to_contain_text("401")
-    expect(press(page, "/ws/time", "Connect")).to_have_text(INVALID_KEY)
+    expect(press(page, ME, "Try it")).to_contain_text("401")
+    expect(press(page, TIME, "Connect")).to_have_text(INVALID_KEY)
     yield "console, refused"
     page.get_by_label("API key", exact=True).fill(key)
-    expect(press(page, "/user/me", "Try it")).to_contain_text("200 OK")
-    expect(press(page, "/ws/time", "Connect")).to_have_text("Connected")
-    press(page, "/ws/echo", "Send")
+    expect(press(page, ME, "Try it")).to_contain_text("200 OK")
+    expect(press(page, TIME, "Connect")).to_have_text("Connected")
+    press(page, ECHO, "Send")
     expect(page.get_by_role("log")).to_have_count(2)
     yield "console, live"
 

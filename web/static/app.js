@@ -3,12 +3,6 @@
 
 const LOG_LINES = 50; // kept per socket
 const UNREACHABLE = "The server cannot be reached.";
-const CLOSED = {
-  1001: "The server is stopping.",
-  1006: "The connection was lost.",
-  1008: "The key has been revoked or has expired.",
-  1009: "The message was too large.",
-};
 const source = document.getElementById("key"); // the field of the console, or a new key
 const said = document.getElementById("said");
 
@@ -138,7 +132,7 @@ function showAllowance(line, headers) {
 }
 
 /** One WebSocket's card: connect, disconnect, send, and a log of the messages. */
-class Line {
+class SocketCard {
   constructor(card) {
     this.card = card;
     this.button = card.querySelector("[data-connect]");
@@ -153,7 +147,7 @@ class Line {
   }
 
   connect() {
-    const query = this.clock ? `?api_key=${encodeURIComponent(typedKey())}` : "";
+    const query = "public" in this.card.dataset ? "" : `?api_key=${encodeURIComponent(typedKey())}`;
     const address = location.origin.replace("http", "ws") + this.card.dataset.path + query;
     this.log.replaceChildren();
     this.log.hidden = true;
@@ -187,17 +181,18 @@ class Line {
   }
 
   receive(data) {
-    const { type, formatted } = parse(data);
     this.note(data, "in");
-    if (type !== "time_update") return;
+    const time = parse(data)?.formatted;
+    if (!this.clock || !time) return;
     this.clock.hidden = false;
-    this.clock.textContent = formatted;
+    this.clock.textContent = time;
     this.clock.classList.toggle("tick"); // starts the other one of two equal animations
   }
 
   closed(code) {
-    if (this.opened) return this.end(`${CLOSED[code] ?? "The server closed the connection."} (${code})`, "bad");
-    this.refused();
+    if (!this.opened) return this.refused();
+    const meaning = document.getElementById(`close-${code}`)?.textContent;
+    this.end(`${meaning ?? "The server closed the connection."} (${code})`, "bad");
   }
 
   /** A browser does not tell why it was refused, so the REST API is asked. */
@@ -238,7 +233,7 @@ class Line {
 for (const card of document.querySelectorAll(".endpoint")) {
   card.querySelector("[data-try]").addEventListener("click", () => tryIt(card));
 }
-for (const card of document.querySelectorAll(".socket")) new Line(card);
+for (const card of document.querySelectorAll(".socket")) new SocketCard(card);
 
 const environment = document.getElementById("environment"); // on the console only
 const NAMED = /(\$KEY"|os\.environ\["KEY"\]|process\.env\.KEY)/;
