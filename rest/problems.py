@@ -27,6 +27,8 @@ DEFAULTS = {
     503: ("unavailable", "The database cannot be reached; try again shortly."),
 }
 RFC_9110_TITLES = {413: "Content Too Large", 414: "URI Too Long"}  # werkzeug has older ones
+NOT_OPENED = "connection not opened"  # peewee's InterfaceError for a query without a connection
+OPEN_IT = ": query the database inside `with models.database.connection_context():`"
 # JSON without spaces, for all responses and frames; dates and UUIDs as Flask writes them. Making an
 # encoder each time would take 5 µs.
 json_text = json.JSONEncoder(
@@ -64,7 +66,7 @@ def register(app: Flask, page: Callable[[HTTPException], ResponseReturnValue]) -
         return problem(error) if is_api() else page(error)
 
     def database_error(error: PeeweeException) -> ResponseReturnValue:
-        if isinstance(error, IntegrityError):
+        if isinstance(error, IntegrityError) or NOT_OPENED in str(error):
             return bug(error)
         if isinstance(error, DataError):  # PostgreSQL cannot store a NUL
             return answer(exceptions.BadRequest())
@@ -72,7 +74,8 @@ def register(app: Flask, page: Callable[[HTTPException], ResponseReturnValue]) -
         return answer(exceptions.ServiceUnavailable(retry_after=1))
 
     def bug(error: Exception) -> ResponseReturnValue:
-        log.exception("bug in %s %s", request.method, request.path)
+        advice = OPEN_IT if NOT_OPENED in str(error) else ""
+        log.exception("bug in %s %s%s", request.method, request.path, advice)
         return answer(exceptions.InternalServerError())
 
     app.register_error_handler(HTTPException, answer)
@@ -83,10 +86,8 @@ def register(app: Flask, page: Callable[[HTTPException], ResponseReturnValue]) -
     app.register_error_handler(ConnectionError, lambda error: answer(exceptions.BadRequest()))
 
 
-def problem(error: HTTPException) -> HTTPException:
-    """The same error as a problem."""
-    if isinstance(error, Problem):
-        return error
-    detail = "" if error.code in DEFAULTS else error.description or ""
+def problem(error: HTTPException) -> Problem:
+    """The same error as a problem, with the words that a view gave to `abort`."""
+    detail = vars(error).get("description") or ""  # the class has a description of werkzeug's
     # The headers are needed for Allow and Retry-After; Problem sets the content type.
     return Problem(error.code or 500, detail=detail, headers=error.get_headers())

@@ -6,7 +6,9 @@ import peewee
 import pytest
 from flask import Flask, abort
 from flask.testing import FlaskClient
+from flask.typing import ResponseReturnValue
 
+import models
 from storage import outage
 
 
@@ -17,6 +19,7 @@ from storage import outage
         (peewee.DataError("a NUL"), 400, ""),
         (ConnectionResetError(), 400, ""),
         (peewee.OperationalError("gone\nDETAIL: a value"), 503, "database unavailable: gone"),
+        (peewee.InterfaceError("cursor already closed"), 503, "database unavailable: cursor"),
         (peewee.IntegrityError("UNIQUE"), 500, "bug in GET"),
     ],
 )
@@ -37,6 +40,28 @@ def test_only_what_is_a_bug_is_logged_as_one(
     assert ("Retry-After" in answer.headers) == (status == 503)
     assert "".join(caplog.messages).startswith(line)
     assert bool(caplog.messages) == bool(line)
+
+
+def test_query_without_a_connection_is_a_bug_whose_log_says_what_to_do(
+    app: Flask, client: FlaskClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    app.add_url_rule("/api/count", "count", lambda: {"users": models.User.select().count()})
+    assert client.get("/api/count").status_code == 500
+    assert "bug in GET /api/count: query the database inside `with models" in caplog.text
+    assert "Traceback" in caplog.text
+
+
+def test_words_of_a_view_are_read_by_the_client(app: Flask, client: FlaskClient) -> None:
+    def refuse(status: int) -> ResponseReturnValue:
+        abort(status, "page must be 1 or more")
+
+    app.add_url_rule("/api/v1/refuse/<int:status>", view_func=refuse)
+    app.add_url_rule("/api/v1/plain", "plain", lambda: abort(400))
+    for status in (400, 404, 503):
+        body = client.get(f"/api/v1/refuse/{status}").get_json(force=True)
+        assert (body["status"], body["detail"]) == (status, "page must be 1 or more")
+    detail = client.get("/api/v1/plain").get_json(force=True)["detail"]
+    assert detail == "The request could not be understood."
 
 
 @pytest.mark.parametrize(
