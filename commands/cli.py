@@ -41,7 +41,7 @@ class Command(click.Command):
         settings = current_service.settings
         try:
             if settings.sqlite and not settings.sqlite.exists() and self is not create_user:
-                fail(f"{settings.sqlite} is not there; set DATABASE_URL as the service has it")
+                fail(f"{settings.sqlite} does not exist; use the DATABASE_URL of the service")
             create_tables(settings)
             with command_connection(settings):
                 return super().invoke(ctx)
@@ -82,6 +82,7 @@ def duration(text: str) -> int:
 def create_user(username: str, email: str, password_stdin: bool) -> None:
     """Create a user; asks for the password."""
     accounts.create(username, email, read_password(password_stdin))
+    say(f"User {username} was created.")
 
 
 @users.command("list")
@@ -98,13 +99,15 @@ def set_password(username: str, password_stdin: bool) -> None:
     user, password = user_named(username), read_password(password_stdin)
     check_fields(password=password)
     accounts.change(user, password_hash=accounts.hash_password(password))
+    say(f"The password of {user.username} was changed, and all their sessions have ended.")
 
 
 @users.command("delete")
 @click.argument("username")
 def delete_user(username: str) -> None:
     """Delete a user and all their keys; a running server notices within two seconds."""
-    accounts.delete(user_named(username))
+    accounts.delete(user := user_named(username))
+    say(f"User {user.username} and all their API keys were deleted.")
 
 
 @keys.command("create")
@@ -157,14 +160,18 @@ def keys_of(users: list[User]) -> list[ApiKey]:
 @click.argument("tier")
 def set_tier(key_id: str, tier: str) -> None:
     """Give a key another tier; a running server notices within two seconds."""
-    api_keys.change_key(valid_key(key_id).id, tier=existing_tier(tier))
+    key = valid_key(key_id)
+    api_keys.change_key(key.id, tier=existing_tier(tier))
+    say(f"The tier of key {key.id} is {tier}.")
 
 
 @keys.command("revoke")
 @click.argument("key_id", metavar="ID")
 def revoke_key(key_id: str) -> None:
     """Revoke a key for good; a running server notices within two seconds."""
-    api_keys.revoke_key(valid_key(key_id).id)
+    key = valid_key(key_id)
+    api_keys.revoke_key(key.id)
+    say(f"Key {key.id} was revoked.")
 
 
 @click.command(cls=Command)
@@ -174,7 +181,10 @@ def backup(file: str) -> None:
     if not current_service.settings.sqlite:
         fail(f"with PostgreSQL, run: {PG_DUMP}")
     path = Path.cwd() / file  # an absolute path, which SQLite never takes for a URI
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)  # also no link's target
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    except FileExistsError:  # or it is a link, whose target is not replaced either
+        fail(f"{path} exists, and is not replaced")
     try:
         database.execute_sql("VACUUM INTO ?", (str(path),))  # which may be there if it is empty
         os.fsync(descriptor)
@@ -183,6 +193,7 @@ def backup(file: str) -> None:
         fail(f"no backup was made: {one_line(error) or 'interrupted'}")
     finally:
         os.close(descriptor)
+    say(f"The database was copied to {path}.")
 
 
 def read_password(from_stdin: bool) -> str:
@@ -247,6 +258,11 @@ def existing_tier(tier: str) -> str:
     if tier not in tiers:
         fail(f"RATE_LIMITS has no tier {tier!r}, only {', '.join(tiers)}.")
     return tier
+
+
+def say(message: str) -> None:
+    """Say what was done; not on standard output, on which there are only keys and lists."""
+    click.echo(message, err=True)
 
 
 def fail(message: str) -> NoReturn:

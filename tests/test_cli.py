@@ -42,9 +42,9 @@ def shell(config: Settings) -> Shell:
     return lambda line: subprocess.run(["sh", "-c", line], cwd=HERE, env=env, **how)
 
 
-def done(result: Result) -> str:
-    """What a command printed that must have succeeded."""
-    assert (result.exit_code, result.stderr) == (0, "")
+def done(result: Result, said: str = "") -> str:
+    """What a command printed that must have succeeded, and have said this on standard error."""
+    assert (result.exit_code, result.stderr) == (0, f"{said}\n" if said else "")
     return result.stdout
 
 
@@ -59,7 +59,8 @@ def refused(result: Result) -> str:
 @pytest.mark.parametrize("end", ["", "\n", "\r\n"])
 def test_user_is_created_with_the_password_from_stdin(cli: FlaskCliRunner, end: str) -> None:
     arguments = ["user", "create", "ada", "ada@example.com", "--password-stdin"]
-    assert done(cli.invoke(args=arguments, input=f" {PASSWORD} {end}")) == ""
+    result = cli.invoke(args=arguments, input=f" {PASSWORD} {end}")
+    assert done(result, "User ada was created.") == ""
     assert accounts.verify_password(accounts.find_user("ada"), f" {PASSWORD} ")
 
 
@@ -67,7 +68,8 @@ def test_user_is_created_with_the_password_from_stdin(cli: FlaskCliRunner, end: 
 def test_terminal_may_have_another_charset(cli: FlaskCliRunner) -> None:
     latin = cli.app.test_cli_runner(charset="latin-1")
     arguments = ["user", "password", "ada", "--password-stdin"]
-    assert done(latin.invoke(args=arguments, input="Ünïcode 密码密码\n".encode())) == ""
+    said = "The password of ada was changed, and all their sessions have ended."
+    assert done(latin.invoke(args=arguments, input="Ünïcode 密码密码\n".encode()), said) == ""
     assert accounts.verify_password(accounts.find_user("ada"), "Ünïcode 密码密码")
     assert refused(latin.invoke(args=arguments, input=b"\xff" * 12)).startswith("'utf-8' codec")
 
@@ -100,7 +102,8 @@ def test_unknown_user_is_one_line(cli: FlaskCliRunner, config: Settings, command
 def test_deleted_user_takes_keys_along(cli: FlaskCliRunner) -> None:
     bob = accounts.create("bob", "bob@example.com", PASSWORD)
     api_keys.create_key(bob, "ci", "production")
-    assert done(cli.invoke(args=["user", "delete", "ADA"])) == ""
+    said = "User ada and all their API keys were deleted."
+    assert done(cli.invoke(args=["user", "delete", "ADA"]), said) == ""
     with models.database.connection_context():
         assert [key.user for key in ApiKey.select()] == [bob]
         assert list(User.select()) == [bob]
@@ -122,9 +125,13 @@ def test_lists_have_all_columns_and_no_secret(cli: FlaskCliRunner, owner: User, 
     assert old == [key[8:16], "ada", "my ci", "production", "free", *moments, "7"]
     assert (new[0], new[6:]) == (successor[8:16], [*["never"] * 3, "0"])
     assert not any(secret[17:] in printed for secret in (key, successor))
-    accounts.create("bob", "bob@example.com", PASSWORD)
+    bob = accounts.create("bob", "bob@example.com", PASSWORD)
     lists = [done(cli.invoke(args=["key", "list", name])) for name in ("Ada", "bob")]
     assert lists == [printed, ""]
+    for created_at, letter in ((3, "a"), (1, "c"), (2, "b")):
+        api_keys.create_key(bob, "ci", id=letter * 8, created_at=created_at)
+    in_order = [line[:8] for line in done(cli.invoke(args=["key", "list"])).splitlines()]
+    assert in_order == [key[8:16], successor[8:16], "c" * 8, "b" * 8, "a" * 8]
 
 
 def test_list_has_a_header_on_a_terminal(shell: Shell, key: str) -> None:
@@ -181,6 +188,15 @@ def test_key_stands_for_its_id(print_key: PrintKey, key: str, command: str, leng
     assert stored_keys() != before
 
 
+def test_change_of_a_key_is_said(cli: FlaskCliRunner, key: str) -> None:
+    for command, said in (
+        ("tier ID pro", "The tier of key ID is pro."),
+        ("revoke ID", "Key ID was revoked."),
+    ):
+        arguments = ["key", *command.replace("ID", key[8:16]).split()]
+        assert done(cli.invoke(args=arguments), said.replace("ID", key[8:16])) == ""
+
+
 @pytest.mark.parametrize("command", ["revoke ID", "tier ID pro", "rotate ID"])
 def test_only_a_valid_key_can_be_changed(cli: FlaskCliRunner, key: str, command: str) -> None:
     change(key, expires_at=1)
@@ -208,7 +224,7 @@ def test_only_a_new_user_makes_a_database(shell: Shell, tmp_path: Path) -> None:
     other = f"DATABASE_URL=sqlite:///{tmp_path}/other.db $FLASK"
     result = shell(f"{other} key list")
     assert (result.returncode, result.stdout, result.stderr.count("\n")) == (1, "", 1)
-    assert f"{tmp_path}/other.db is not there; set DATABASE_URL" in result.stderr
+    assert f"{tmp_path}/other.db does not exist; use the DATABASE_URL of" in result.stderr
     assert not (tmp_path / "other.db").exists()
     words = "user create bob bob@example.com --password-stdin"
     assert shell(f"echo long enough words | {other} {words}").returncode == 0
@@ -267,13 +283,15 @@ def test_backup_is_whole_and_private_and_replaces_nothing(
 ) -> None:
     copy, link = tmp_path / "copy.db", tmp_path / "link.db"
     link.symlink_to(tmp_path / "nothing.db")
-    assert done(cli.invoke(args=["backup", str(copy)])) == ""
+    said = f"The database was copied to {copy}."
+    assert done(cli.invoke(args=["backup", str(copy)]), said) == ""
     assert stat.S_IMODE(copy.stat().st_mode) == 0o600
     with contextlib.closing(sqlite3.connect(copy)) as opened:
         assert opened.execute("SELECT id FROM api_key").fetchall() == [(key[8:16],)]
     before = copy.read_bytes()
     for taken in (copy, link):
-        assert "File exists" in refused(cli.invoke(args=["backup", str(taken)]))
+        printed = refused(cli.invoke(args=["backup", str(taken)]))
+        assert printed == f"{taken} exists, and is not replaced"
     assert (copy.read_bytes(), link.exists()) == (before, False)
 
 
