@@ -74,10 +74,7 @@ def transaction(user_id: int | None = None, on: Any = None) -> Iterator[None]:
 
 
 def create_tables(settings: Settings) -> None:
-    """Create what is missing in the database; raises SettingsError if it cannot be used.
-
-    Keys that a version before 1.2 has revoked, and kept, are deleted: they would be valid again.
-    """
+    """Create what is missing in the database; raises SettingsError if it cannot be used."""
     try:
         if settings.sqlite:
             check_file(settings.sqlite)
@@ -149,11 +146,11 @@ def stored(own: Any, table: type[Model]) -> set[str]:
 
 
 def delete_revoked(own: Any) -> None:
-    """Delete the keys that were revoked when a row was kept for them, with a time in `revoked_at`.
+    """Delete the keys that a version before 1.2 has revoked, or they would be valid again.
 
-    Where there are none, the database is only read.
+    It kept their rows, with a time in `revoked_at`. Where there are none, nothing is locked.
     """
-    if "revoked_at" not in stored(own, ApiKey) - ApiKey._meta.columns.keys():
+    if "revoked_at" not in stored(own, ApiKey):
         return
     if own.execute_sql(f"SELECT id {REVOKED} LIMIT 1").fetchone():
         with transaction(on=own):
