@@ -34,16 +34,7 @@ from service import Service
 
 PASSWORD = secrets.token_urlsafe()
 SECRET = re.compile(r"sk_(?:live|test)_\w{8}_\w{38}")
-SETTINGS_FORMS = [
-    PROFILE,
-    "/settings/profile/delete",
-    "/settings/security/password",
-    KEYS,
-    f"{KEYS}/{{key}}/rename",
-    f"{KEYS}/{{key}}/successor",
-    f"{KEYS}/{{key}}/revoke",
-]
-FORMS = ["/sign-up", "/log-in", "/log-out", *SETTINGS_FORMS]
+PUBLIC_FORMS = {"/sign-up", "/log-in", "/log-out"}  # all others need a log-in
 EVIL = {"username": "mallory", "email": "m@example.com", "name": "m", "type": "production"}
 EVIL |= {"password": "chosen by Mallory", "current": PASSWORD}
 
@@ -101,6 +92,18 @@ def is_logged_in(browser: FlaskClient) -> bool:
 def stored_keys() -> list[ApiKey]:
     with models.database.connection_context():
         return list(ApiKey.select().order_by(ApiKey.created_at, ApiKey.rotated_at.is_null()))
+
+
+def routes(app: Flask, method: str) -> list[str]:
+    """The paths of the pages that take this method, those of the first stored key among them."""
+    rules = [rule.rule for rule in app.url_map.iter_rules() if method in (rule.methods or ())]
+    choices = re.compile(r"<any\((.*?)\):\w+>")
+    for rule in [rule for rule in rules if choices.search(rule)]:
+        rules.remove(rule)
+        rules += [choices.sub(choice, rule, 1) for choice in choices.findall(rule)[0].split(", ")]
+    key_id = stored_keys()[0].id if stored_keys() else "none"
+    paths = [re.sub("<.*?>", key_id, rule) for rule in rules]
+    return [path for path in paths if not path.startswith(("/api/", "/static/"))]
 
 
 def snapshot() -> list[tuple[object, ...]]:
@@ -545,10 +548,55 @@ def test_key_of_another_is_hidden(log_in: LogIn, ada: FlaskClient, page: str, fo
 # Forms of other tabs and other sites, and forms nobody should send
 
 
-def test_form_after_the_log_out_changes_nothing_and_says_so(client: FlaskClient) -> None:
-    answer = client.post(KEYS, data={"name": "ci"})
-    assert answer.location == "/log-in"
-    assert "You are logged out, so nothing was changed." in client.get(answer.location).text
+def test_every_page_and_form_of_a_user_needs_a_log_in(
+    app: Flask, ada: FlaskClient, client: FlaskClient
+) -> None:
+    """A new form is found here; if it is for everybody, name it in PUBLIC_FORMS."""
+    create_key(ada)
+    before, forms = snapshot(), set(routes(app, "POST")) - PUBLIC_FORMS
+    assert {KEYS, PROFILE, f"{path_of(0)}/rename"} < forms
+    for path in forms:
+        assert client.post(path, data=EVIL).location == "/log-in", path
+        assert "You are logged out, so nothing was changed." in client.get("/log-in").text
+    for path in routes(app, "GET"):
+        if path.startswith("/settings"):
+            assert client.get(path).location == "/log-in", path
+    assert snapshot() == before
+
+
+def test_no_form_is_taken_from_another_site(app: Flask, ada: FlaskClient) -> None:
+    create_key(ada)
+    before, forms = snapshot(), routes(app, "POST")
+    assert set(forms) > PUBLIC_FORMS
+    for path in forms:
+        answer = ada.post(path, data=EVIL, headers={"Origin": "https://mallory.example"})
+        assert (answer.status_code, "Set-Cookie" in answer.headers) == (403, False), path
+    assert snapshot() == before
+    assert is_logged_in(ada)
+
+
+def test_what_is_typed_in_a_form_is_text_on_every_page(app: Flask, ada: FlaskClient) -> None:
+    """Each form of each page, those of a new page, too."""
+    typed, sent = "<i>\"&'", 0
+    secret_in(create_key(ada, typed))
+    for path in routes(app, "GET"):
+        page = ada.get(path, follow_redirects=True)
+        assert "<i>" not in page.text, path
+        for attributes, form in re.findall(
+            '<form(.*?method="post".*?)>(.*?)</form>', page.text, re.S
+        ):
+            action = re.search('action="(.*?)"', attributes)
+            fields = re.findall('<(?:input|textarea)(?![^>]*type="hidden")[^>]* name="(.*?)"', form)
+            if fields:
+                answer = ada.post(
+                    action[1] if action else page.request.path,
+                    data=dict.fromkeys(fields, typed),
+                    follow_redirects=True,
+                )
+                assert "<i>" not in answer.text, (path, fields)
+                sent += 1
+    assert sent > 5
+    assert not [path for path in routes(app, "GET") if "<i>" in ada.get(path).text]
 
 
 def test_messages_that_nobody_reads_make_no_cookie_longer(client: FlaskClient) -> None:
@@ -560,7 +608,6 @@ def test_messages_that_nobody_reads_make_no_cookie_longer(client: FlaskClient) -
 @pytest.mark.parametrize(
     ("path", "headers"),
     [
-        *((path, {"Origin": "https://mallory.example"}) for path in FORMS),
         (KEYS, {"Origin": "null"}),
         (KEYS, {"Origin": "null", "Host": "my_host"}),
         (KEYS, {"Origin": "http://", "Host": "localhost:99999"}),
