@@ -2,6 +2,7 @@
 
 import re
 import string
+import time
 from collections.abc import Callable, Iterator
 
 import peewee
@@ -14,8 +15,8 @@ import auth
 import models
 from clock import NOON, Clock
 from conftest import NewKey
-from models import ApiKey, Invalid, User
-from paths import TEST
+from models import DAY, ApiKey, Invalid, User
+from paths import STATS, TEST
 from rest.problems import Problem
 from rows import change, count, row
 from service import Service
@@ -135,6 +136,15 @@ def test_unlisted_tier_is_treated_as_free_and_logged_once(
         f"RATE_LIMITS has no tier {tier}; its keys are treated as free"
         for tier in ("dropped", "gone")
     ]
+
+
+def test_nothing_is_left_in_a_tier_with_a_lower_limit_than_what_is_used(
+    client: FlaskClient, key: str
+) -> None:
+    assert change(key, tier="five", used=7, reset=int(time.time()) // DAY * DAY + DAY)
+    answer = client.get(STATS, headers={"X-API-Key": key})
+    assert (answer.status_code, answer.get_json()["requests_remaining"]) == (200, 0)
+    assert answer.headers["X-RateLimit-Remaining"] == "0"
 
 
 def test_what_is_left_is_told_without_counting(

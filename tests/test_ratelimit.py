@@ -3,7 +3,7 @@
 import pytest
 
 from clock import NOON, Clock
-from ratelimit import Limiter, Quota, parse_quotas
+from ratelimit import Limiter, Quota, Usage, parse_quotas
 
 FIVE = Quota("five", 5, 60)
 
@@ -39,6 +39,17 @@ def test_clock_set_far_back_is_right(
     clock.now -= ahead
     use_up(limiter, quota)
     assert limiter.hit("ada", quota) == (quota, False, 0, NOON + window, window, 10)
+
+
+def test_total_goes_on_when_the_window_turns(limiter: Limiter, clock: Clock) -> None:
+    """Of what is stored, and of what is only counted."""
+    stored = Usage(total=100, reset=NOON + 60, used=3)
+    told = []
+    for _ in range(2):
+        told += [limiter.hit("ada", FIVE, stored)[2:4] + limiter.hit("ada", FIVE, stored)[5:]]
+        clock.now += 60
+    assert told == [(1, NOON + 60, 102), (4, NOON + 120, 104)]
+    assert limiter.counted == {"ada": Usage(4, NOON + 120, 2)}
 
 
 MISTAKES = [

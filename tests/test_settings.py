@@ -18,6 +18,9 @@ from settings import HERE, SettingsError, load
 POSTGRES = {"DATABASE_URL": "postgresql://localhost/demo"}
 
 
+HOURLY = Quota("free", 2, 3600)
+
+
 def refusal(**environ: str) -> str:
     with pytest.raises(SettingsError) as mistake:
         load(environ)
@@ -34,6 +37,7 @@ def refusal(**environ: str) -> str:
         ("DATABASE_URL", "postgres://[::1]:5432,b/c", "postgresql://[::1]:5432,b/c"),
         ("SECRET_KEY", "sixteen in words", "sixteen in words"),
         ("RATE_LIMITS", "free=1/day", {"free": Quota("free", 1, 86_400)}),
+        ("RATE_LIMITS", "a=1/day, free=2/hour", {"a": Quota("a", 1, 86_400), "free": HOURLY}),
         ("MAX_SOCKETS", "0", 0),
         ("MAX_SOCKETS_PER_CALLER", "7", 7),
         ("SIGNUPS", "closed", False),

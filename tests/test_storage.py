@@ -32,7 +32,7 @@ from ratelimit import Allowance, Limiter, Quota, Usage, window_end
 from rows import change, row
 from server.background import sync
 from service import Service
-from serving import patience, writing
+from serving import eventually, patience, writing
 from settings import Settings, SettingsError, load
 from storage import outage, postgres
 from storage import store as stores
@@ -148,7 +148,10 @@ def test_limiter_and_database_have_the_same_rule_for_a_window(
     key = key_of(store, new_id(**stored._asdict()))
     assert [remaining(store.hit(key.id, LONG)) for _ in range(2)] == granted
     store.save()
-    assert key_of(store, key.id).usage == after
+    saved = key_of(store, key.id)
+    assert saved.usage == after
+    used_at = pytest.approx(models.now(), abs=60) if after != stored else None
+    assert saved.last_used_at == used_at
 
     limiter = Limiter()
     assert [remaining(limiter.hit(key.id, LONG, stored)) for _ in range(2)] == granted
@@ -174,6 +177,43 @@ def test_store_model_and_condition_agree_which_keys_have_ended(store: Store, new
         keys = list(ApiKey.select())
         assert {key.id for key in keys if not key.has_expired} == live
         assert {key.id for key in ApiKey.select().where(ApiKey.valid())} == live
+
+
+def test_chart_has_each_request_once(store: Store, new_id: NewId) -> None:
+    ids, saves = (
+        sorted(new_id() for _ in range(2)),
+        "SELECT key_id, sum(requests) FROM hourly_usage",
+    )
+    for hits in (1, 3):
+        for key_id in ids + ids[:1]:
+            for _ in range(hits):
+                store.hit(key_id, Quota("much", 100, 86_400))
+        store.save()
+    store.save()
+    assert sorted(by_hand(f"{saves} GROUP BY key_id")) == [(ids[0], 8), (ids[1], 4)]
+
+
+@in_postgres
+def test_chart_is_saved_in_the_order_of_its_table(
+    store: Store, new_id: NewId, place: Settings
+) -> None:
+    """Or two processes that save the same keys would wait for each other."""
+    first, second = sorted(new_id() for _ in range(2))
+    for _ in range(2):
+        assert store.hit(second, LONG)
+        assert store.hit(first, LONG)
+        if not by_hand("SELECT 1 FROM hourly_usage"):
+            store.save()
+    take = "UPDATE hourly_usage SET requests = 0 WHERE key_id = %s"
+    waits = "SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
+    with psycopg.connect(str(place.database_url)) as other, ThreadPoolExecutor(1) as thread:
+        other.execute("SET lock_timeout = '0.2s'")
+        other.execute(take, [first])
+        saving = thread.submit(store.save)
+        eventually(lambda: by_hand(waits) or saving.done())
+        other.execute(take, [second])
+        other.rollback()
+        wait([saving])
 
 
 def test_owner_comes_with_the_number_of_valid_keys(store: Store, new_id: NewId) -> None:
@@ -264,6 +304,10 @@ def test_expired_keys_and_old_hours_are_deleted_after_a_save(store: Store, new_i
     assert [key_id for key_id in kept + gone if store.find(key_id)] == kept
     hours = by_hand("SELECT hour FROM hourly_usage ORDER BY hour")
     assert {(this - hour) // HOUR for (hour,) in hours} == {24, 0}
+    later = new_id(expires_at=1)
+    store.hit(kept[0], LONG)
+    store.save()
+    assert store.find(later) is None, "it goes on"
 
 
 def test_each_look_deletes_more_old_hours_than_a_million_keys_make_between_two(
