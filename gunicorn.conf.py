@@ -19,10 +19,10 @@ from commands import demo
 from server import background, start_checks
 from server.log import RedactingLogger
 from server.worker import Worker
-from settings import MAKE_SECRET, SettingsError, load, misspelled, raise_file_limit
+from settings import MAKE_SECRET, SettingsError, load, max_connections, misspelled, raise_file_limit
 from storage.database import create_tables
 
-files = raise_file_limit()
+raise_file_limit()
 settings = load()
 if not settings.secret_key:
     raise SettingsError(f"SECRET_KEY is not set; {MAKE_SECRET}")
@@ -36,7 +36,7 @@ workers = 1 if settings.sqlite else settings.web_concurrency
 logger_class = RedactingLogger
 # Without query and referrer, which may hold keys.
 access_log_format = '%(h)s "%(m)s %(U)s" %(s)s %(B)s %(L)ss'
-worker_connections = files // 2  # the rest is for what requests open
+worker_connections = max_connections()
 # A client that opens and closes connections in a loop fills this queue; a new client then waits for
 # 0.3 s, or 0.6 s with 2048. 2,000 WebSockets that reconnect at once are all open within 3 s.
 backlog = 1024

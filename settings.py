@@ -135,15 +135,21 @@ def file_limit() -> int:
     return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
 
 
-def raise_file_limit() -> int:
-    """Raise the limit on open files as far as allowed, and return it.
+def max_connections() -> int:
+    """Half of the open files; the other half is for what requests open."""
+    return file_limit() // 2
 
-    Raises SettingsError if that is too low.
-    """
+
+def max_websockets() -> int:
+    """The connections but a quarter, or 1,000 if that is less, which are reserved for requests."""
+    return max_connections() - min(max_connections() // 4, 1000)
+
+
+def raise_file_limit() -> None:
+    """Raise the limit on open files as far as allowed; raises SettingsError if it is too low."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     for files in (max(soft, 10_240), hard):  # macOS reports no limit, but accepts only 10,240
         with suppress(ValueError, OSError):
             resource.setrlimit(resource.RLIMIT_NOFILE, (files, hard))
     if file_limit() < NEEDED_FILES:
         raise SettingsError(f"{file_limit()} open files are too few: run `ulimit -n 1024` as root")
-    return file_limit()

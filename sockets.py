@@ -9,8 +9,9 @@ from simple_websocket import Server
 
 import auth
 from rest.clients import caller
+from rest.requests import SOCKETS
 from rest.timestamps import display, timestamp
-from service import SOCKETS, current_service
+from service import current_service
 from ws import connection
 from ws.connection import WebSocket, frame
 from ws.open_sockets import Handler

@@ -36,6 +36,13 @@ json_text = json.JSONEncoder(
 ).encode
 
 
+class CompactJson(DefaultJSONProvider):
+    """Writes what views return in the same form."""
+
+    def dumps(self, obj: Any, **kwargs: Any) -> str:
+        return json_text(obj)
+
+
 class Problem(HTTPException):
     """An error response: a status, a stable code for programs, a sentence for people.
 

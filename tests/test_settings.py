@@ -135,11 +135,15 @@ def test_misspelled_variable_is_warned_about(name: str, setting: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("soft", "hard", "raised"),
-    [(20, 200, 200), (256, 2**63 - 1, 10_240), (65_536, 2**63 - 1, 65_536)],
+    ("soft", "hard", "raised", "sockets"),
+    [
+        (20, 1024, 1024, 384),
+        (256, 2**63 - 1, 10_240, 4120),
+        (65_536, 2**63 - 1, 65_536, 31_768),
+    ],
 )
 def test_file_limit_is_raised_as_far_as_allowed(
-    monkeypatch: pytest.MonkeyPatch, soft: int, hard: int, raised: int
+    monkeypatch: pytest.MonkeyPatch, soft: int, hard: int, raised: int, sockets: int
 ) -> None:
     """On macOS the hard limit is said to be infinite, and cannot be set."""
     limits = [soft, hard]
@@ -153,3 +157,4 @@ def test_file_limit_is_raised_as_far_as_allowed(
     monkeypatch.setattr(resource, "setrlimit", set_limits)
     settings.raise_file_limit()
     assert limits == [raised, hard]
+    assert (settings.max_connections(), settings.max_websockets()) == (raised // 2, sockets)

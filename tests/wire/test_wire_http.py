@@ -22,8 +22,30 @@ ODD = {
     "Latin-1 host": b"GET /api/v1/status HTTP/1.1\r\nHost: \xe9\r\n\r\n",
     "Latin-1 key": b"GET /api/v1/user/me HTTP/1.1\r\nHost: a\r\nX-API-Key: \xff\r\n\r\n",
 }
+CORS = "Access-Control-Allow-Origin"
 REFUSED = {*range(400, 500), 501, 505}
 ANSWERED = {200, 400, 401, 404, 413}
+
+
+FILES = ["/static/app.css", "/static/app.js", "/static/icon.svg", "/openapi.json", "/asyncapi.json"]
+
+
+@pytest.mark.parametrize("path", FILES)
+def test_file_that_a_client_has_is_not_sent_again(server: Server, path: str) -> None:
+    with RawSocket(server.port) as client:
+        first = client.request(path)
+        known, changed = f'W/"x", W/{first.headers["ETag"]}', '"x"'
+        again = client.request(path, If_None_Match=known)
+        assert (again.status, "Content-Type" in again.headers) == (304, False)
+        assert client.request(path, If_None_Match=changed).body == first.body
+        assert client.request(path, "HEAD").headers == first.headers
+    assert {first.headers[name] for name in ("Cache-Control", CORS)} == {"no-cache", "*"}
+    assert again.headers[CORS] == "*"
+
+
+@pytest.mark.parametrize("path", ["/static/", "/static/../app.py", "/static/%2e%2e/app.py"])
+def test_other_files_are_not_served(server: Server, path: str) -> None:
+    assert server.ask(path).status == 404
 
 
 class TestGarbage:

@@ -1,0 +1,29 @@
+"""What is checked of each request, before a view is called."""
+
+from flask import Response, request
+from flask.typing import ResponseReturnValue
+from werkzeug.exceptions import abort
+
+from rest.headers import PREFLIGHT
+from rest.problems import is_api
+
+SOCKETS = "/api/v1/ws/"  # under which all paths are WebSockets
+MAX_BODY_BYTES = 16 * 1024  # forms are small, and the API takes no body
+MAX_HOST_BYTES = 255  # RFC 1035 part 2.3.4
+
+
+def check_request() -> ResponseReturnValue | None:
+    """Refuse a request that no view could answer, and answer OPTIONS for the API."""
+    environ = request.environ
+    host, is_needed = environ.get("HTTP_HOST", ""), environ["SERVER_PROTOCOL"] != "HTTP/1.0"
+    is_bad = len(host) > MAX_HOST_BYTES or (is_needed and not host)  # RFC 9112 part 3.2
+    if is_bad and not request.path.startswith(SOCKETS):  # a bad handshake has an error of its own
+        abort(400)
+    length = int(environ.get("CONTENT_LENGTH") or 0)
+    if length > MAX_BODY_BYTES or "HTTP_TRANSFER_ENCODING" in environ:  # of unknown length
+        abort(413)
+    if request.method == "OPTIONS" and is_api():
+        response = Response(status=204, headers=PREFLIGHT)
+        del response.headers["Content-Type"]
+        return response
+    return None
