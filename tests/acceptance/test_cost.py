@@ -27,12 +27,12 @@ HEADERS = (
 )
 REPEATED = (
     *("a", ",", ";", "=", '"', "a,", "a=b; ", 'W/"a",', "0-1,", "[", "/", "\xe9", "("),
-    *("session=", "; session=a.", "a;q=0.5,", "x*=''%41;"),
+    *("demo_service=", "; demo_service=a.", "a;q=0.5,", "x*=''%41;"),
 )
 WITH_ENDS = (  # the part in the middle is repeated
     *[("a=", " ", '"x;'), ("a=", "\t", '"x;'), ('a="', "\\", ""), ("x", " ", "x"), (";", " ", "x")],
-    *[("session=.", "a", ".aaaa.b"), ("bytes=", "0-1,", ""), ("Mon, ", "9", ""), ('"', "a", "")],
-    ("multipart/form-data; boundary=", "a", ""),
+    *[("demo_service=.", "a", ".aaaa.b"), ("bytes=", "0-1,", ""), ("Mon, ", "9", "")],
+    *[('"', "a", ""), ("multipart/form-data; boundary=", "a", "")],
 )
 SHAPES = [*[("", part, "") for part in REPEATED], *WITH_ENDS]
 PAGES = ("/", "/static/app.css", "/nowhere", "/log-in", STATUS)
