@@ -1,11 +1,17 @@
 """gunicorn's settings; `gunicorn` in this folder finds this file by itself."""
 
+import signal
+
+# Until gunicorn handles it, Ctrl-C ends a start without a traceback. app.py has blocked it.
+if signal.getsignal(signal.SIGINT) == signal.default_int_handler:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+
 from gevent import monkey
 
 monkey.patch_all()  # before anything else is imported, in the master, too
 
 import os
-import signal
 import sys
 from pathlib import Path
 

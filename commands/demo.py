@@ -8,6 +8,7 @@ import argparse
 import logging
 import os
 import secrets
+import signal
 import socket
 import sys
 
@@ -36,6 +37,8 @@ def main() -> None:
     os.environ["WEB_CONCURRENCY"] = str(settings.web_concurrency)
     bind = f"127.0.0.1:{settings.port}"
     gunicorn = [sys.executable, "-m", "gunicorn", "--bind", bind, "app:create_app(is_demo=True)"]
+    # Ctrl-C waits until gunicorn.conf.py is read; while it starts, Python would print a traceback.
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     os.execv(sys.executable, gunicorn)
 
 

@@ -1,8 +1,11 @@
 """What a start checks and prepares, before anything is served."""
 
+import signal
 import sys
 from importlib.util import find_spec
 
+if sys.argv[0].endswith("app.py"):  # Ctrl-C ends the demo's start without a traceback
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 if not all(map(find_spec, ["flask", "flask_sock", "gevent", "gunicorn", "peewee"])):
     sys.exit("Packages are missing: run the commands at the top of README.md.")
 

@@ -5,6 +5,7 @@ import os
 import secrets
 import shutil
 import signal
+import subprocess
 import sys
 from functools import partial
 from pathlib import Path
@@ -18,7 +19,9 @@ from serving import (
     REPOSITORY,
     Server,
     StartError,
+    clean_environment,
     eventually,
+    free_port,
     listens,
     patience,
     serve_command,
@@ -76,6 +79,30 @@ def test_wrong_setting_is_one_line(tmp_path: Path, command: str, variable: str, 
     message = start_refusal(command, tmp_path, **settings)
     assert message.startswith(variable)
     assert variable != "SECRET_KEY" or value or "python3 -c" in message
+
+
+@pytest.mark.parametrize("module", ["click", "gunicorn.app.wsgiapp", "server.worker"])
+def test_interrupted_start_is_silent(tmp_path: Path, module: str) -> None:
+    """Ctrl-C while this module is imported: of app.py, of gunicorn, and of its settings."""
+    (tmp_path / "sitecustomize.py").write_text(INTERRUPT.format(module=module))
+    settings = {"PYTHONPATH": str(tmp_path), "DATABASE_URL": f"sqlite:///{tmp_path}/demo.db"}
+    environment = clean_environment(PORT=str(free_port()), **settings)
+    command = [PYTHON, str(REPOSITORY / "app.py")]
+    done = subprocess.run(command, env=environment, capture_output=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, b"", b"")
+
+
+INTERRUPT = """
+import os, signal, sys
+
+class Finder:
+    @staticmethod
+    def find_spec(name, *_):
+        if name == "{module}":
+            os.kill(os.getpid(), signal.SIGINT)
+
+sys.meta_path.insert(0, Finder)
+"""
 
 
 def test_packages_that_are_not_installed_are_one_line(tmp_path: Path) -> None:
