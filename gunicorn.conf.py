@@ -21,8 +21,11 @@ from gunicorn.workers import SUPPORTED_WORKERS
 chdir = str(Path(__file__).parent)  # even when it is started from another folder
 sys.path.insert(0, chdir)
 
+from server import start_checks  # first, because it says which Python is needed
+
+# isort: split
 from commands import demo
-from server import background, start_checks
+from server import background
 from server.log import RedactingLogger
 from server.worker import Worker
 from settings import MAKE_SECRET, SettingsError, load, max_connections, misspelled, raise_file_limit
@@ -84,6 +87,8 @@ def on_starting(arbiter: Arbiter) -> None:
 def when_ready(arbiter: Arbiter) -> None:
     """Say what is served; decide what signals do, in place of gunicorn."""
     arbiter.log.info("Database: %s", settings.sqlite or "PostgreSQL")
+    if settings.sqlite and settings.web_concurrency > 1:
+        arbiter.log.warning("WEB_CONCURRENCY: with SQLite, only one process serves")
     for warning in misspelled():
         arbiter.log.warning(warning)
     # All of them stop it as SIGTERM does. gunicorn would stop its workers at once, or, if it is

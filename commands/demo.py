@@ -43,11 +43,13 @@ def main() -> None:
 
 
 def refuse_used_port(port: int) -> None:
-    """Raises SettingsError if the port is in use; gunicorn would try again for five seconds."""
+    """Raises SettingsError if the port cannot be used; gunicorn would try for five seconds."""
     try:
         socket.create_server(("127.0.0.1", port)).close()
     except OSError as error:
         advice = f"is the service running already? If not, try PORT={port + 1}"
+        if isinstance(error, PermissionError):
+            advice = "below 1024, root or the capability CAP_NET_BIND_SERVICE is needed"
         reason = os.strerror(error.errno or 0)
         raise SettingsError(f"PORT: {port} on 127.0.0.1: {reason}; {advice}") from None
 

@@ -6,6 +6,9 @@ from importlib.util import find_spec
 
 if sys.argv[0].endswith("app.py"):  # Ctrl-C ends the demo's start without a traceback
     signal.signal(signal.SIGINT, signal.SIG_DFL)
+# An older Python must be able to parse this file and app.py.
+if sys.version_info < (3, 10):  # noqa: UP036
+    sys.exit(f"Python 3.10 or later is needed; this is {sys.version.split()[0]}.")
 if not all(map(find_spec, ["flask", "flask_sock", "gevent", "gunicorn", "peewee"])):
     sys.exit("Packages are missing: run the commands at the top of README.md.")
 

@@ -1,10 +1,15 @@
 """Fixtures: `app -> client -> ...` inside this process, `server` over the wire."""
 
+import sys
+from importlib.util import find_spec
+
+if not all(map(find_spec, ["psycopg", "pytest_randomly", "websockets", "xdist"])):
+    sys.exit("Packages are missing: run .venv/bin/pip install -r requirements-dev.txt")
+
 import contextlib
 import os
 import secrets
 import signal
-import sys
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -119,6 +124,18 @@ def app(
     yield made
     made.store.close()
     connections.close_all()
+
+
+@pytest.fixture
+def unprivileged() -> Iterator[None]:
+    """Where root runs the tests, be another user, with no special permissions."""
+    if is_root := os.geteuid() == 0:
+        os.setresuid(65534, 65534, 0)
+    try:
+        yield
+    finally:
+        if is_root:
+            os.setresuid(0, 0, 0)
 
 
 @pytest.fixture

@@ -42,16 +42,10 @@ def test_directory_is_no_database() -> None:
 
 
 @pytest.fixture
-def folder() -> Iterator[Path]:
-    """Of a user whom modes hold back: where root runs the tests, it is another one meanwhile."""
-    if is_root := os.geteuid() == 0:
-        os.setresuid(65534, 65534, 0)
-    try:
-        with tempfile.TemporaryDirectory(dir="/tmp") as made:
-            yield Path(made)
-    finally:
-        if is_root:
-            os.setresuid(0, 0, 0)
+def folder(unprivileged: None) -> Iterator[Path]:
+    """Of this user; other folders of the tests belong to root."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as made:
+        yield Path(made)
 
 
 @pytest.mark.parametrize("name", ["test.db", "."])

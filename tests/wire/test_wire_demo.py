@@ -17,11 +17,12 @@ from pathlib import Path
 import pytest
 
 import accounts
-from commands.demo import welcome
+from commands.demo import refuse_used_port, welcome
 from models import User
 from paths import SECURITY, TEST
 from rawsocket import RawSocket, form_bytes
 from serving import Server, StartError, eventually, start_refusal
+from settings import SettingsError
 
 Demo = Callable[[], Server]
 KEY = re.compile(r"sk_live_\w+")
@@ -57,7 +58,7 @@ def test_first_start_prints_what_works_and_the_second_no_secret(demo: Demo) -> N
     with RawSocket(server.port) as client:
         client.open(socket.replace("$KEY", key))
 
-    password = re.findall(r"user: demo    password: (\S{16})\n", server.log())[0]
+    password = re.findall(r"website as the user demo with the password (\S{16})\n", server.log())[0]
     answer = server.send(form_bytes("/log-in", username="demo", password=password))
     assert (answer.status, answer.headers["Location"]) == (303, SECURITY)
     assert f"Listening at: {server.url} " in server.log(), "for this machine only"
@@ -120,6 +121,17 @@ def test_taken_port_is_one_line_and_spends_no_secret(tmp_path: Path) -> None:
     advice = f"is the service running already? If not, try PORT={port + 1}"
     assert message == f"{reason}; {advice}"
     assert not (tmp_path / "demo.db").exists()
+
+
+@pytest.mark.usefixtures("unprivileged")
+def test_port_without_permission_is_named_as_the_reason() -> None:
+    first = Path("/proc/sys/net/ipv4/ip_unprivileged_port_start")
+    if not first.exists() or int(first.read_text()) <= 80:
+        pytest.skip("every user may listen on port 80")
+    with pytest.raises(SettingsError) as refusal:
+        refuse_used_port(80)
+    needed = "below 1024, root or the capability CAP_NET_BIND_SERVICE is needed"
+    assert str(refusal.value) == f"PORT: 80 on 127.0.0.1: Permission denied; {needed}"
 
 
 def test_demo_makes_no_user_beside_others(owner: User, capfd: pytest.CaptureFixture[str]) -> None:

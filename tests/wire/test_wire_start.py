@@ -1,5 +1,6 @@
 """Every command that starts the service leads to the same server, or says in one line why not."""
 
+import ast
 import contextlib
 import os
 import secrets
@@ -111,6 +112,27 @@ def test_packages_that_are_not_installed_are_one_line(tmp_path: Path) -> None:
     assert message == "Packages are missing: run the commands at the top of README.md."
 
 
+def test_old_python_is_one_line(tmp_path: Path) -> None:
+    old = tmp_path / "old.py"
+    old.write_text(
+        "import sys; sys.version_info, sys.version = (3, 9, 18), '3.9.18 (main)'; import app"
+    )
+    for file in ("app.py", "server/start_checks.py"):
+        ast.parse((REPOSITORY / file).read_text(), feature_version=(3, 6))
+    message = start_refusal(str(old), tmp_path, PYTHONPATH=str(REPOSITORY))
+    assert message == "Python 3.10 or later is needed; this is 3.9.18."
+
+
+def test_tests_without_their_packages_are_one_line(tmp_path: Path) -> None:
+    """As where only requirements.txt is installed."""
+    without = tmp_path / "without.py"
+    absent = "sys.modules |= {'psycopg': None, 'websockets': None}"
+    options = "['-p', 'no:randomly', '-p', 'no:xdist']"
+    without.write_text(f"import sys, pytest; {absent}; sys.exit(pytest.main({options}))")
+    message = start_refusal(str(without), tmp_path)
+    assert message == "Packages are missing: run .venv/bin/pip install -r requirements-dev.txt"
+
+
 def test_few_open_files_are_one_line(start_server: StartServer) -> None:
     line = "127 open files are too few: run `ulimit -n 1024` as root"
     with pytest.raises(StartError, match=f"^exit status 1:\n{line}\n$"):
@@ -148,6 +170,7 @@ class TestOneWorker:
         worker = server.worker_pid
         assert listens("127.0.0.2", server.port), "on all addresses"
         assert len(server.log_lines("did you mean WEB_CONCURRENCY?")) == 1
+        assert len(server.log_lines("with SQLite, only one process serves")) == 1
         assert len(server.log_lines(f"Database: {server.database}")) == 1
         # gunicorn's control socket would be one for all services of a user, in the user's home.
         assert not [path for path in Path(server.env["HOME"]).rglob("*") if path.is_socket()]
