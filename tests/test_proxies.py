@@ -39,6 +39,14 @@ def test_platform_gives_the_address(config: Settings, platform: str, spoofed: li
     assert seen == f"{CHAINS[platform][0]} {scheme}://localhost/"
 
 
+def test_address_stays_if_a_router_is_missing(config: Settings) -> None:
+    app = service.create_app(dataclasses.replace(config, proxy_hops=2))
+    app.add_url_rule("/seen", "seen", lambda: str(request.remote_addr))
+    for entries in ("", CLIENT):
+        seen = app.test_client().get("/seen", headers={"X-Forwarded-For": entries}).text
+        assert seen == "127.0.0.1"
+
+
 @pytest.mark.parametrize(
     ("address", "who"),
     [
