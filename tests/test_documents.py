@@ -43,9 +43,9 @@ def resolved(part: Any, description: Any) -> Any:
     return part
 
 
-def fields_of(schema: Any, example: Any) -> set[frozenset[str]]:
-    """The fields that a schema and its example have: one set, if they agree."""
-    return {*map(frozenset, (schema["properties"], schema["required"], example))}
+def fields_of(schema: Any, *examples: Any) -> set[frozenset[str]]:
+    """The fields that a schema and its examples have: one set, if they agree."""
+    return {*map(frozenset, (schema["properties"], schema["required"], *examples))}
 
 
 def test_links_lead_to_files_and_headings() -> None:
@@ -106,6 +106,7 @@ def test_sockets_are_those_of_the_app(app: Flask) -> None:
 def test_answers_are_described(client: FlaskClient, new_key: NewKey, path: str) -> None:
     """Without a key, with one, and when its limit is used up: status, headers, and fields."""
     endpoint, advice = API["paths"][path]["get"], f"edit docs/openapi.json: {path}"
+    assert {"summary", "security"} <= set(endpoint), f"{advice}: summary, security"
     url, responses = path.format(**examples(endpoint)), endpoint["responses"]
     key = {"X-API-Key": new_key(tier="once")}
     answers = [client.get(url), *(client.get(url, headers=key) for _ in range(2))]
@@ -182,6 +183,7 @@ def test_messages_are_described(server: Server, server_key: str, name: str) -> N
         if each["channel"]["$ref"] == f"#/channels/{name}"
     ]
     assert operations, f"{advice}: an operation, with the messages that are sent"
+    assert "summary" in SOCKETS["channels"][name], f"{advice}: summary"
     url = server.ws_url + SOCKETS["channels"][name]["address"]
     needs_key = any(each.get("security") for each in operations)
     assert needs_key == is_refused(url), f"{advice}: security"
@@ -194,16 +196,15 @@ def test_messages_are_described(server: Server, server_key: str, name: str) -> N
                     ws.send(asked["examples"][0]["payload"])
                 sent.append(resolved(message, SOCKETS))
                 received.append(json.loads(ws.recv(timeout=10)))
-    described = {
-        message["payload"]["properties"]["type"]["const"]: fields_of(
-            message["payload"], message["examples"][0]["payload"]
-        )
-        for message in sent
-        if "properties" in message["payload"]
-    }
+    schemas = [message["payload"] for message in sent]
+    named = {each["properties"]["type"]["const"]: each for each in schemas if "properties" in each}
     for message in received:
-        fields = described.get(message["type"])
-        assert fields == {frozenset(message)}, f"{advice}: the message {message}"
+        schema = named.get(message["type"], {"properties": (), "required": ()})
+        assert fields_of(schema) == {frozenset(message)}, f"{advice}: the message {message}"
+    for message in sent:
+        for example in message.get("examples", ()):
+            fields = fields_of(message["payload"], example["payload"])
+            assert len(fields) == 1, f"{advice}: the examples"
 
 
 def test_types_of_keys_are_described() -> None:

@@ -260,6 +260,13 @@ def states(page: Page, server: Server) -> Iterator[str]:
         yield f"{action}, done"
     person.click("Show as table")
     yield "keys"
+    make_key(person)
+    ada = '(SELECT max(id) FROM "user")'
+    long = "name = ?, expires_at = created_at + 2592000"
+    server.execute(f"UPDATE api_key SET {long} WHERE user_id = {ada}", "W" * 200)
+    server.execute(f'UPDATE "user" SET username = username || ? WHERE id = {ada}', "W" * 200)
+    page.goto(SECURITY)
+    yield "long names"
     page.goto(PROFILE)
     yield "profile"
     page.goto("/")
@@ -278,14 +285,14 @@ def states(page: Page, server: Server) -> Iterator[str]:
 # What is cut off, and live regions with text of their own, which Orca does not read.
 FAULTS = """() => {
     const all = selector => [...document.querySelectorAll(selector)]
-    const wide = all("html, pre, .scroll, .log").filter(e => e.scrollWidth > e.clientWidth)
+    const wide = all("html, pre, .scroll, .log, .bar").filter(e => e.scrollWidth > e.clientWidth)
     const bare = all("[role=status], [role=alert]").filter(
         e => [...e.childNodes].some(node => node.nodeType === 3 && node.data.trim()))
     return [...wide, ...bare].map(element => element.outerHTML.slice(0, 200))
 }"""
 
 
-@pytest.mark.parametrize(("scheme", "width"), [("light", 360), ("dark", 1280)])
+@pytest.mark.parametrize(("scheme", "width"), [("light", 360), ("dark", 768), ("dark", 1280)])
 def test_no_state_is_cut_off_and_axe_finds_nothing(
     page: Page, server: Server, scheme: str, width: int
 ) -> None:
