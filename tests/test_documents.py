@@ -210,7 +210,7 @@ def test_messages_are_described(server: Server, server_key: str, name: str) -> N
 def test_types_of_keys_are_described() -> None:
     types = API["components"]["schemas"]["AuthenticationTest"]["properties"]["api_key_type"]["enum"]
     assert set(types) == set(PREFIXES), "edit docs/openapi.json: api_key_type"
-    listed = set(re.findall(r"`(\w+)` \(`(sk_\w+)`\)", README))
+    listed = set(re.findall(r"`(\w+)`\s\(`(sk_\w+)`\)", README))
     assert listed == set(PREFIXES.items()), "edit README.md: the types of keys"
     assert INVALID_KEY in OPENAPI, "edit docs/openapi.json: invalid_api_key"
     assert INVALID_KEY in CLIENTS, "edit docs/testing-clients.md: invalid_api_key"
