@@ -1,5 +1,6 @@
 """The WebSockets, echo and time: what they send, and which clients are admitted."""
 
+import math
 import time
 from functools import partial
 
@@ -12,6 +13,7 @@ from rest.clients import caller
 from rest.requests import SOCKETS
 from rest.timestamps import display, timestamp
 from service import current_service
+from storage.outage import WAITED
 from ws import connection
 from ws.connection import WebSocket, frame
 from ws.open_sockets import Handler
@@ -71,6 +73,7 @@ def serve(handler: Handler, server: Server) -> None:
     A handler ends by raising an exception, which says how to close; returning is a bug, and closes
     with 1011. `interrupt` may end it wherever it waits.
     """
+    request.environ[WAITED] = -math.inf  # it may wait for the database again and again
     current_service.sockets.serve(WebSocket(server), g.key and g.key.id, handler)
 
 

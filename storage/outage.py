@@ -1,12 +1,29 @@
-"""The log of a database that cannot be used."""
+"""A database that cannot be used: how long a request waits for it, and what is logged."""
 
 import logging
 import math
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from flask import has_request_context, request
 
 log = logging.getLogger(__name__)
 
 QUIET_SECONDS = 60
+REQUEST_SECONDS = 1.8  # how long a request waits for PostgreSQL, however many statements it makes
+WAITED = "demo.waited"  # the name in `environ` of the seconds that it has waited
+
+
+@contextmanager
+def waiting(most: float) -> Iterator[float]:
+    """What waits inside gets so many seconds, but no more than are left to this request."""
+    environ = request.environ if has_request_context() else {}
+    waited, began = environ.get(WAITED, 0.0), time.monotonic()
+    try:
+        yield min(most, REQUEST_SECONDS - waited)
+    finally:
+        environ[WAITED] = waited + time.monotonic() - began
 
 
 class OncePerMinute(logging.Filter):

@@ -1,7 +1,8 @@
 """Keys and counts in PostgreSQL, exact over any number of processes; needs psycopg.
 
 A hit is one UPDATE of one row, and no request is admitted before it. psycopg's pools connect in the
-background: a request only waits for a connection, and then for the answer to each statement.
+background: a request only waits for a connection, and then for the answer to each statement, for
+REQUEST_SECONDS in all.
 """
 
 import logging
@@ -13,19 +14,19 @@ from typing import Any
 from peewee import OperationalError, PostgresqlDatabase
 from psycopg import Connection, Error
 from psycopg.conninfo import conninfo_to_dict
-from psycopg_pool import ConnectionPool
+from psycopg_pool import ConnectionPool, TooManyRequests
 
 from models import HOUR, now
 from ratelimit import Allowance, Quota, Usage
-from storage.outage import OncePerMinute
+from storage.outage import REQUEST_SECONDS, OncePerMinute, waiting
 from storage.store import Store, parts
 
-# In seconds: how long a request waits for a connection, and for the answer to a statement.
-WAIT_SECONDS, ANSWER_SECONDS = 0.4, 0.5
+ANSWER_SECONDS = 0.5  # how long the answer to a statement may take
 CONNECT_SECONDS = 2  # the time to connect to each address; the least that libpq allows
-SHRINK_SECONDS = 7  # between closing two idle connections of a pool: all are gone in a minute
+SHRINK_SECONDS = 7  # between closing two idle connections of a pool
 LIFE_SECONDS = 20  # of a connection: another server may have become the primary
 KEYS, PAGES = 7, 3  # connections of each process
+MAX_WAITING = 500  # requests that wait for a connection, or that have given up: `take`
 # A statement that was given up ends on the server, too, and does not keep its connection there.
 SESSION = f"SET statement_timeout = {int(1000 * ANSWER_SECONDS)}"
 NO_SYNC = "; SET synchronous_commit = off"  # no count waits for the disk
@@ -35,7 +36,7 @@ HIT = f"""UPDATE api_key SET total = total + 1, used = {USED}, last_used_at = %(
     reset = CASE WHEN {GOES_ON} THEN reset ELSE %(end)s END
     WHERE id = %(id)s AND {USED} <= %(limit)s RETURNING total, reset, used"""
 ADD_HOUR = """INSERT INTO hourly_usage (hour, key_id, requests)
-    SELECT ?, * FROM unnest(?::text[], ?::bigint[])
+    SELECT %s, * FROM unnest(%s::text[], %s::bigint[])
     ON CONFLICT (hour, key_id) DO UPDATE SET requests = hourly_usage.requests + excluded.requests"""
 
 # The pool says why it cannot connect only to this logger, at each attempt.
@@ -50,7 +51,8 @@ class TimedConnection(Connection[Any]):
     """
 
     def wait(self, gen: Any, interval: float = 0.1, timeout: float | None = None) -> Any:
-        return super().wait(gen, interval, timeout or ANSWER_SECONDS)
+        with waiting(timeout or ANSWER_SECONDS) as seconds:
+            return super().wait(gen, interval, seconds)
 
 
 def options(url: str) -> dict[str, Any]:
@@ -60,7 +62,19 @@ def options(url: str) -> dict[str, Any]:
 
 
 def connection_pool(url: str, size: int, session: str) -> ConnectionPool[TimedConnection]:
-    """A pool that has to be opened, and that keeps no connection which is not used."""
+    """A pool that has to be opened. Which promise each of its options serves:
+
+    - `connection_class`: no request hangs, and none waits for longer than REQUEST_SECONDS in all.
+    - `kwargs`: of several hosts, the primary is used. Each statement is a transaction of its own.
+    - `configure`: what was given up takes no connection of the server.
+    - `min_size`, `max_idle`: an idle process has no connection after a minute. Of at most seven,
+      one is closed every SHRINK_SECONDS.
+    - `max_size`: a process uses at most ten connections.
+    - `max_waiting`: memory does not grow in an outage.
+    - `reconnect_timeout`: only requests make it connect, so an idle process does not. They do so at
+      once: with more than 0, attempts would become rare in an outage, and delay the end of it.
+    - `open`: no thread is started before gunicorn forks, where it would not survive.
+    """
 
     def configure(connection: TimedConnection) -> None:
         connection.execute(session.encode())
@@ -72,12 +86,27 @@ def connection_pool(url: str, size: int, session: str) -> ConnectionPool[TimedCo
         configure=configure,
         min_size=0,
         max_size=size,
-        timeout=WAIT_SECONDS,
         max_idle=SHRINK_SECONDS,
         max_lifetime=LIFE_SECONDS,
-        reconnect_timeout=0,  # no attempts while nobody waits
+        max_waiting=MAX_WAITING,
+        reconnect_timeout=0,
         open=False,
     )
+
+
+def take(pool: ConnectionPool[TimedConnection], most: float) -> TimedConnection:
+    """A connection, within so many seconds; raises psycopg.Error.
+
+    Until there is a connection, the pool keeps all requests that gave up waiting, with all that
+    belongs to them. Once it has MAX_WAITING of them, it would not even try to connect.
+    """
+    pool.open()
+    try:
+        with waiting(most) as seconds:
+            return pool.getconn(seconds)
+    except TooManyRequests:
+        pool.check()  # tries to connect
+        raise
 
 
 class CommandDatabase(PostgresqlDatabase):
@@ -98,8 +127,7 @@ class PageDatabase(CommandDatabase):
         self._lock = nullcontext()
 
     def _connect(self) -> TimedConnection:
-        self._pool.open()
-        return self._pool.getconn()
+        return take(self._pool, REQUEST_SECONDS)
 
     def _close(self, connection: TimedConnection) -> None:
         self._pool.putconn(connection)
@@ -141,8 +169,8 @@ class KeyStore(Store):
         moment, chart, self._chart = now(), self._chart, Counter()
         try:
             for ids in parts(sorted(chart)):  # in one order in all processes, so without deadlock
-                counts = [chart[key_id] for key_id in ids]
-                self._ask(ADD_HOUR, moment - moment % HOUR, ids, counts)
+                hour, counts = moment - moment % HOUR, [chart[key_id] for key_id in ids]
+                self._run(ADD_HOUR, (hour, ids, counts), most=ANSWER_SECONDS)
                 for key_id in ids:
                     del chart[key_id]
         finally:
@@ -156,10 +184,10 @@ class KeyStore(Store):
     def _ask(self, query: str, *values: object) -> list[Any]:
         return self._run(query.replace("?", "%s"), values)
 
-    def _run(self, query: str, values: Any) -> list[Any]:
+    def _run(self, query: str, values: Any, most: float = REQUEST_SECONDS) -> list[Any]:
+        """The rows; waits for a connection for so many seconds at most."""
         try:
-            self._pool.open()
-            connection = self._pool.getconn()
+            connection = take(self._pool, most)
             try:
                 cursor = connection.execute(query.encode(), values)
                 return cursor.fetchall() if cursor.description else []

@@ -15,7 +15,7 @@ from load import Load, accepted, refused
 from paths import ME, STATUS, TEST, TIME
 from postgresql import Cluster, Network
 from rawsocket import RawSocket
-from serving import eventually, patience
+from serving import eventually, patience, writing
 
 pytestmark = pytest.mark.postgres
 
@@ -28,16 +28,16 @@ def own() -> Iterator[Cluster]:
 
 
 @pytest.mark.parametrize("outage", ["stop", "kill", "freeze"])
-def test_outage_under_load_is_503_within_a_second_and_no_count_is_wrong(
+def test_outage_under_load_is_503_within_two_seconds_and_no_count_is_wrong(
     own: Cluster, start_server: StartServer, outage: str
 ) -> None:
     server = start_server(DATABASE_URL=own.new_database(), RATE_LIMITS="free=1000000/day")
     keys = [server.new_key() for _ in range(40)]
-    with Load(server.port, *keys, rest=0.02) as load:
+    with Load(server.port, *keys, connections=48, rest=0.02) as load:
         eventually(lambda: len(load.replies) > 200)
         began = time.monotonic()
         getattr(own, outage)()
-        eventually(lambda: refused(load.replies) > 100)
+        eventually(lambda: refused(load.replies) > 100, 10)
         own.thaw() if outage == "freeze" else own.start()
         back = time.monotonic()
         eventually(lambda: load.statuses(max(back, time.monotonic() - 0.5)) == {200}, 5)
@@ -45,7 +45,7 @@ def test_outage_under_load_is_503_within_a_second_and_no_count_is_wrong(
 
     assert {reply.status for reply in replies} == {200, 503}
     # Not all of them: a pause of the machine hits whoever is waiting.
-    assert median(reply.seconds for reply in replies if reply.status == 503) < patience(1)
+    assert median(reply.seconds for reply in replies if reply.status == 503) < patience(2)
     counted, total = len(accepted(replies)), sum(map(server.total, keys))
     if outage == "kill":  # a commit does not wait for the disk: its last second may be lost
         lost = [r for r in accepted(replies) if began - 1.2 < r.started < back]
@@ -56,6 +56,21 @@ def test_outage_under_load_is_503_within_a_second_and_no_count_is_wrong(
         assert 1 <= len(server.log_lines(line)) <= 2, "once a minute for each process"
     assert own.password not in server.log()
     assert "Traceback" not in server.log()
+
+
+def test_memory_does_not_grow_in_an_outage(own: Cluster, start_patched: StartServer) -> None:
+    """Most requests are refused at once; what remains of one would take 17 KiB."""
+    patch = "from storage import postgres; postgres.MAX_WAITING = 20"
+    server = start_patched(patch, DATABASE_URL=own.new_database(), WEB_CONCURRENCY="1")
+    key = server.new_key()
+    own.stop()
+    with Load(server.port, key, connections=24) as load:
+        eventually(lambda: refused(load.replies) > 200, 20)
+        before = server.resident_kib
+        eventually(lambda: refused(load.replies) > 1700, 20)
+        assert server.resident_kib - before < 1500 * 17 / 4
+        own.start()
+        eventually(lambda: load.statuses(time.monotonic() - 0.5) == {200}, 5)
 
 
 def test_workers_start_without_a_server(own: Cluster, start_server: StartServer) -> None:
@@ -112,13 +127,18 @@ def test_after_a_failover_all_use_the_new_primary(
     assert "Traceback" not in server.log()
 
 
-def test_database_that_is_far_away_serves(own: Cluster, start_server: StartServer) -> None:
-    """To connect takes longer than a request may wait."""
-    with closing(Network(own, delay=0.1)) as network:
+@pytest.mark.parametrize(("delay", "statuses"), [(0.06, [200, 303]), (0.15, [503, 503])])
+def test_database_that_is_far_away_serves_or_is_503_within_two_seconds(
+    own: Cluster, start_server: StartServer, delay: float, statuses: list[int]
+) -> None:
+    """To connect takes five round trips. Each wait is short enough, but all of them may not be."""
+    with closing(Network(own, delay)) as network:
         server = start_server(DATABASE_URL=network.url(own.new_database()), WEB_CONCURRENCY="1")
         key = server.new_key()
-        eventually(lambda: server.ask(TEST, X_API_Key=key).status == 200)
-        assert [server.ask(ME, X_API_Key=key).status for _ in range(5)] == [200] * 5
+        began = time.monotonic()
+        answers = [server.ask(ME, X_API_Key=key), server.sign_up("ada")]
+        assert [answer.status for answer in answers] == statuses
+        assert time.monotonic() - began < patience(4)
 
 
 def test_idle_process_has_no_connection(own: Cluster, start_patched: StartServer) -> None:
@@ -138,6 +158,27 @@ def test_cause_of_an_outage_is_in_the_log(own: Cluster, start_server: StartServe
     own.query(own.url(), "ALTER ROLE demo PASSWORD 'another one'")
     eventually(lambda: server.ask(TEST, X_API_Key=key).status == 503, 30)
     eventually(lambda: server.log_lines("password authentication failed"))
+
+
+def test_given_up_statements_end_on_the_server(own: Cluster, start_server: StartServer) -> None:
+    """Or they would soon have all of its connections."""
+    server = start_server(DATABASE_URL=(url := own.new_database()))
+    key, waiting = server.new_key(), "SELECT 1 FROM pg_locks WHERE NOT granted"
+    assert [server.ask(TEST, X_API_Key=key).status, server.sign_up("ada").status] == [200, 303]
+    with writing(url, 'LOCK TABLE api_key, "user"'):
+        assert [server.ask(TEST, X_API_Key=key).status, server.sign_up("bob").status] == [503] * 2
+        eventually(lambda: not own.query(own.url(), waiting), 2)
+
+
+def test_page_whose_connection_breaks_is_503(own: Cluster, start_server: StartServer) -> None:
+    server = start_server(DATABASE_URL=own.new_database())
+    body = "BEGIN PERFORM pg_terminate_backend(pg_backend_pid()); RETURN NULL; END"
+    server.execute(f"CREATE FUNCTION die() RETURNS trigger LANGUAGE plpgsql AS '{body}'")
+    server.execute('CREATE TRIGGER die AFTER INSERT ON "user" EXECUTE FUNCTION die()')
+    assert server.sign_up("ada").status == 503
+    assert server.log_lines("database unavailable: terminating connection")
+    server.execute('DROP TRIGGER die ON "user"')
+    eventually(lambda: server.sign_up("bob").status == 303)
 
 
 def test_pages_on_a_dead_network_are_503(cluster: Cluster, start_server: StartServer) -> None:
