@@ -24,7 +24,6 @@ from storage.store import Store, parts
 ANSWER_SECONDS = 0.5  # how long the answer to a statement may take
 CONNECT_SECONDS = 2  # the time to connect to each address; the least that libpq allows
 SHRINK_SECONDS = 7  # between closing two idle connections of a pool
-LIFE_SECONDS = 20  # of a connection: another server may have become the primary
 KEYS, PAGES = 7, 3  # connections of each process
 MAX_WAITING = 500  # requests that wait for a connection, or that have given up: `take`
 # A statement that was given up ends on the server, too, and does not keep its connection there.
@@ -87,7 +86,6 @@ def connection_pool(url: str, size: int, session: str) -> ConnectionPool[TimedCo
         min_size=0,
         max_size=size,
         max_idle=SHRINK_SECONDS,
-        max_lifetime=LIFE_SECONDS,
         max_waiting=MAX_WAITING,
         reconnect_timeout=0,
         open=False,
@@ -107,6 +105,17 @@ def take(pool: ConnectionPool[TimedConnection], most: float) -> TimedConnection:
     except TooManyRequests:
         pool.check()  # tries to connect
         raise
+
+
+def give_back(pool: ConnectionPool[TimedConnection], connection: TimedConnection) -> None:
+    """Return a connection, or close it if another server may have become the primary.
+
+    PostgreSQL 14 and later says with each answer whether it is read-only.
+    """
+    read_only = b"default_transaction_read_only"
+    if not connection.closed and connection.pgconn.parameter_status(read_only) == b"on":
+        connection.close()
+    pool.putconn(connection)
 
 
 class CommandDatabase(PostgresqlDatabase):
@@ -130,7 +139,7 @@ class PageDatabase(CommandDatabase):
         return take(self._pool, REQUEST_SECONDS)
 
     def _close(self, connection: TimedConnection) -> None:
-        self._pool.putconn(connection)
+        give_back(self._pool, connection)
 
     def rollback(self) -> Any:
         """After an error that has broken the connection, there is nothing to roll back."""
@@ -195,6 +204,6 @@ class KeyStore(Store):
                 connection.close()  # its server may be frozen, or no longer the primary
                 raise
             finally:
-                self._pool.putconn(connection)
+                give_back(self._pool, connection)
         except Error as error:
             raise OperationalError(str(error)) from None
