@@ -27,8 +27,8 @@ SHRINK_SECONDS = 7  # between closing two idle connections of a pool
 KEYS, PAGES = 7, 3  # connections of each process
 MAX_WAITING = 500  # requests that wait for a connection, or that have given up: `take`
 # A statement that was given up ends on the server, too, and does not keep its connection there.
-SESSION = f"SET statement_timeout = {int(1000 * ANSWER_SECONDS)}"
-NO_SYNC = "; SET synchronous_commit = off"  # no count waits for the disk
+SESSION = f"set_config('statement_timeout', '{int(1000 * ANSWER_SECONDS)}', false)"
+NO_SYNC = ", set_config('synchronous_commit', 'off', false)"  # no count waits for the disk
 GOES_ON = "reset IN (%(end)s, %(ahead)s)"  # as in Usage.within
 USED = f"1 + CASE WHEN {GOES_ON} THEN used ELSE 0 END"
 HIT = f"""UPDATE api_key SET total = total + 1, used = {USED}, last_used_at = %(now)s,
@@ -65,7 +65,7 @@ def connection_pool(url: str, size: int, session: str) -> ConnectionPool[TimedCo
 
     - `connection_class`: no request hangs, and none waits for longer than REQUEST_SECONDS in all.
     - `kwargs`: of several hosts, the primary is used. Each statement is a transaction of its own.
-    - `configure`: what was given up takes no connection of the server.
+    - `configure`: what was given up takes no connection of the server; poolers may be in between.
     - `min_size`, `max_idle`: an idle process has no connection after a minute. Of at most seven,
       one is closed every SHRINK_SECONDS.
     - `max_size`: a process uses at most ten connections.
@@ -76,7 +76,11 @@ def connection_pool(url: str, size: int, session: str) -> ConnectionPool[TimedCo
     """
 
     def configure(connection: TimedConnection) -> None:
-        connection.execute(session.encode())
+        # A pooler like PgBouncer, whose process ID is not the server's, may run each transaction in
+        # another session: a setting would be for others, and a prepared statement missing.
+        query = f"SELECT {session} WHERE pg_backend_pid() = %s"
+        if not connection.execute(query.encode(), [connection.info.backend_pid]).fetchone():
+            connection.prepare_threshold = None
 
     return ConnectionPool(
         url,

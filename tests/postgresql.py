@@ -10,14 +10,15 @@ import subprocess
 import tempfile
 import threading
 import time
-from contextlib import closing, suppress
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import psycopg
 import pytest
 
-from serving import eventually, free_port
+from serving import eventually, free_port, listens
 
 DEBIAN = Path("/usr/lib/postgresql")
 OPTIONS = {
@@ -66,6 +67,31 @@ class Cluster:
     @property
     def pid(self) -> int:
         return self._process.pid
+
+    @contextmanager
+    def pooled(self) -> Iterator[int]:
+        """The port of a PgBouncer in front: it runs each transaction in one of two sessions."""
+        program = shutil.which("pgbouncer", path=f"{os.environ['PATH']}:/usr/sbin")
+        if program is None:
+            pytest.skip("PgBouncer is not installed")
+        port, file = free_port(), self._directory / "pgbouncer.ini"
+        file.write_text(
+            f"""[databases]
+            * = host=127.0.0.1 port={self.port} user=demo password={self.password}
+            [pgbouncer]
+            listen_addr = 127.0.0.1
+            listen_port = {port}
+            auth_type = any
+            pool_mode = transaction
+            default_pool_size = 2
+            unix_socket_dir =""".replace("  ", "")
+        )
+        with subprocess.Popen([program, "-q", file], stderr=-3, **self._options) as process:
+            try:
+                eventually(lambda: listens("127.0.0.1", port))
+                yield port
+            finally:
+                process.kill()
 
     def trust_this_machine(self) -> None:
         """Ask for no password: the nodes of a CitusCluster connect to each other."""

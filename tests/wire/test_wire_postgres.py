@@ -141,6 +141,25 @@ def test_database_that_is_far_away_serves_or_is_503_within_two_seconds(
         assert time.monotonic() - began < patience(4)
 
 
+def test_pooler_that_gives_each_transaction_another_session_serves(
+    own: Cluster, start_server: StartServer
+) -> None:
+    """Each statement comes often enough to be prepared; no setting reaches another client."""
+    url = own.new_database()
+    with own.pooled() as port:
+        pooled = url.replace(f":{own.port}/", f":{port}/")
+        server = start_server(DATABASE_URL=pooled, RATE_LIMITS="free=1000000/day")
+        keys = [server.new_key() for _ in range(3)]
+        replies = Load(server.port, *keys, connections=8, requests=400).join()
+        assert {reply.status for reply in replies} == {200}
+        assert sum(map(server.total, keys)) == 400
+        assert [server.sign_up(f"user-{n}").status for n in range(9)] == [303] * 9
+        settings = (
+            "SELECT current_setting('statement_timeout'), current_setting('synchronous_commit')"
+        )
+        assert {own.query(pooled, settings)[0] for _ in range(9)} == {("0", "on")}
+
+
 def test_idle_process_has_no_connection(own: Cluster, start_patched: StartServer) -> None:
     patch = "from storage import postgres; postgres.SHRINK_SECONDS = 0.2"
     server = start_patched(patch, DATABASE_URL=(url := own.new_database()))
