@@ -52,7 +52,9 @@ backlog = 1024
 # Seconds for which a connection may be idle, and which a header may take to arrive. Routers keep
 # connections open for up to 90 s.
 keepalive = 100 if settings.proxy_hops else 5
-graceful_timeout = 5  # seconds, after which gunicorn kills a worker; the worker itself takes less
+# Seconds, after which gunicorn kills a worker. The worker takes less than 5, but more on a machine
+# that is busy.
+graceful_timeout = 20
 control_socket_disable = True  # two services of the same user would share one socket
 http_parser = "python"  # "auto" takes a less strict one where that is installed
 # Only PROXY_HOPS says whom to trust. To trust every address is safe here, because gunicorn knows no

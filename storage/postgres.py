@@ -158,6 +158,7 @@ class KeyStore(Store):
     """A Store that any number of processes share."""
 
     lost = "are missing in the chart"
+    last_seconds = 0  # an attempt takes up to a second itself
 
     def __init__(self, url: str) -> None:
         super().__init__()

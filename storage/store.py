@@ -16,7 +16,6 @@ from storage.outage import one_line
 log = logging.getLogger(__name__)
 
 KNOWN_SECONDS = 0.5  # how long a row that was found is remembered
-LAST_SECONDS = 1  # how long the last save is retried at a stop
 # How many rows a query names at most; SQLite before 3.32 allows 999. After each save, so many old
 # rows are deleted, which takes 5 ms. That is 1,000 a second; a million keys in use make 280.
 MAX_ROWS = 500
@@ -37,6 +36,7 @@ class Store(ABC):
     """
 
     lost = "could not be saved"  # what it means that the last save has failed
+    last_seconds = 1  # how long it is tried again
 
     def __init__(self) -> None:
         self.forget()
@@ -108,7 +108,7 @@ class Store(ABC):
 
     def close(self) -> None:
         """Save what is left, and close the database."""
-        deadline = monotonic() + LAST_SECONDS
+        deadline = monotonic() + self.last_seconds
         while True:
             try:
                 self.save()
