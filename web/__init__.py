@@ -1,11 +1,9 @@
 """The web application: where people sign up, make keys and try the API."""
 
 import json
-import re
 from contextlib import suppress
 
-from flask import Blueprint, Flask, Request, Response, g, render_template, request
-from flask.sessions import SecureCookieSession, SecureCookieSessionInterface
+from flask import Blueprint, Response, g, redirect, render_template, request, url_for
 from flask.typing import ResponseReturnValue
 from peewee import PeeweeException
 from werkzeug.exceptions import HTTPException
@@ -33,27 +31,9 @@ for part in (sessions, profile, keys):
     bp.register_blueprint(part.bp)
 
 
-class PageSessions(SecureCookieSessionInterface):
-    """Opens the session for pages only: the API needs none."""
-
-    def open_session(self, app: Flask, request: Request) -> SecureCookieSession | None:
-        if is_api():
-            return None
-        # Leave only our cookie: the time that werkzeug's parser takes may grow with the square of
-        # what others contain. gunicorn joins several headers with a comma.
-        name = f"{self.get_cookie_name(app)}="
-        ours = rf"(?:^|[;,])[ \t]*{name}([A-Za-z0-9_.-]+)"
-        found = re.search(ours, request.environ.get("HTTP_COOKIE", ""))
-        request.environ["HTTP_COOKIE"] = name + found[1] if found else ""
-        return super().open_session(app, request)
-
-    def get_cookie_secure(self, app: Flask) -> bool:
-        return request.is_secure
-
-
 def register(app: Service) -> None:
     """Add the pages, their style sheet and script, and what protects them."""
-    app.session_interface = PageSessions()
+    app.session_interface = sessions.PageSessions()
     # Ports share cookies, so other programs on localhost may have one that is named `session`.
     app.config.update(SESSION_COOKIE_NAME="demo_service", SESSION_COOKIE_SAMESITE="Lax")
     app.jinja_env.trim_blocks = app.jinja_env.lstrip_blocks = True
@@ -92,6 +72,9 @@ def finish(response: Response) -> Response:
 
 def error_page(error: HTTPException) -> ResponseReturnValue:
     """An error in the pages' layout."""
+    # Only forms are sent to such an address: reloading the page that answered has led there.
+    if error.code == 405 and request.method == "GET" and request.path.startswith("/settings"):
+        return redirect(url_for("web.keys.security"), 303)
     # For a path that does not exist, nobody has asked yet who is logged in. If the database has
     # just failed, to ask again might take as long again.
     if "user" not in g and error.code != 503:

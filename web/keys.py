@@ -2,7 +2,7 @@
 
 from functools import partial
 
-from flask import Blueprint, abort, g, redirect, render_template, request, url_for
+from flask import Blueprint, abort, g, render_template, request
 from flask.typing import ResponseReturnValue
 from peewee import IntegrityError, fn
 
@@ -46,13 +46,6 @@ def hourly_requests(user: User) -> dict[int, int]:
     counts = counts.where(HourlyUsage.hour.in_(list(hours)), HourlyUsage.key_id.in_(keys))
     counts = counts.group_by(HourlyUsage.hour)
     return dict.fromkeys(hours, 0) | dict(counts.tuples())
-
-
-@bp.get("/<any(keys, password):_>")
-@bp.get("/keys/<_>/successor")
-def redirect_from_form_address(_: str) -> ResponseReturnValue:
-    """Only forms are sent to these addresses; reloading the page that answered leads here."""
-    return redirect(url_for("web.keys.security"), 303)
 
 
 @bp.post("/keys")

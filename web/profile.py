@@ -1,6 +1,6 @@
 """The Profile tab, and the password."""
 
-from flask import Blueprint, g, redirect, render_template, request, session, url_for
+from flask import Blueprint, g, render_template, request, session
 from flask.typing import ResponseReturnValue
 
 import accounts
@@ -29,12 +29,6 @@ def save_profile() -> ResponseReturnValue:
     if fields:
         accounts.change(g.user, **fields)
     return redirect_to("web.profile.profile", "Your profile is saved.")
-
-
-@bp.get("/profile/delete")
-def redirect_from_form_address() -> ResponseReturnValue:
-    """Only a form is sent to this address; reloading the page that answered leads here."""
-    return redirect(url_for("web.profile.profile"), 303)
 
 
 @bp.post("/profile/delete")

@@ -1,11 +1,13 @@
 """Signing up, logging in and out, who is logged in, and what all forms share."""
 
+import re
 from collections.abc import Callable
 from functools import wraps
 from hashlib import sha256
 from hmac import compare_digest
 
-from flask import Blueprint, g, redirect, render_template, request, session, url_for
+from flask import Blueprint, Flask, Request, g, redirect, render_template, request, session, url_for
+from flask.sessions import SecureCookieSession, SecureCookieSessionInterface
 from flask.typing import ResponseReturnValue
 from werkzeug.exceptions import abort
 
@@ -13,11 +15,30 @@ import accounts
 from accounts import SIGN_UPS, throttle, try_password
 from models import Invalid, User, check_fields, database
 from rest.clients import caller
+from rest.problems import is_api
 from service import current_service
 
 View = Callable[..., ResponseReturnValue]
 
 bp = Blueprint("sessions", __name__)
+
+
+class PageSessions(SecureCookieSessionInterface):
+    """Opens the session for pages only: the API needs none."""
+
+    def open_session(self, app: Flask, request: Request) -> SecureCookieSession | None:
+        if is_api():
+            return None
+        # Leave only our cookie: the time that werkzeug's parser takes may grow with the square of
+        # what others contain. gunicorn joins several headers with a comma.
+        name = f"{self.get_cookie_name(app)}="
+        ours = rf"(?:^|[;,])[ \t]*{name}([A-Za-z0-9_.-]+)"
+        found = re.search(ours, request.environ.get("HTTP_COOKIE", ""))
+        request.environ["HTTP_COOKIE"] = name + found[1] if found else ""
+        return super().open_session(app, request)
+
+    def get_cookie_secure(self, app: Flask) -> bool:
+        return request.is_secure
 
 
 def show_errors_on(page: Callable[..., str]) -> Callable[[View], View]:
