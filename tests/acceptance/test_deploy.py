@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import os
 import re
 import secrets
 import shlex
@@ -64,7 +65,10 @@ def nginx(folder: Path, port: int, changes: dict[str, str]) -> list[str]:
     changes |= {
         "listen 443 ssl": f"listen 127.0.0.1:{port} ssl",
         "listen 80": f"listen 127.0.0.1:{free_port()}",
-        "/etc/ssl/example.org": f"{folder}/site",
+        "listen [::]:443 ssl;": "",  # not every machine has IPv6
+        "listen [::]:80;": "",
+        "/etc/letsencrypt/live/example.org/fullchain.pem": f"{folder}/site.pem",
+        "/etc/letsencrypt/live/example.org/privkey.pem": f"{folder}/site.key",
         "/var/log/nginx": str(folder),
         "example.org": "localhost",
     }
@@ -186,6 +190,33 @@ def test_files_of_the_image_serve_and_are_healthy(tmp_path: Path) -> None:
 
 
 class TestUnit:
+    def test_documented_commands_make_and_restore_a_backup(self, tmp_path: Path) -> None:
+        """With a `sudo` that changes no user, and a `systemctl` that does nothing."""
+        _, create, backup, _, restore = written("deploying.md", "systemd")
+        alias, _ = create.splitlines()
+        programs, data = tmp_path / "bin", tmp_path / "data"
+        for folder in (programs, data):
+            folder.mkdir()
+        (programs / "sudo").write_text('#!/bin/sh\n[ "$1" != -u ] || shift 2\nexec "$@"\n')
+        (programs / "sudo").chmod(0o755)
+        (programs / "systemctl").symlink_to("/bin/true")
+        env = clean_environment(PATH=f"{programs}:{os.environ['PATH']}")
+
+        def paste(commands: str) -> str:
+            ours = commands.replace(
+                "/srv/demo-service/.venv/bin/flask", f"{sys.executable} -m flask"
+            )
+            ours = ours.replace("/srv/demo-service", str(REPOSITORY))
+            ours = ours.replace("/var/lib/demo-service", str(data))
+            return bash(f"shopt -s expand_aliases\n{ours}", tmp_path, env)
+
+        paste(f"{create.strip()} --password-stdin <<< 'long enough words'")
+        paste(f"{alias}\n{backup}")
+        assert len(list(data.glob("backup-*.db"))) == 1, "where the unit's user may write"
+        paste(f"{alias}\ndemo user delete ada")
+        paste(restore)
+        assert "ada@example.com" in paste(f"{alias}\ndemo user list")
+
     def test_systemd_finds_no_mistake(self, tmp_path: Path) -> None:
         need("systemd-analyze")
         gunicorn, unit = tmp_path / ".venv/bin/gunicorn", tmp_path / "demo-service.service"
