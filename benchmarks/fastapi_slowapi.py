@@ -10,7 +10,7 @@ from fastapi import Depends, FastAPI, Header, HTTPException, Request, Response
 from slowapi import Limiter, _rate_limit_exceeded_handler
 from slowapi.errors import RateLimitExceeded
 
-FIND = "SELECT name, type, tier FROM api_key WHERE id = ? AND digest = ? AND revoked_at IS NULL"
+FIND = "SELECT name, type, tier FROM api_key WHERE id = ? AND digest = ?"
 
 database = sqlite3.connect(os.environ["DATABASE"], check_same_thread=False)
 limiter = Limiter(lambda request: request.headers.get("x-api-key", ""), headers_enabled=True)

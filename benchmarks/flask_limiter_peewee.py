@@ -24,32 +24,19 @@ class ApiKey(peewee.Model):
     type = peewee.CharField()
     tier = peewee.CharField()
     digest = peewee.CharField()
-    revoked_at = peewee.BigIntegerField(null=True)
 
     class Meta:
         database = database
         table_name = "api_key"
 
 
-@app.before_request
-def connect() -> None:
-    database.connect()
-
-
-@app.teardown_request
-def close(error: BaseException | None) -> None:
-    if not database.is_closed():
-        database.close()
-
-
 @app.get("/api/v1/protected/test")
 @limiter.limit("1000000000/day")
+@database.connection_context()
 def test() -> dict[str, object]:
     presented = request.headers.get("X-API-Key", "")
     digest = sha256(presented.encode()).hexdigest()
-    key = ApiKey.get_or_none(
-        ApiKey.id == presented[8:16], ApiKey.digest == digest, ApiKey.revoked_at.is_null()
-    )
+    key = ApiKey.get_or_none(ApiKey.id == presented[8:16], ApiKey.digest == digest)
     if not key:
         abort(401)
     return {

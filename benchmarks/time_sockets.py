@@ -1,97 +1,74 @@
-r"""Open many time sockets and see whether each gets its update every second, and at what cost.
+"""Open many time sockets: does each get its update every second, and what do they cost?
 
-    RATE_LIMITS=free=100000/hour MAX_SOCKETS=9500 MAX_SOCKETS_PER_CALLER=9500 \
-        taskset -c 0 .venv/bin/python app.py
-    taskset -c 1 .venv/bin/python benchmarks/time_sockets.py URL KEY SERVER_PID [SOCKETS] [SECONDS]
-
-SERVER_PID is the worker's, from the line `Booting worker with pid`. Both processes need a limit on
-open files above SOCKETS. Clients offer compression, as browsers do.
+Clients offer compression, as browsers do, and answer pings. It needs a limit on open files that is
+above the number of sockets.
 """
 
-from __future__ import annotations
-
-import http.client
+import os
 import resource
 import selectors
-import socket
-import statistics
-import sys
-import threading
+import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
-from urllib.parse import urlsplit
 
-HANDSHAKE = (
-    "GET /api/v1/ws/time?api_key={key} HTTP/1.1\r\nHost: {host}\r\nUpgrade: websocket\r\n"
-    "Connection: Upgrade\r\nSec-WebSocket-Version: 13\r\n"
-    "Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n"
-    "Sec-WebSocket-Extensions: permessage-deflate; client_max_window_bits\r\n\r\n"
-)
+from servers import RawSocket, Server, arguments, checkouts
 
+from load import waits
+from paths import TIME
+from rawsocket import PING, PONG, frame
 
-def cpu_seconds(pid: int) -> float:
-    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
-    return (int(fields[11]) + int(fields[12])) / 100
+COMPRESSED = {"Sec-WebSocket-Extensions": "permessage-deflate; client_max_window_bits"}
 
 
-def resident_kib(pid: int) -> int:
-    status = Path(f"/proc/{pid}/status").read_text()
-    return int(status.split("VmRSS:")[1].split()[0])
+def updates(selector: selectors.BaseSelector, seconds: float) -> list[int]:
+    """How many each client gets in this time."""
+    counts = dict.fromkeys((key.data for key in selector.get_map().values()), 0)
+    end = time.monotonic() + seconds
+    while (left := end - time.monotonic()) > 0:
+        for key, _ in selector.select(left):
+            received = key.data.frame()
+            counts[key.data] += b"time_update" in received.payload
+            if received.opcode == PING:
+                key.data.send(frame(PONG, received.payload))
+    return list(counts.values())
 
 
-def measure_requests(
-    host: str, port: int, key: str, stop: threading.Event, out: list[float]
-) -> None:
-    connection = http.client.HTTPConnection(host, port)
-    while not stop.wait(0.01):
-        started = time.perf_counter()
-        connection.request("GET", "/api/v1/protected/test", headers={"X-API-Key": key})
-        connection.getresponse().read()
-        out.append(time.perf_counter() - started)
+def measure(server: Server, count: int, seconds: float) -> str:
+    (key,) = server.make_keys(1)
+    with server, selectors.DefaultSelector() as selector, ExitStack() as stack:
+        mib = server.resident_mib()
+        for _ in range(count):
+            client = stack.enter_context(RawSocket(server.port))
+            assert client.handshake(f"{TIME}?api_key={key}", COMPRESSED).status == 101
+            selector.register(client.sock, selectors.EVENT_READ, client)
+        updates(selector, 3)
+        spent = server.processor_seconds()
+        with ThreadPoolExecutor() as threads:
+            asked = threads.submit(waits, server.port, key, int(100 * seconds))
+            got = updates(selector, seconds)
+            spent = server.processor_seconds() - spent
+            kib = 1024 * (server.resident_mib() - mib) / count
+            p99 = 1000 * asked.result()[int(99 * seconds)]
+    return (
+        f"{min(got)} to {max(got)} updates in {seconds:.0f} s, {100 * spent / seconds:.0f} % of a "
+        f"core, {kib:.1f} KiB a socket; /protected/test beside them: p99 {p99:.1f} ms"
+    )
 
 
-def main(url: str, key: str, pid: int, count: int = 9000, seconds: int = 20) -> None:
+def main() -> None:
+    options = arguments(__doc__, sockets=9000, seconds=60, rounds=1)
+    os.sched_setaffinity(0, {1})
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
-    host, port = urlsplit(url).hostname or "", urlsplit(url).port or 80
-    before = resident_kib(pid)
-    selector = selectors.DefaultSelector()
-    updates: dict[socket.socket, int] = {}
-    for _ in range(count):
-        sock = socket.create_connection((host, port))
-        sock.sendall(HANDSHAKE.format(key=key, host=host).encode())
-        assert b" 101 " in sock.recv(4096)
-        sock.setblocking(False)
-        selector.register(sock, selectors.EVENT_READ)
-        updates[sock] = 0
-
-    def read_for(duration: float) -> None:
-        end = time.monotonic() + duration
-        while (left := end - time.monotonic()) > 0:
-            for ready, _ in selector.select(left):
-                sock = ready.fileobj
-                assert isinstance(sock, socket.socket)
-                updates[sock] += sock.recv(65536).count(b"time_update")
-
-    read_for(3)
-    updates = dict.fromkeys(updates, 0)
-    latencies: list[float] = []
-    stop = threading.Event()
-    requests = threading.Thread(target=measure_requests, args=(host, port, key, stop, latencies))
-    requests.start()
-    cpu = cpu_seconds(pid)
-    read_for(seconds)
-    cpu = cpu_seconds(pid) - cpu
-    grown = resident_kib(pid) - before
-    stop.set()
-    requests.join()
-    print(
-        f"{count} sockets, {seconds} s: {min(updates.values())} to {max(updates.values())} updates"
-    )
-    print(f"{100 * cpu / seconds:.0f} % of a core, {grown / count:.1f} KiB a socket")
-    p50, p99 = (1000 * statistics.quantiles(latencies, n=100)[i] for i in (49, 98))
-    print(f"/protected/test meanwhile: p50 {p50:.1f} ms, p99 {p99:.1f} ms")
+    limits = dict.fromkeys(["MAX_SOCKETS", "MAX_SOCKETS_PER_CALLER"], str(options.sockets))
+    for _ in range(options.rounds):
+        for name, checkout in checkouts(options).items():
+            with tempfile.TemporaryDirectory() as folder:
+                server = Server(Path(folder), checkout=checkout, **limits)
+                print(f"{name}: {measure(server, options.sockets, options.seconds)}", flush=True)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], int(sys.argv[3]), *map(int, sys.argv[4:]))
+    main()

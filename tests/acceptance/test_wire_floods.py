@@ -30,7 +30,7 @@ def wait_beside(server: Server, key: str, *command: str) -> float:
             program.wait()
 
 
-@pytest.mark.parametrize("attack", [attack.__name__ for attack in ATTACKS])
+@pytest.mark.parametrize("attack", ATTACKS)
 def test_flood_does_not_keep_owners_of_keys_waiting(start_server: StartServer, attack: str) -> None:
     """On a server of its own: the attackers use up what this address may try."""
     server = start_server()
