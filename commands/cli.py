@@ -4,14 +4,14 @@ import os
 import re
 import select
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
 import click
 from flask import Flask
 from flask.cli import AppGroup
-from peewee import PeeweeException
+from peewee import ModelSelect, PeeweeException
 
 import accounts
 import api_keys
@@ -24,7 +24,6 @@ from storage.outage import one_line
 
 SECONDS = {"s": 1, "m": 60, "h": HOUR, "d": DAY}
 PG_DUMP = """(umask 077 && pg_dump -Fc -f "backup-$(date +%F).dump" "$DATABASE_URL")"""
-PAGE = 100  # users that are listed at a time
 USER_COLUMNS = ("id", "username", "email", "created_at")
 KEY_COLUMNS = (
     *("id", "username", "name", "type", "tier"),
@@ -88,7 +87,7 @@ def create_user(username: str, email: str, password_stdin: bool) -> None:
 @users.command("list")
 def list_users() -> None:
     """List all users."""
-    print_rows(USER_COLUMNS, pages_of_users())
+    print_rows(USER_COLUMNS, User.select().order_by(User.id))
 
 
 @users.command("password")
@@ -136,23 +135,10 @@ def rotate_key(key_id: str, grace: int) -> None:
 @click.argument("username", required=False)
 def list_keys(username: str | None) -> None:
     """List all keys, or those of one user."""
-    pages = pages_of_users() if username is None else [[user_named(username)]]
-    print_rows(KEY_COLUMNS, map(keys_of, pages))
-
-
-def pages_of_users() -> Iterator[list[User]]:
-    """All users by id, some at a time, so that a list takes little memory."""
-    last = 0
-    while page := list(User.select().where(User.id > last).order_by(User.id).limit(PAGE)):
-        yield page
-        last = page[-1].id
-
-
-def keys_of(users: list[User]) -> list[ApiKey]:
-    """The valid keys of all users between the first and the last of these."""
-    query = ApiKey.select(ApiKey, User.username).join(User).order_by(User.id, ApiKey.created_at)
-    is_listed = User.id.between(users[0].id, users[-1].id), ApiKey.valid()
-    return list(query.where(*is_listed).objects())
+    query = ApiKey.select(ApiKey, User.username).join(User).where(ApiKey.valid())
+    if username is not None:
+        query = query.where(User.id == user_named(username).id)
+    print_rows(KEY_COLUMNS, query.order_by(User.id, ApiKey.created_at).objects())
 
 
 @keys.command("tier")
@@ -221,16 +207,12 @@ def write_at_once(text: str) -> None:
         data = data[os.write(sys.stdout.fileno(), data) :]
 
 
-def print_rows(columns: tuple[str, ...], pages: Iterable[list[Any]]) -> None:
-    """Print rows with tabs, and a header on a terminal; times, named `_at`, in ISO 8601.
-
-    A page has been read when it is printed: a reader such as `less` may take its time.
-    """
+def print_rows(columns: tuple[str, ...], query: ModelSelect) -> None:
+    """Print rows with tabs, and a header on a terminal; times, named `_at`, in ISO 8601."""
     if os.isatty(1):
         click.echo("\t".join(columns))
-    for page in pages:
-        for row in page:
-            click.echo("\t".join(shown(name, getattr(row, name)) for name in columns))
+    for row in query.iterator():  # which keeps none of them in memory
+        click.echo("\t".join(shown(name, getattr(row, name)) for name in columns))
 
 
 def shown(column: str, value: Any) -> str:

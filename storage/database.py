@@ -9,7 +9,7 @@ from typing import Any
 from peewee import Model, PeeweeException, PostgresqlDatabase, SchemaManager
 from playhouse.migrate import SchemaMigrator
 
-from models import TABLES, ApiKey, User, database
+from models import TABLES, User, database
 from settings import Settings, SettingsError
 from storage import sqlite
 from storage.outage import one_line
@@ -58,16 +58,14 @@ def command_connection(settings: Settings) -> Iterator[None]:
 
 
 @contextmanager
-def transaction(user_id: int | None = None, on: Any = None) -> Iterator[None]:
+def transaction(user_id: int | None = None) -> Iterator[None]:
     """A transaction for whatever stores or ends a key, a user or a password; may be nested.
 
-    Transactions with the id of the same user run one after another, as all do with SQLite. `on` is
-    a connection other than that of pages and commands.
+    Transactions with the id of the same user run one after another, as all do with SQLite.
     """
-    chosen = on or database.obj
-    with chosen.connection_context(), chosen.atomic():
-        if isinstance(chosen, PostgresqlDatabase):
-            chosen.execute_sql(f"SELECT {ON_DISK}, {USERS_AFTER_KEYS}")
+    with database.connection_context(), database.atomic():
+        if isinstance(database.obj, PostgresqlDatabase):
+            database.execute_sql(f"SELECT {ON_DISK}, {USERS_AFTER_KEYS}")
             if user_id is not None:  # locks the row
                 User.update(id=User.id).where(User.id == user_id).execute()
         yield
@@ -88,11 +86,9 @@ def create_tables(settings: Settings) -> None:
 
 
 def check_file(file: Path) -> None:
-    """Create the file if it is missing; raises OSError for what SQLite gives no reason for."""
+    """Create the file if it is missing; raises OSError, for which SQLite gives no reason."""
     if not file.exists():
         create_file(file)
-    if file.is_dir():
-        raise OSError("this is a directory")
     real = file.resolve()
     for path in (real, real.parent):  # where SQLite creates other files
         if not os.access(path, os.R_OK | os.W_OK):
@@ -116,33 +112,24 @@ def create_missing(own: Any) -> None:
     """Create what is missing; a database that lacks nothing is only read, and nothing is locked."""
     if not any(lacking(own, table) for table in TABLES):
         return
-    with transaction(on=own):
+    with own.atomic():
         if isinstance(own, PostgresqlDatabase):
             own.execute_sql(ONE_AT_A_TIME)
             own.execute_sql(SHORT_LOCKS)
+        migrator = SchemaMigrator.from_database(own)
         for table in TABLES:
-            create_table(own, table)
-
-
-def create_table(own: Any, table: type[Model]) -> None:
-    """Create the table or the columns that are missing, and their indexes."""
-    name, fields = table._meta.table_name, table._meta.columns
-    columns, migrator = lacking(own, table), SchemaMigrator.from_database(own)
-    for column in columns if len(columns) < len(fields) else ():
-        migrator.alter_add_column(name, column, fields[column], allow_not_null=True).run()
-    if columns:
-        SchemaManager(table, own).create_all()  # leaves alone what exists
+            name, columns = table._meta.table_name, lacking(own, table)  # as it is now
+            for column in columns if own.table_exists(name) else ():
+                field = table._meta.columns[column]
+                migrator.alter_add_column(name, column, field, allow_not_null=True).run()
+            if columns:
+                SchemaManager(table, own).create_all()  # leaves alone what exists
 
 
 def lacking(own: Any, table: type[Model]) -> list[str]:
     """The columns that the stored table lacks: all of them, if there is no table."""
-    there = stored(own, table)
-    return [column for column in table._meta.columns if column not in there]
-
-
-def stored(own: Any, table: type[Model]) -> set[str]:
-    """The names of the columns that the stored table has."""
-    return {column.name for column in own.get_columns(table._meta.table_name)}
+    stored = {column.name for column in own.get_columns(table._meta.table_name)}
+    return [column for column in table._meta.columns if column not in stored]
 
 
 def delete_revoked(own: Any) -> None:
@@ -150,8 +137,6 @@ def delete_revoked(own: Any) -> None:
 
     It kept their rows, with a time in `revoked_at`. Where there are none, nothing is locked.
     """
-    if "revoked_at" not in stored(own, ApiKey):
-        return
-    if own.execute_sql(f"SELECT id {REVOKED} LIMIT 1").fetchone():
-        with transaction(on=own):
-            own.execute_sql(f"DELETE {REVOKED}")
+    names = {column.name for column in own.get_columns("api_key")}
+    if "revoked_at" in names and own.execute_sql(f"SELECT id {REVOKED} LIMIT 1").fetchone():
+        own.execute_sql(f"DELETE {REVOKED}")

@@ -36,11 +36,6 @@ def test_file_is_for_its_owner(config: Settings, tmp_path: Path, umask: int, is_
     assert modes == dict.fromkeys(names, 0o600 if is_new else 0o640)
 
 
-def test_directory_is_no_database() -> None:
-    with pytest.raises(SettingsError, match=r"^DATABASE_URL: /tmp: this is a directory$"):
-        create_tables(load({"DATABASE_URL": "sqlite:////tmp"}))
-
-
 @pytest.fixture
 def folder(unprivileged: None) -> Iterator[Path]:
     """Of this user; other folders of the tests belong to root."""
