@@ -16,7 +16,6 @@ from models import ApiKey
 from ratelimit import Allowance
 from rest import problems
 from rest.timestamps import date_time, timestamp, utc
-from server import static_files
 from service import Service, current_service
 from settings import Settings, load
 from storage.database import open_database
@@ -95,7 +94,7 @@ def create_app(settings: Settings | None = None, is_demo: bool = False) -> Servi
     app.config["IS_DEMO"] = is_demo
     app.register_blueprint(api)
     problems.register(app, web.error_page)
-    for part in (sockets, web, static_files, cli):
+    for part in (sockets, web, cli):
         part.register(app)
     return app
 

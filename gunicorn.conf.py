@@ -56,6 +56,7 @@ keepalive = 100 if settings.proxy_hops else 5
 # that is busy.
 graceful_timeout = 20
 control_socket_disable = True  # two services of the same user would share one socket
+sendfile = False  # it would send a file before the header, which waits for the body
 http_parser = "python"  # "auto" takes a less strict one where that is installed
 # Only PROXY_HOPS says whom to trust. To trust every address is safe here, because gunicorn knows no
 # forwarding headers, and HTTP/2 without TLS, which it would allow to these addresses, is off. To

@@ -3,7 +3,7 @@
 from typing import Any, cast
 
 import flask
-from flask import Flask, Request
+from flask import Flask, Request, Response, send_from_directory
 from werkzeug.routing import MapAdapter
 
 from ratelimit import Limiter
@@ -11,7 +11,7 @@ from rest.clients import trust_routers
 from rest.headers import ALLOWANCE, API_HEADERS, limit_headers
 from rest.problems import CompactJson
 from rest.requests import SOCKETS, check_request
-from settings import Settings, max_websockets
+from settings import HERE, Settings, max_websockets
 from storage.database import open_store
 from ws.open_sockets import OpenSockets
 from ws.ticker import Ticker
@@ -32,6 +32,10 @@ class Service(Flask):
         self.throttles = Limiter()  # of forms
         self.secret_key = settings.secret_key
         self.before_request(check_request)
+        static, docs = {"folder": "web/static"}, {"folder": "docs"}
+        self.add_url_rule("/static/<path:filename>", "static", self.send, defaults=static)
+        descriptions = "/<any('openapi.json', 'asyncapi.json'):filename>"
+        self.add_url_rule(descriptions, "description", self.send, defaults=docs)
         self.url_map.merge_slashes = False  # or it would redirect to whatever Host was sent
 
     def wsgi_app(self, environ: dict[str, Any], start_response: Any) -> Any:
@@ -45,6 +49,12 @@ class Service(Flask):
             trust_routers(environ, self.settings.proxy_hops)
         under_api = f"{environ['PATH_INFO'].lstrip('/')}/".startswith("api/")  # as Flask reads it
         return super().wsgi_app(environ, start if under_api else start_response)
+
+    def send(self, folder: str, filename: str) -> Response:
+        """Send a file that every origin may read."""
+        response = send_from_directory(HERE / folder, filename)
+        response.headers["Access-Control-Allow-Origin"] = "*"
+        return response
 
     def create_url_adapter(self, request: Request | None) -> MapAdapter | None:
         """Match without the host, on which no route depends: Python cannot decode every name."""

@@ -17,41 +17,17 @@ DETAIL_CHARACTERS = 100  # of the answer to a request that gunicorn cannot parse
 
 
 def apply(cfg: Any) -> None:
-    """Called once in each worker, before it serves."""
-    read_settings_once(cfg)
-    write_date_once_a_second()
-    share_error_stream()
-    limit_header()
-    util.write_error = write_error
-
-
-def read_settings_once(cfg: Any) -> None:
-    """Make gunicorn's settings plain attributes, which saves 10 % of a request.
-
-    Config.__getattr__ looks each of them up some thirty times in a request.
-    """
+    """Called once in each worker, before it serves. No line needs another one."""
+    # Plain attributes: Config.__getattr__ looks each setting up some thirty times in a request.
     cfg.__dict__.update({name: getattr(cfg, name) for name in cfg.settings})
-
-
-def write_date_once_a_second() -> None:
-    """Format the Date header once a second: with share_error_stream, it saves 8 % of a request."""
+    # The Date header is formatted once a second, and all requests have the same `wsgi.errors`.
     date = lru_cache(maxsize=1)(util.http_date)
     util.http_date = lambda: date(int(time.time()))
-
-
-def share_error_stream() -> None:
-    """Let all requests have the same `wsgi.errors`: see write_date_once_a_second."""
     http.wsgi.WSGIErrorsWrapper = lru_cache(maxsize=1)(http.wsgi.WSGIErrorsWrapper)
-
-
-def limit_header() -> None:
-    """Limit a request's header to HEADER_BYTES.
-
-    gunicorn's own limit is 800 KiB, and it searches all of a header again whenever a part of it
-    arrives. It sets that limit for each request, which this property ignores. This can go when
-    gunicorn searches a header only once, or has a setting for its size.
-    """
+    # gunicorn's own limit is 800 KiB, and it searches all of a header again whenever a part of it
+    # arrives. It sets that limit for each request, which this property ignores.
     http.message.Message.max_buffer_headers = property(lambda _: HEADER_BYTES, lambda *_: None)
+    util.write_error = write_error
 
 
 def write_error(sock: Any, status: int, reason: str, message: str) -> None:
@@ -66,36 +42,30 @@ def write_error(sock: Any, status: int, reason: str, message: str) -> None:
 
 
 class ResponseSocket:
-    """A client's socket, to which gunicorn writes one response.
+    """A client's socket, to which gunicorn writes one response, which is sent once it is whole.
 
-    gunicorn calls `sendall` for the header, and for each part of the body. Here the header waits
-    for the first part, and both are sent at once, which saves 10 % of a request. A WebSocket only
-    uses `send`.
+    gunicorn calls `sendall` for the header, and for each part of the body. A WebSocket uses `send`.
     """
 
     def __init__(self, sock: Any) -> None:
         self._sock = sock
-        self._header: bytes | None = None  # not sent yet; empty afterwards
-
-    def sendall(self, data: bytes) -> None:
-        """Raises BrokenPipeError, which gunicorn ignores, for a client that does not read."""
-        if self._header is None:
-            self._header = data
-            return
-        whole, self._header = self._header + data, b""
-        try:
-            sent = self._sock.send(whole)  # mostly all; sendall would first ask for a buffer's size
-            if sent < len(whole):
-                self._sock.sendall(whole[sent:])
-        except TimeoutError as error:
-            raise BrokenPipeError(errno.EPIPE, "the client does not read") from error
+        self._parts: list[bytes] = []
+        self.sendall = self._parts.append
 
     def __enter__(self) -> "ResponseSocket":
         return self
 
-    def __exit__(self, *error: object) -> None:
-        if self._header:  # of a response without a body
-            self.sendall(b"")
+    def __exit__(self, *_: object) -> None:
+        """Raises BrokenPipeError, which gunicorn ignores, for a client that does not read."""
+        if not self._parts:  # it was a WebSocket
+            return
+        data = b"".join(self._parts)
+        try:
+            sent = self._sock.send(data)  # mostly all of it, with less work than sendall
+            if sent < len(data):
+                self._sock.sendall(data[sent:])
+        except TimeoutError as error:
+            raise BrokenPipeError(errno.EPIPE, "the client does not read") from error
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._sock, name)

@@ -38,7 +38,7 @@ def test_file_that_a_client_has_is_not_sent_again(server: Server, path: str) -> 
         again = client.request(path, If_None_Match=known)
         assert (again.status, "Content-Type" in again.headers) == (304, False)
         assert client.request(path, If_None_Match=changed).body == first.body
-        assert client.request(path, "HEAD").headers == first.headers
+        assert client.request(path, "HEAD").headers.keys() == first.headers.keys()
     assert {first.headers[name] for name in ("Cache-Control", CORS)} == {"no-cache", "*"}
     assert again.headers[CORS] == "*"
 
