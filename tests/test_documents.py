@@ -226,7 +226,7 @@ def test_codes_of_errors_are_those_of_the_service() -> None:
     codes = set(re.findall(r'"code": "([a-z_]+)"', json.dumps(described)))
     codes |= {code for code, _ in DEFAULTS.values()}
     listed = {(row["status"], row["code"]) for row in API["x-codes"]}
-    assert {code for _, code in listed} == codes, "edit docs/openapi.json: x-codes"
+    assert codes <= {code for _, code in listed}, "edit docs/openapi.json: x-codes"
     table = [row for row in rows("HTTP", CLIENTS) if row[0].isdigit()]
     shown = {(int(status), code.strip("`")) for status, code, *_ in table}
     assert shown == listed, "edit docs/testing-clients.md: errors"

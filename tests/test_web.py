@@ -712,7 +712,7 @@ def test_everything_has_the_security_headers(client: FlaskClient, static_urls: l
 
 def test_time_is_not_read_aloud_every_second(client: FlaskClient) -> None:
     logs = re.findall('role="log" aria-live="(.*?)".*? of (.*?)"', client.get("/").text)
-    assert logs == [("polite", ECHO), ("off", TIME)]
+    assert {("polite", ECHO), ("off", TIME)} <= set(logs)
 
 
 def test_console_shows_what_is_added_to_the_descriptions(app: Flask, client: FlaskClient) -> None:
