@@ -46,8 +46,8 @@ logger_class = RedactingLogger
 # Without query and referrer, which may hold keys.
 access_log_format = '%(h)s "%(m)s %(U)s" %(s)s %(B)s %(L)ss'
 worker_connections = max_connections()
-# A client that opens and closes connections in a loop fills this queue; a new client then waits for
-# 0.3 s, or 0.6 s with 2048. 2,000 WebSockets that reconnect at once are all open within 3 s.
+# Long enough for thousands of WebSockets that reconnect at once, and short enough for a new client
+# that waits behind one that opens and closes connections in a loop.
 backlog = 1024
 # Seconds for which a connection may be idle, and which a header may take to arrive. Routers keep
 # connections open for up to 90 s.
@@ -59,8 +59,8 @@ control_socket_disable = True  # two services of the same user would share one s
 sendfile = False  # it would send a file before the header, which waits for the body
 http_parser = "python"  # "auto" takes a less strict one where that is installed
 # Only PROXY_HOPS says whom to trust. To trust every address is safe here, because gunicorn knows no
-# forwarding headers, and HTTP/2 without TLS, which it would allow to these addresses, is off. To
-# compare each client's address would take 3 % of a request.
+# forwarding headers, and HTTP/2 without TLS, which it would allow to these addresses, is off. With
+# a list of addresses, gunicorn would compare that of each client.
 forwarder_headers = ""
 secure_scheme_headers: dict[str, str] = {}
 forwarded_allow_ips = "*"

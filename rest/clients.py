@@ -24,8 +24,8 @@ def trust_routers(environ: dict[str, Any], hops: int) -> None:
 def caller(address: str | None) -> str:
     """The address; for IPv6 its /64 network, because a single customer usually has all of it.
 
-    Everything that is no address is one caller: a Unix socket has none, and a client might write
-    another text for each request into a header.
+    All clients without a valid address count as one: a Unix socket has none, and a client might
+    write another text for each request into a header.
     """
     try:
         found = ip_address(WITH_PORT.sub(r"\1\2", address or ""))

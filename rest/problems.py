@@ -29,8 +29,8 @@ DEFAULTS = {
 RFC_9110_TITLES = {413: "Content Too Large", 414: "URI Too Long"}  # werkzeug has older ones
 NOT_OPENED = "connection not opened"  # peewee's InterfaceError for a query without a connection
 OPEN_IT = ": query the database inside `with models.database.connection_context():`"
-# JSON without spaces, for all responses and frames; dates and UUIDs as Flask writes them. Making an
-# encoder each time would take 5 µs.
+# JSON without spaces, for all responses and frames; dates and UUIDs as Flask writes them. It is
+# made once, because json.dumps would make an encoder each time.
 json_text = json.JSONEncoder(
     ensure_ascii=False, separators=(",", ":"), default=DefaultJSONProvider.default
 ).encode

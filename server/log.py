@@ -19,7 +19,7 @@ class RedactingFormatter(logging.Formatter):
     """Redacts every line: gunicorn quotes request lines that it cannot parse.
 
     Control characters are removed before that: they might break a key, or begin a forged line.
-    Nobody can fill the disk with long lines, either.
+    Long lines are cut off, or a client could fill the disk with them.
     """
 
     def format(self, record: logging.LogRecord) -> str:
