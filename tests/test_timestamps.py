@@ -1,7 +1,7 @@
 """How moments are written."""
 
 from clock import NOON
-from rest.timestamps import timestamp
+from rest.timestamps import display, timestamp
 
 
 def test_every_millisecond_is_written_as_it_is() -> None:
@@ -9,3 +9,4 @@ def test_every_millisecond_is_written_as_it_is() -> None:
     written = [timestamp(NOON + number / 1000) for number in range(1000)]
     assert written == [f"2026-11-21T12:00:00.{number:03}Z" for number in range(1000)]
     assert timestamp(NOON + 0.9996) == "2026-11-21T12:00:00.999Z"
+    assert display(NOON + 0.9999998) == "2026-11-21 12:00:00 UTC"
