@@ -68,17 +68,17 @@ def release(error: BaseException | None) -> None:
 
 
 def serve(handler: Handler, server: Server) -> None:
-    """Let the handler serve an open socket.
-
-    A handler ends by raising an exception, which says how to close; returning is a bug, and closes
-    with 1011. `interrupt` may end it wherever it waits.
-    """
+    """Let the handler serve a connection that flask-sock has accepted."""
     request.environ[WAITED] = -math.inf  # it may wait for the database again and again
     current_service.sockets.serve(WebSocket(server), g.key and g.key.id, handler)
 
 
 def add_route(name: str, handler: Handler, *, needs_key: bool) -> None:
-    """Serve a WebSocket at this path, to clients with an API key only or to everybody."""
+    """Serve a WebSocket at this path, to clients with an API key only or to everybody.
+
+    The handler is called for each client. When it returns, the socket closes with 1000; after an
+    exception with 1011, and the exception is logged.
+    """
     NEEDS_KEY[f"{bp.name}.{name}"] = needs_key
     Sock().route(f"/{name}", bp=bp, endpoint=name)(partial(serve, handler))
 

@@ -13,7 +13,7 @@ from gevent.server import StreamServer
 from gunicorn.workers.ggevent import GeventWorker
 
 from server import gunicorn_patches
-from ws.tcp import TURN_SECONDS, drain
+from ws.connection import TURN_SECONDS, drain
 
 SEND_SECONDS = 10  # how long a client may leave a response unread, or a body unsent
 BODY_HEADERS = {"CONTENT-LENGTH", "TRANSFER-ENCODING"}

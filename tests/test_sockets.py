@@ -1,8 +1,8 @@
 """How WebSockets end where no client can bring it about: all in this process."""
 
-import contextlib
 import socket
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -12,14 +12,15 @@ import gevent
 import pytest
 from flask import Flask, g
 from gevent import socket as gsocket
+from gevent.event import Event
 from simple_websocket import ConnectionClosed, Server
 from werkzeug.test import create_environ
 
 from paths import ECHO
-from rawsocket import UPGRADE, RawSocket, close_frame
+from rawsocket import PING, TEXT, UPGRADE, RawSocket, frame
 from service import Service
 from sockets import serve
-from ws.connection import SERVER_OPTIONS, CloseCode, Closing, WebSocket, plain_handshake
+from ws.connection import SERVER_OPTIONS, CloseCode, WebSocket, plain_handshake
 from ws.open_sockets import Handler
 
 Serving = Callable[[Handler], Any]
@@ -68,12 +69,10 @@ def start(accepted: Server, first: bytes = b"") -> tuple[Any, WebSocket]:
 
     def run() -> int:
         opened.append(ws := WebSocket(accepted))
-        try:
+        with suppress(ConnectionClosed):
             ws.send(first)
             list(ws.messages())
-        except Closing as closing:
-            code = ws.close(closing.code)
-        return code
+        return ws.finish()
 
     serving = gevent.spawn(run)
     gevent.idle()
@@ -91,26 +90,25 @@ def test_push_that_does_not_fit_ends_all(accepted: Server, peer: RawSocket, befo
 
     data = b""
     peer.sock.settimeout(0.1)
-    with contextlib.suppress(TimeoutError):
+    with suppress(OSError):
         while more := peer.sock.recv(100_000):
             data += more
     allowed = {0} if before else {1}  # what fitted, and after it no close frame
     assert set(data) <= allowed
 
 
-def test_frame_that_was_pushed_in_part_is_finished_before_the_close(
-    accepted: Server, peer: RawSocket
-) -> None:
+def test_nothing_follows_a_close_frame(accepted: Server, peer: RawSocket) -> None:
+    """No push, no answer to a message or a ping, no second close."""
     serving, ws = start(accepted)
-    ws.interrupt(CloseCode.GOING_AWAY)  # is on its way
-    for _ in range(100):
-        ws.push(b"\1" * 5000)
-    data = b""
-    while not data.endswith(close := b"\x88\x02\x03\xe9"):
-        data += peer.sock.recv(100_000)
-    assert set(data.removesuffix(close)) == {1}
-    assert len(data) % 5000 == len(close)
-    peer.send(close_frame(1001))
+    ws.close(CloseCode.GOING_AWAY)
+    ws.close(CloseCode.REVOKED)
+    ws.push(b"late")
+    with pytest.raises(ConnectionClosed):
+        ws.send(b"late")
+    assert peer.frame().close_code == 1001
+    peer.send(frame(PING) + frame(TEXT, b"hi"))
+    assert peer.ended()
+    peer.sock.close()
     assert serving.get(timeout=5) == CloseCode.GOING_AWAY
 
 
@@ -134,25 +132,43 @@ def test_socket_that_was_admitted_while_a_stop_began_closes_with_1001(
     assert peer.frame().close_code == 1001
 
 
-def test_bug_closes_1011_and_is_logged(
-    serving: Serving, peer: RawSocket, caplog: pytest.LogCaptureFixture
-) -> None:
-    serving(mock.Mock(side_effect=ZeroDivisionError("a bug")))
-    assert peer.frame().close_code == 1011
-    assert "ZeroDivisionError" in caplog.text
-    assert ECHO in caplog.text
-    assert "private" not in caplog.text
-
-
-def test_socket_that_is_closing_is_not_interrupted(
+def test_client_that_ignores_the_close_is_cut(
     serving: Serving, peer: RawSocket, app: Service
 ) -> None:
-    """A client that is slow to answer a close frame still gets all of it."""
-    closing = serving(mock.Mock(side_effect=Closing(CloseCode.REVOKED)))
-    assert peer.frame().close_code == 1008
-    assert not app.sockets.open, "only open sockets are kept"
-    app.sockets.shut_down()
+    """Also while the handler waits for something else."""
+    other = Event()
+    served = serving(mock.Mock(side_effect=lambda ws: other.wait()))
     gevent.idle()
-    assert not closing.ready()
-    peer.sock.close()
-    closing.get(timeout=5)
+    app.sockets.shut_down()
+    assert peer.frame().close_code == 1001
+    assert peer.ended()
+    other.set()
+    served.get(timeout=5)
+
+
+def test_handler_that_returns_closes_1000(serving: Serving, peer: RawSocket) -> None:
+    serving(lambda ws: None)
+    assert peer.frame().close_code == 1000
+
+
+BUG = mock.Mock(side_effect=ZeroDivisionError)
+
+
+@pytest.mark.parametrize(
+    ("handler", "error"),
+    [
+        pytest.param(BUG, "ZeroDivisionError", id="any"),
+        pytest.param(mock.Mock(side_effect=FileNotFoundError), "FileNotFoundError", id="OSError"),
+    ],
+)
+def test_bug_closes_1011_and_is_logged(
+    serving: Serving,
+    peer: RawSocket,
+    caplog: pytest.LogCaptureFixture,
+    handler: Handler,
+    error: str,
+) -> None:
+    serving(handler)
+    assert peer.frame().close_code == 1011
+    assert error in caplog.text
+    assert "private" not in caplog.text

@@ -7,6 +7,7 @@ queues messages without limit and writes to the socket without a lock.
 
 import os
 import re
+import socket
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -15,16 +16,21 @@ from types import SimpleNamespace
 from typing import Any
 
 import gevent
-from simple_websocket import Server
+from simple_websocket import ConnectionClosed, Server
 from wsproto import events
 from wsproto.frame_protocol import FrameProtocol
 
 from rest.problems import Problem, json_text
-from ws.tcp import READ_BYTES, TURN_SECONDS, drain
+
+# Sleeping for this time gives all other connections their turn. It must not be 0: greenlets that
+# call sleep(0) go on in the same round of gevent's loop, up to 50 times, before the loop looks for
+# new input of other connections. A timer, however short, ends in a later round.
+TURN_SECONDS = 1e-6
+READ_BYTES = 16_384
 
 UPGRADE = {"Connection": "upgrade", "Upgrade": "websocket", "Sec-WebSocket-Version": "13"}
 BAD_HANDSHAKE = (
-    "A handshake has GET, HTTP/1.1, no body, an ASCII Host, Connection: Upgrade, "
+    "A handshake must be an HTTP/1.1 GET without a body, with an ASCII Host, Connection: Upgrade, "
     "Sec-WebSocket-Version: 13, and 16 bytes in base64 as Sec-WebSocket-Key."
 )
 HANDSHAKE = {  # as regular expressions (RFC 6455 part 4.2.1)
@@ -38,7 +44,7 @@ HANDSHAKE = {  # as regular expressions (RFC 6455 part 4.2.1)
 MAX_MESSAGE_BYTES = 65_536
 PING_SECONDS = 25  # between pings
 STALLED_SECONDS = 10  # how long a client may leave a ping unanswered, or a frame unread
-CLOSE_SECONDS = 0.8  # how long a client may take to read a close frame
+CLOSE_SECONDS = 0.8  # how long a client may take to read a close frame, and to close its side
 
 
 class CloseCode(IntEnum):
@@ -47,6 +53,7 @@ class CloseCode(IntEnum):
     ABNORMAL is never sent, only logged: the connection was lost.
     """
 
+    NORMAL = 1000
     GOING_AWAY = 1001
     NOT_TEXT = 1003
     ABNORMAL = 1006
@@ -55,20 +62,13 @@ class CloseCode(IntEnum):
     BUG = 1011
 
 
-def no_thread(target: object) -> SimpleNamespace:
+def no_reader(target: object) -> SimpleNamespace:
     """In place of simple-websocket's reader, which would queue messages without limit."""
     return SimpleNamespace(name="", start=lambda: None)
 
 
 # simple-websocket makes an event as well, which only its reader would set.
-SERVER_OPTIONS = {"thread_class": no_thread, "event_class": object}
-
-
-class Closing(BaseException):
-    """The connection is to be closed with this code; no `except Exception` may catch it."""
-
-    def __init__(self, code: int) -> None:
-        self.code = code
+SERVER_OPTIONS = {"thread_class": no_reader, "event_class": object}
 
 
 def check_handshake(environ: dict[str, Any]) -> None:
@@ -103,21 +103,30 @@ def frame(**message: object) -> bytes:
 
 
 class WebSocket:
-    """An open connection; its methods raise Closing, or OSError when the connection is lost."""
+    """An open connection, served by the greenlet that calls the handler.
+
+    Only this greenlet may call `messages`, `send` and `finish`. Any greenlet may call `push` and
+    `close`, which never wait. The first `close` decides on the code. From then on nothing else is
+    sent: `push` does nothing, `send` raises ConnectionClosed, and `messages` ends. The client has
+    CLOSE_SECONDS to close its side; then the connection is cut, wherever its greenlet waits.
+    """
 
     def __init__(self, server: Server) -> None:
-        self._sock, self._wire = server.sock, server.ws
+        self.code = 0  # with which the connection closes; 0 while it is open
+        self._sock, self._protocol = server.sock, server.ws
         server.connected = False  # or flask-sock would send a close frame, too
-        self._greenlet = gevent.getcurrent()
-        self._unsent = memoryview(b"")
-        self._is_pinged = False  # and has not answered yet
-        self._due = time.monotonic() + PING_SECONDS  # the next ping, or the answer to the last
+        self._unsent = b""  # what the kernel has not taken yet; empty unless `_flush` is waiting
+        self._awaits_pong = False
+        self._ping_deadline = time.monotonic() + PING_SECONDS  # for the next ping, or its pong
         # Frames may have come in the packet of the handshake, which gunicorn has read: this takes
         # them out of its buffer. See "Private APIs" in docs/design.md.
-        self._wire.receive_data(server.environ["wsgi.input"].reader.unreader.take_buffered())
+        self._protocol.receive_data(server.environ["wsgi.input"].reader.unreader.take_buffered())
 
     def messages(self) -> Iterator[str]:
-        """The client's text messages. While the caller handles one, TCP holds back the next."""
+        """The client's text messages, until the connection closes.
+
+        While the caller handles a message, TCP holds back the next ones.
+        """
         message, size = "", 0
         for event in self._events():
             match event:
@@ -125,79 +134,123 @@ class WebSocket:
                     message += event.data
                     size += len(event.data.encode())
                     if size > MAX_MESSAGE_BYTES:
-                        raise Closing(CloseCode.TOO_BIG)
-                    if event.message_finished:
+                        self.close(CloseCode.TOO_BIG)
+                    elif event.message_finished:
                         yield message
                         message, size = "", 0
                 case events.BytesMessage():
-                    raise Closing(CloseCode.NOT_TEXT)
+                    self.close(CloseCode.NOT_TEXT)
                 case events.CloseConnection():
-                    raise Closing(event.code)
+                    self.close(event.code)
 
     def send(self, data: bytes) -> None:
-        """Send a whole frame, after the rest of one that was cut.
+        """Send a frame, and wait until the kernel has taken all of it.
 
-        A client that does not read for STALLED_SECONDS is lost.
+        A client that does not read for STALLED_SECONDS is lost. Raises ConnectionClosed when the
+        connection is closing or lost.
         """
-        self._unsent = memoryview(bytes(self._unsent) + data)
-        self._sock.settimeout(STALLED_SECONDS)
-        while self._unsent:
-            self._unsent = self._unsent[self._sock.send(self._unsent) :]
+        if not self.code:
+            self._flush(data)
+        if self.code:
+            raise ConnectionClosed(self.code)
 
     def push(self, data: bytes) -> None:
-        """Send a frame from another greenlet, if the kernel takes all of it at once.
+        """Send a frame; a client whose connection does not take all of it at once is lost."""
+        if not self.code:
+            self._queue(data)
+            if self._unsent:
+                self.close(CloseCode.ABNORMAL)
 
-        This never waits: gevent has made the descriptor non-blocking. If the kernel takes only a
-        part, or an earlier frame is not sent yet, the client is too slow, and is lost.
+    def close(self, code: int) -> None:
+        """Begin to close the connection with this code, unless it is closing."""
+        if self.code:
+            return
+        self.code = code
+        if code == CloseCode.ABNORMAL:
+            self._cut()
+        else:
+            self._queue(self._protocol.send(events.CloseConnection(code)))
+            gevent.spawn_later(CLOSE_SECONDS, self._cut)
+
+    def finish(self) -> int:
+        """Wait until the client has closed its side; returns the code.
+
+        The code is ABNORMAL if the client did not read the close frame, or what precedes it.
         """
-        rest = memoryview(data)
-        if not self._unsent:
-            with suppress(OSError):
-                rest = self._unsent = rest[os.write(self._sock.fileno(), rest) :]
-        if rest:
-            self.interrupt(CloseCode.ABNORMAL)
+        self._flush()
+        drain(self._sock)
+        return CloseCode.ABNORMAL if self._unsent else self.code
 
-    def interrupt(self, code: int) -> None:
-        """Make the greenlet that serves this connection close it.
+    def _flush(self, data: bytes = b"") -> None:
+        """Wait until the kernel has taken everything, or the client is lost."""
+        self._unsent += data
+        self._sock.settimeout(STALLED_SECONDS)
+        try:
+            while self._unsent:
+                sent = self._sock.send(self._unsent)
+                self._unsent = self._unsent[sent:]  # `close` may have added a frame while it waited
+        except OSError:
+            self.close(CloseCode.ABNORMAL)
 
-        Closing is raised where that greenlet waits: in `recv` or `send` of the socket, in `sleep`
-        between two messages, or in `close`. This method returns at once.
-        """
-        gevent.kill(self._greenlet, Closing(code))
+    def _queue(self, data: bytes) -> None:
+        """Write what the kernel takes at once; a `_flush` that is waiting writes the rest."""
+        is_flushing = bool(self._unsent)
+        self._unsent += data
+        if not is_flushing:
+            self._write()
 
-    def close(self, code: int) -> int:
-        """Send a close frame and await the client's; returns 1006 if it was not sent, else `code`.
+    def _write(self) -> None:
+        with suppress(OSError):  # gevent has made the descriptor non-blocking
+            self._unsent = self._unsent[os.write(self._sock.fileno(), self._unsent) :]
 
-        An interrupt that was on its way ends this; nothing that follows may wait.
-        """
-        with suppress(OSError, Closing):
-            if code != CloseCode.ABNORMAL:
-                with gevent.Timeout(CLOSE_SECONDS, TimeoutError()):  # which is an OSError
-                    self.send(self._wire.send(events.CloseConnection(code)))
-                drain(self._sock)
-        return CloseCode.ABNORMAL if self._unsent else code  # the client did not take the rest
+    def _cut(self) -> None:
+        """End the connection; `recv` or `send`, if one of them waits, raises an OSError."""
+        self._write()
+        with suppress(OSError):
+            self._sock.shutdown(socket.SHUT_RDWR)
 
     def _events(self) -> Iterator[events.Event]:
-        while True:
-            for event in self._wire.events():
+        while not self.code:
+            for event in self._protocol.events():
                 if isinstance(event, events.Ping):
-                    self.send(self._wire.send(event.response()))
+                    self._flush(self._protocol.send(event.response()))
                 if isinstance(event, events.Pong):
-                    self._is_pinged, self._due = False, time.monotonic() + PING_SECONDS
+                    self._awaits_pong = False
+                    self._ping_deadline = time.monotonic() + PING_SECONDS
                 yield event
                 gevent.sleep(TURN_SECONDS)
+                if self.code:
+                    return
             # None: the client has left, for which wsproto makes a CloseConnection.
-            self._wire.receive_data(self._read() or None)
+            self._protocol.receive_data(self._read() or None)
 
     def _read(self) -> bytes:
-        """Read, and ping the client every PING_SECONDS; raises TimeoutError without a pong."""
-        while True:
-            if (left := self._due - time.monotonic()) > 0:
-                with suppress(TimeoutError):
-                    self._sock.settimeout(left)
-                    return bytes(self._sock.recv(READ_BYTES))
-            elif self._is_pinged:
-                raise TimeoutError
-            else:
-                self.send(self._wire.send(events.Ping()))
-                self._is_pinged, self._due = True, time.monotonic() + STALLED_SECONDS
+        """Read, and ping the client every PING_SECONDS; empty if it has left, or sends no pong."""
+        while not self.code:
+            left = self._ping_deadline - time.monotonic()
+            if left <= 0 and self._awaits_pong:
+                break
+            if left <= 0:
+                self._flush(self._protocol.send(events.Ping()))
+                self._awaits_pong, left = True, STALLED_SECONDS
+                self._ping_deadline = time.monotonic() + left
+            try:
+                self._sock.settimeout(left)
+                return bytes(self._sock.recv(READ_BYTES))
+            except TimeoutError:
+                continue
+            except OSError:
+                break
+        return b""
+
+
+def drain(sock: Any) -> None:
+    """Half-close, then discard input for CLOSE_SECONDS at most, unless the connection is lost.
+
+    If input were left unread at the close, the kernel would reset the connection, and the client
+    might lose what was sent last (RFC 9112 part 9.6).
+    """
+    with suppress(OSError), gevent.Timeout(CLOSE_SECONDS, False):  # False: raises nothing
+        sock.shutdown(socket.SHUT_WR)
+        while sock.recv(READ_BYTES):
+            gevent.sleep(TURN_SECONDS)

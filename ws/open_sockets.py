@@ -6,9 +6,10 @@ from collections import Counter
 from collections.abc import Callable
 
 from flask import request
+from simple_websocket import ConnectionClosed
 
 from rest.problems import Problem
-from ws.connection import CloseCode, Closing, WebSocket
+from ws.connection import CloseCode, WebSocket
 
 log = logging.getLogger(__name__)
 
@@ -29,7 +30,8 @@ class OpenSockets:
     def reserve(self, caller: str) -> None:
         """Admit a socket of this caller; raises Problem if there is no room for it."""
         if self.is_stopping or self.admitted.total() >= self.limit:
-            raise Problem(503, "too_many_sockets", "The server has no socket left.", headers=RETRY)
+            detail = "The server has reached its limit of open sockets."
+            raise Problem(503, "too_many_sockets", detail, headers=RETRY)
         if self.admitted[caller] >= self.limit_per_caller:
             raise Problem(429, "too_many_sockets", "You have too many sockets open.", headers=RETRY)
         self.admitted[caller] += 1
@@ -41,40 +43,36 @@ class OpenSockets:
             del self.admitted[caller]
 
     def serve(self, ws: WebSocket, key_id: str | None, handler: Handler) -> None:
-        """Let the handler serve the socket, then close it with the code of the exception it raises.
-
-        Before that it leaves `open`, so that nobody interrupts it while it closes. This is no
-        context manager: Python 3.13 would keep the exception, and with it half a message.
-        """
-        started, code = time.monotonic(), int(CloseCode.BUG)
+        """Call the handler, then close the socket with 1000, or with 1011 after an exception."""
+        started = time.monotonic()
         what = f"{request.path} of key {key_id}" if key_id else request.path
         log.info("open %s", what)
         self.open[ws] = key_id
         try:
             if self.is_stopping:  # since this one was admitted
-                raise Closing(CloseCode.GOING_AWAY)
-            handler(ws)
-        except Closing as closing:
-            code = closing.code
-        except OSError:  # the client has left
-            code = CloseCode.ABNORMAL
+                ws.close(CloseCode.GOING_AWAY)
+            else:
+                handler(ws)
+            ws.close(CloseCode.NORMAL)  # unless it is closing already
+        except ConnectionClosed:
+            pass
         except Exception:
             log.exception("bug in %s", request.path)
         finally:
+            ws.close(CloseCode.BUG)
+            code = ws.finish()
             del self.open[ws]
-            code = ws.close(code)
-            seconds = time.monotonic() - started
-            log.info("closed %s after %.1f s: %d", what, seconds, code)
+            log.info("closed %s after %.1f s: %d", what, time.monotonic() - started, code)
 
     def shut_down(self) -> None:
         """Admit no more sockets and close all with 1001."""
         self.is_stopping = True
         for ws in self.open:
-            ws.interrupt(CloseCode.GOING_AWAY)
+            ws.close(CloseCode.GOING_AWAY)
 
     def close_ended(self, ended: Callable[[set[str]], set[str]]) -> None:
         """Close the sockets of keys that have ended with 1008; `ended` tells which have."""
         key_ids = ended({key_id for key_id in self.open.values() if key_id})
         for ws, key_id in self.open.items():
             if key_id in key_ids:
-                ws.interrupt(CloseCode.REVOKED)
+                ws.close(CloseCode.REVOKED)
