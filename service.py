@@ -14,7 +14,6 @@ from rest.requests import SOCKETS, check_request
 from settings import HERE, Settings, max_websockets
 from storage.database import open_store
 from ws.open_sockets import OpenSockets
-from ws.ticker import Ticker
 
 
 class Service(Flask):
@@ -28,7 +27,6 @@ class Service(Flask):
         self.store = open_store(settings)
         sockets = min(settings.max_sockets, max_websockets())
         self.sockets = OpenSockets(sockets, settings.max_sockets_per_caller)
-        self.ticker = Ticker()
         self.throttles = Limiter()  # of forms
         self.secret_key = settings.secret_key
         self.before_request(check_request)

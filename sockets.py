@@ -17,6 +17,7 @@ from storage.outage import WAITED
 from ws import connection
 from ws.connection import WebSocket, frame
 from ws.open_sockets import Handler
+from ws.ticker import Ticker
 
 bp = Blueprint("sockets", __name__, url_prefix=SOCKETS)
 NEEDS_KEY: dict[str | None, bool] = {}  # by endpoint
@@ -30,15 +31,18 @@ def echo(ws: WebSocket) -> None:
         ws.send(frame(type="echo", message=text, **times))
 
 
+def time_update() -> bytes:
+    now = time.time()
+    return frame(type="time_update", formatted=display(now), timestamp=timestamp(now))
+
+
+clock = Ticker(time_update)
+
+
 def stream_time(ws: WebSocket) -> None:
-    """Let the ticker send the time; what the client sends is discarded."""
+    """Confirm the key, then send the time once a second."""
     ws.send(frame(type="auth_success", api_key_name=g.key.name))
-    listeners = current_service.ticker.join(ws)
-    try:
-        for _ in ws.messages():
-            pass
-    finally:
-        listeners.remove(ws)
+    clock.serve(ws)
 
 
 @bp.before_request

@@ -19,7 +19,6 @@ SYNC_SECONDS = 0.5
 
 def start(worker: Worker) -> None:
     """Begin what a worker does beside its requests; its `alive` is False once it is to stop."""
-    gevent.spawn(worker.wsgi.ticker.run)
     gevent.spawn(close_sockets, worker)
     worker.syncing = gevent.spawn(keep_in_sync, worker)
 

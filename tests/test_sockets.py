@@ -22,6 +22,7 @@ from service import Service
 from sockets import serve
 from ws.connection import SERVER_OPTIONS, CloseCode, WebSocket, plain_handshake
 from ws.open_sockets import Handler
+from ws.ticker import Ticker
 
 Serving = Callable[[Handler], Any]
 
@@ -159,6 +160,7 @@ BUG = mock.Mock(side_effect=ZeroDivisionError)
     [
         pytest.param(BUG, "ZeroDivisionError", id="any"),
         pytest.param(mock.Mock(side_effect=FileNotFoundError), "FileNotFoundError", id="OSError"),
+        pytest.param(Ticker(BUG).serve, "ZeroDivisionError", id="in what a ticker sends"),
     ],
 )
 def test_bug_closes_1011_and_is_logged(

@@ -1,18 +1,20 @@
 """The ticker alone, with a clock that moves only when the ticker sleeps."""
 
 from collections.abc import Callable
+from functools import partial
 from unittest import mock
 
+import gevent
 import pytest
-from flask import g
+from flask import Flask
+from gevent.event import Event
 
-import sockets
 from clock import NOON, Clock
-from models import ApiKey
-from service import Service
 from ws import ticker
 from ws.connection import WebSocket
 from ws.ticker import Ticker
+
+APP = Flask("test")
 
 
 class Sleeper(Clock):
@@ -22,7 +24,11 @@ class Sleeper(Clock):
         super().__init__()
         self.left = 0.0
         self.late: Callable[[float], float] = lambda now: now
-        self.ticker = Ticker()
+        self.ticker = Ticker(bytes)
+
+    def spawn(self, run: Callable[..., None], *args: object) -> "Sleeper":
+        self.spawned = partial(run, *args)
+        return self
 
     def sleep(self, seconds: float) -> None:
         self.left -= seconds
@@ -30,18 +36,25 @@ class Sleeper(Clock):
             raise StopIteration
         self.now = self.late(self.now + seconds)
 
-    def join(self) -> list[float]:
-        """Let a socket join the ticker; in the list will be when something was sent to it."""
+    def join(self, leave: Event | None = None) -> list[float]:
+        """Serve a socket until it leaves; in the list will be when something was sent to it."""
         moments: list[float] = []
         ws = mock.Mock(WebSocket)
         ws.push = lambda data: moments.append(self.now)
-        self.ticker.join(ws)
+        ws.messages = lambda: [(leave or Event()).wait()]
+
+        def serve() -> None:
+            with APP.app_context():
+                self.ticker.serve(ws)
+
+        gevent.spawn(serve)
+        gevent.idle()
         return moments
 
     def run(self, seconds: float) -> None:
         self.left = seconds
         with pytest.raises(StopIteration):
-            self.ticker.run()
+            self.spawned()
 
 
 @pytest.fixture
@@ -84,13 +97,12 @@ def test_clock_that_is_set_makes_no_burst_and_no_silence(clock: Sleeper, jump: i
     assert 11 <= len(moments) <= 13
 
 
-def test_closed_socket_gets_no_more_updates(app: Service, clock: Sleeper) -> None:
+def test_closed_socket_gets_no_more_updates(clock: Sleeper) -> None:
     """It would otherwise stay in memory, and its descriptor may belong to another client."""
-    ws = mock.Mock(WebSocket)
-    ws.messages.return_value = []
-    app.ticker = clock.ticker
-    with app.test_request_context():
-        g.key = ApiKey(name="ci")
-        sockets.stream_time(ws)
+    leave = Event()
+    left, stayed = clock.join(leave), clock.join()
+    leave.set()
+    gevent.idle()
     clock.run(2)
-    ws.push.assert_not_called()
+    assert not left
+    assert len(stayed) == 2

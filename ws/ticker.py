@@ -1,50 +1,72 @@
-"""The ticker, which sends the time to many WebSockets."""
+"""The ticker, which sends the same frame to many WebSockets once a second."""
 
+import logging
 import time
+from collections.abc import Callable
 
 import gevent
+from flask import current_app
+from flask.ctx import AppContext
 
-from rest.timestamps import display, timestamp
-from ws.connection import WebSocket, frame
+from ws.connection import CloseCode, WebSocket
+
+log = logging.getLogger(__name__)
 
 
 class Ticker:
-    """Sends the time to many sockets: once a second to each, at its own tenth of a second.
+    """Sends a frame to many sockets: once a second to each, at its own tenth of a second.
 
-    One greenlet serves all of them: a timer for each would cost more than sending. No tick falls on
-    a full second, so a tick that is a little late neither skips nor repeats a second.
+    `make_frame` is called for each tenth that has sockets, in one greenlet for all of them: a timer
+    for each would cost more than sending. It runs in an app context, but in no request. If it
+    raises an exception, these sockets close with 1011. No tick falls on a full second, so a tick
+    that is a little late neither skips nor repeats a second.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, make_frame: Callable[[], bytes]) -> None:
+        self._make_frame = make_frame
         self._listeners: dict[int, set[WebSocket]] = {tenth: set() for tenth in range(1, 10)}
+        self._greenlet: gevent.Greenlet | None = None
 
-    def join(self, ws: WebSocket) -> set[WebSocket]:
-        """Send the time to this socket until it is removed from the returned set.
+    def serve(self, ws: WebSocket) -> None:
+        """Send the frames until the socket closes; what the client sends is discarded.
 
-        The first time within 0.2 s: of the next two tenths, it gets the one with fewer sockets.
+        The first frame within 0.2 s: of the next two tenths, it gets the one with fewer sockets.
         """
         tenth = int(time.time() * 10)
         tenths = {(tenth + 1) % 10, (tenth + 2) % 10} & self._listeners.keys()  # 0 has no listeners
         listeners = min((self._listeners[tenth] for tenth in tenths), key=len)
         listeners.add(ws)
-        return listeners
+        try:
+            if not self._greenlet:  # there was none, or it has ended
+                self._greenlet = gevent.spawn(self._run, current_app.app_context())
+            for _ in ws.messages():
+                pass
+        finally:
+            listeners.remove(ws)
 
-    def run(self) -> None:
-        """Send the time forever."""
+    def _run(self, context: AppContext) -> None:
+        """Tick as long as there are sockets."""
         tenths = 0  # since 1970
-        while True:
-            left = tenths / 10 - time.time()
-            if abs(left) > 1:  # at first, and after the clock was set or the process was stopped
-                tenths = int(time.time() * 10) + 1
-            elif left > 0:
-                gevent.sleep(left)  # may end a little early
-            else:
-                self._tick(tenths % 10)
-                tenths += 1
+        with context:
+            while any(self._listeners.values()):
+                left = tenths / 10 - time.time()
+                if abs(left) > 1:  # at first, and after the clock was set or the process stopped
+                    tenths = int(time.time() * 10) + 1
+                elif left > 0:
+                    gevent.sleep(left)  # may end a little early
+                else:
+                    self._tick(self._listeners.get(tenths % 10))
+                    tenths += 1
 
-    def _tick(self, tenth: int) -> None:
-        if listeners := self._listeners.get(tenth):
-            now = time.time()
-            data = frame(type="time_update", formatted=display(now), timestamp=timestamp(now))
+    def _tick(self, listeners: set[WebSocket] | None) -> None:
+        if not listeners:
+            return
+        try:
+            data = self._make_frame()
+        except Exception:
+            log.exception("bug in what a ticker sends")
+            for ws in listeners:
+                ws.close(CloseCode.BUG)
+        else:
             for ws in listeners:  # push never yields, so the set cannot change meanwhile
                 ws.push(data)
