@@ -167,10 +167,9 @@ def backup(file: str) -> None:
     if not current_service.settings.sqlite:
         fail(f"with PostgreSQL, run: {PG_DUMP}")
     path = Path.cwd() / file  # an absolute path, which SQLite never takes for a URI
-    try:
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    except FileExistsError:  # or it is a link, whose target is not replaced either
+    if os.path.lexists(path):  # a link, too, whose target might be replaced
         fail(f"{path} exists, and is not replaced")
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     try:
         database.execute_sql("VACUUM INTO ?", (str(path),))  # which may be there if it is empty
         os.fsync(descriptor)
@@ -191,20 +190,13 @@ def read_password(from_stdin: bool) -> str:
 
 
 def print_key(make: Callable[[], tuple[ApiKey, str]]) -> None:
-    """Make a key and print it; if it cannot be printed, nothing is changed."""
-    select.select([], [sys.stdout], [])  # wait for a slow reader before the database is locked
-    with transaction():
-        write_at_once(f"{make()[1]}\n")
-
-
-def write_at_once(text: str) -> None:
-    """Write to standard output; raises OSError.
+    """Make a key and print it; if it cannot be printed, nothing is changed.
 
     `print` would keep what cannot be written, and fail again when the process ends.
     """
-    data = text.encode()
-    while data:
-        data = data[os.write(sys.stdout.fileno(), data) :]
+    select.select([], [sys.stdout], [])  # wait for a slow reader before the database is locked
+    with transaction(), open(sys.stdout.fileno(), "w", closefd=False) as output:
+        output.write(f"{make()[1]}\n")
 
 
 def print_rows(columns: tuple[str, ...], query: ModelSelect) -> None:

@@ -16,7 +16,6 @@ from peewee import OperationalError
 
 import accounts
 import api_keys
-from commands.cli import write_at_once
 from models import Invalid, User, database
 from settings import HERE, SettingsError, load
 from storage.database import transaction
@@ -63,9 +62,9 @@ def welcome(port: int) -> None:
         if not sys.stdout:
             raise OSError("standard output is closed")
         password = secrets.token_urlsafe(12)
-        with transaction():
+        with transaction(), open(sys.stdout.fileno(), "w", closefd=False) as output:
             user = accounts.create("demo", "demo@example.com", password)
             _, key = api_keys.create_key(user, "demo")
-            write_at_once(WELCOME.read_text().format(port=port, password=password, key=key))
+            output.write(WELCOME.read_text().format(port=port, password=password, key=key))
     except (Invalid, OSError, OperationalError) as error:
         log.warning("the demo's user and key were not created: %s", error)

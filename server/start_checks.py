@@ -53,8 +53,8 @@ def lock_database(file: Path) -> None:
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     except OSError as error:  # it belongs to another user, for example
-        advice = f"delete it if no service uses {file.name}"
-        raise SettingsError(f"DATABASE_URL: {path}: {error.strerror}; {advice}") from None
+        reason = f"{error.strerror}; if no service is running, delete it"
+        raise SettingsError(f"DATABASE_URL: {path}: {reason}") from None
     for _ in range(TRIES):
         with suppress(BlockingIOError):
             return fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -86,26 +86,21 @@ def create_tables(settings: Settings) -> None:
 
 
 def check_file(file: Path) -> None:
-    """Create the file if it is missing; raises OSError, for which SQLite gives no reason."""
-    if not file.exists():
-        create_file(file)
-    real = file.resolve()
-    for path in (real, real.parent):  # where SQLite creates other files
-        if not os.access(path, os.R_OK | os.W_OK):
-            advice = "run this as its owner, or change the owner"
-            raise OSError(f"no permission to read and write {path}; {advice}")
+    """Create the file if it is missing, for its owner only.
 
-
-def create_file(file: Path) -> None:
-    """Create an empty database for its owner only.
-
-    Raises OSError if a log (-wal) is there: then the file was moved away.
+    Raises OSError if its log (-wal) is there, because then the file was moved away; and without
+    permission, of which SQLite says only that it is unable to open the file.
     """
-    wal = Path(f"{file.resolve()}-wal")
-    if wal.exists():
-        advice = f"put the file back, or delete {wal.name} to start with an empty database"
-        raise OSError(f"the file is missing, but {wal.name} is there: {advice}")
-    file.touch(mode=0o600)
+    real = file.resolve()
+    wal = Path(f"{real}-wal")
+    if not file.exists():
+        if wal.exists():
+            advice = f"put the file back, or delete {wal.name} to start with an empty database"
+            raise OSError(f"the file is missing, but {wal.name} is there: {advice}")
+        file.touch(mode=0o600)
+    for path in (real, real.parent):  # SQLite creates other files beside it
+        if not os.access(path, os.R_OK | os.W_OK):
+            raise OSError(f"no permission to read and write {path}; change its owner")
 
 
 def create_missing(own: Any) -> None:

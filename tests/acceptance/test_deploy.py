@@ -192,8 +192,8 @@ def test_files_of_the_image_serve_and_are_healthy(tmp_path: Path) -> None:
 class TestUnit:
     def test_documented_commands_make_and_restore_a_backup(self, tmp_path: Path) -> None:
         """With a `sudo` that changes no user, and a `systemctl` that does nothing."""
-        _, create, backup, _, restore = written("deploying.md", "systemd")
-        alias, _ = create.splitlines()
+        _, commands, _, restore = written("deploying.md", "systemd")
+        alias, create, backup = commands.splitlines()
         programs, data = tmp_path / "bin", tmp_path / "data"
         for folder in (programs, data):
             folder.mkdir()
@@ -210,11 +210,9 @@ class TestUnit:
             ours = ours.replace("/var/lib/demo-service", str(data))
             return bash(f"shopt -s expand_aliases\n{ours}", tmp_path, env)
 
-        paste(f"{create.strip()} --password-stdin <<< 'long enough words'")
-        paste(f"{alias}\n{backup}")
+        paste(f"{alias}\n{create} --password-stdin <<< 'long enough words'\n{backup}")
         assert len(list(data.glob("backup-*.db"))) == 1, "where the unit's user may write"
-        paste(f"{alias}\ndemo user delete ada")
-        paste(restore)
+        paste(f"{alias}\ndemo user delete ada\n{restore}")
         assert "ada@example.com" in paste(f"{alias}\ndemo user list")
 
     def test_systemd_finds_no_mistake(self, tmp_path: Path) -> None:
