@@ -16,6 +16,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import gevent
+from gevent.socket import wait_write
 from simple_websocket import ConnectionClosed, Server
 from wsproto import events
 from wsproto.frame_protocol import FrameProtocol
@@ -115,7 +116,7 @@ class WebSocket:
         self.code = 0  # with which the connection closes; 0 while it is open
         self._sock, self._protocol = server.sock, server.ws
         server.connected = False  # or flask-sock would send a close frame, too
-        self._unsent = b""  # what the kernel has not taken yet; empty unless `_flush` is waiting
+        self._unsent = b""  # what the kernel has not taken yet
         self._awaits_pong = False
         self._ping_deadline = time.monotonic() + PING_SECONDS  # for the next ping, or its pong
         # Frames may have come in the packet of the handshake, which gunicorn has read: this takes
@@ -157,7 +158,8 @@ class WebSocket:
     def push(self, data: bytes) -> None:
         """Send a frame; a client whose connection does not take all of it at once is lost."""
         if not self.code:
-            self._queue(data)
+            with suppress(OSError):
+                self._write(data)
             if self._unsent:
                 self.close(CloseCode.ABNORMAL)
 
@@ -168,9 +170,10 @@ class WebSocket:
         self.code = code
         if code == CloseCode.ABNORMAL:
             self._cut()
-        else:
-            self._queue(self._protocol.send(events.CloseConnection(code)))
-            gevent.spawn_later(CLOSE_SECONDS, self._cut)
+            return
+        with suppress(OSError):
+            self._write(self._protocol.send(events.CloseConnection(code)))
+        gevent.spawn_later(CLOSE_SECONDS, self._cut)
 
     def finish(self) -> int:
         """Wait until the client has closed its side; returns the code.
@@ -183,64 +186,56 @@ class WebSocket:
 
     def _flush(self, data: bytes = b"") -> None:
         """Wait until the kernel has taken everything, or the client is lost."""
-        self._unsent += data
-        self._sock.settimeout(STALLED_SECONDS)
         try:
+            self._write(data)
             while self._unsent:
-                sent = self._sock.send(self._unsent)
-                self._unsent = self._unsent[sent:]  # `close` may have added a frame while it waited
+                wait_write(self._sock.fileno(), STALLED_SECONDS)
+                self._write()
         except OSError:
             self.close(CloseCode.ABNORMAL)
 
-    def _queue(self, data: bytes) -> None:
-        """Write what the kernel takes at once; a `_flush` that is waiting writes the rest."""
-        is_flushing = bool(self._unsent)
+    def _write(self, data: bytes = b"") -> None:
+        """Write as much as the kernel takes at once; what other greenlets write stays in order."""
         self._unsent += data
-        if not is_flushing:
-            self._write()
-
-    def _write(self) -> None:
-        with suppress(OSError):  # gevent has made the descriptor non-blocking
+        with suppress(BlockingIOError):  # gevent has made the descriptor non-blocking
             self._unsent = self._unsent[os.write(self._sock.fileno(), self._unsent) :]
 
     def _cut(self) -> None:
-        """End the connection; `recv` or `send`, if one of them waits, raises an OSError."""
-        self._write()
+        """End the connection; if its greenlet is waiting for it, that goes on with an OSError."""
         with suppress(OSError):
+            self._write()
             self._sock.shutdown(socket.SHUT_RDWR)
 
     def _events(self) -> Iterator[events.Event]:
-        while not self.code:
-            for event in self._protocol.events():
-                if isinstance(event, events.Ping):
-                    self._flush(self._protocol.send(event.response()))
-                if isinstance(event, events.Pong):
-                    self._awaits_pong = False
-                    self._ping_deadline = time.monotonic() + PING_SECONDS
-                yield event
-                gevent.sleep(TURN_SECONDS)
-                if self.code:
-                    return
-            # None: the client has left, for which wsproto makes a CloseConnection.
-            self._protocol.receive_data(self._read() or None)
+        with suppress(OSError):
+            while not self.code:
+                for event in self._protocol.events():
+                    if isinstance(event, events.Ping):
+                        self._flush(self._protocol.send(event.response()))
+                    if isinstance(event, events.Pong):
+                        self._awaits_pong = False
+                        self._ping_deadline = time.monotonic() + PING_SECONDS
+                    yield event
+                    gevent.sleep(TURN_SECONDS)
+                    if self.code:
+                        return
+                # None: the client has left, for which wsproto makes a CloseConnection.
+                self._protocol.receive_data(self._read() or None)
+        self.close(CloseCode.ABNORMAL)
 
     def _read(self) -> bytes:
-        """Read, and ping the client every PING_SECONDS; empty if it has left, or sends no pong."""
+        """Read, and ping the client every PING_SECONDS; raises TimeoutError without a pong."""
         while not self.code:
-            left = self._ping_deadline - time.monotonic()
-            if left <= 0 and self._awaits_pong:
-                break
-            if left <= 0:
+            if (left := self._ping_deadline - time.monotonic()) > 0:
+                with suppress(TimeoutError):
+                    self._sock.settimeout(left)
+                    return bytes(self._sock.recv(READ_BYTES))
+            elif self._awaits_pong:
+                raise TimeoutError
+            else:
                 self._flush(self._protocol.send(events.Ping()))
-                self._awaits_pong, left = True, STALLED_SECONDS
-                self._ping_deadline = time.monotonic() + left
-            try:
-                self._sock.settimeout(left)
-                return bytes(self._sock.recv(READ_BYTES))
-            except TimeoutError:
-                continue
-            except OSError:
-                break
+                self._awaits_pong = True
+                self._ping_deadline = time.monotonic() + STALLED_SECONDS
         return b""
 
 
