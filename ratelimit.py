@@ -14,7 +14,7 @@ UNITS = {"second": 1, "minute": 60, "hour": 3600, "day": 86400}
 UNIT_NAMES = {seconds: unit for unit, seconds in UNITS.items()}
 QUOTA = re.compile(rf"([a-z][a-z0-9_-]{{0,31}})=([1-9][0-9]{{0,11}})/({'|'.join(UNITS)})")
 DEFAULT_TIER = "free"
-CLOCK_SKEW = 60  # seconds by which clocks may differ; see Usage.within
+CLOCK_SKEW = 60  # seconds by which clocks may differ; see Quota.window_ends
 
 
 class Quota(NamedTuple):
@@ -107,7 +107,7 @@ class Limiter:
     def hit(self, key: str, quota: Quota, stored: Usage = NOTHING) -> Allowance:
         """Count a request if the window's allowance is not used up."""
         now = self._clock()
-        usage = self._usage(key, stored).within(quota, now)
+        usage = self.usage(key, stored).within(quota, now)
         accepted = usage.used < quota.limit
         if accepted:
             request = Usage(1, usage.reset, 1)
@@ -115,10 +115,6 @@ class Limiter:
             usage = usage.plus(request)
         return usage.allowance(quota, now, accepted)
 
-    def peek(self, key: str, quota: Quota, stored: Usage = NOTHING) -> Allowance:
-        """What is left of the window; counts nothing."""
-        now = self._clock()
-        return self._usage(key, stored).within(quota, now).allowance(quota, now, False)
-
-    def _usage(self, key: str, stored: Usage) -> Usage:
+    def usage(self, key: str, stored: Usage) -> Usage:
+        """What is stored, plus what has been counted."""
         return stored.plus(self.counted[key]) if key in self.counted else stored

@@ -11,7 +11,7 @@ from collections import Counter
 from contextlib import nullcontext, suppress
 from typing import Any
 
-from peewee import OperationalError, PostgresqlDatabase
+from peewee import OperationalError, PostgresqlDatabase, chunked
 from psycopg import Connection, Error
 from psycopg.conninfo import conninfo_to_dict
 from psycopg_pool import ConnectionPool, TooManyRequests
@@ -19,7 +19,7 @@ from psycopg_pool import ConnectionPool, TooManyRequests
 from models import HOUR, now
 from ratelimit import Allowance, Quota, Usage
 from storage.outage import REQUEST_SECONDS, OncePerMinute, waiting
-from storage.store import Store, parts
+from storage.store import MAX_ROWS, Store
 
 ANSWER_SECONDS = 0.5  # how long the answer to a statement may take
 CONNECT_SECONDS = 2  # the time to connect to each address; the least that libpq allows
@@ -157,7 +157,7 @@ class PageDatabase(CommandDatabase):
 class KeyStore(Store):
     """A Store that any number of processes share."""
 
-    lost = "are missing in the chart"
+    not_saved = "are missing in the chart"
     last_seconds = 0  # an attempt takes up to a second itself
 
     def __init__(self, url: str) -> None:
@@ -170,7 +170,7 @@ class KeyStore(Store):
         end, ahead = quota.window_ends(moment)
         values = {"id": key_id, "end": end, "ahead": ahead}
         values |= {"now": int(moment), "limit": quota.limit}
-        for row in self._run(HIT, values):
+        for row in self._execute(HIT, values):
             self._chart[key_id] += 1
             return Usage(*row).allowance(quota, moment, True)
         key = self._look_up(key_id)  # and the same moment: the window may have turned since
@@ -182,9 +182,11 @@ class KeyStore(Store):
             return
         moment, chart, self._chart = now(), self._chart, Counter()
         try:
-            for ids in parts(sorted(chart)):  # in one order in all processes, so without deadlock
+            for ids in chunked(
+                sorted(chart), MAX_ROWS
+            ):  # in one order in all processes, so without deadlock
                 hour, counts = moment - moment % HOUR, [chart[key_id] for key_id in ids]
-                self._run(ADD_HOUR, (hour, ids, counts), most=ANSWER_SECONDS)
+                self._execute(ADD_HOUR, (hour, ids, counts), most=ANSWER_SECONDS)
                 for key_id in ids:
                     del chart[key_id]
         finally:
@@ -195,10 +197,10 @@ class KeyStore(Store):
         super().close()
         self._pool.close(timeout=0)
 
-    def _ask(self, query: str, *values: object) -> list[Any]:
-        return self._run(query.replace("?", "%s"), values)
+    def _query(self, query: str, *values: object) -> list[Any]:
+        return self._execute(query.replace("?", "%s"), values)
 
-    def _run(self, query: str, values: Any, most: float = REQUEST_SECONDS) -> list[Any]:
+    def _execute(self, query: str, values: Any, most: float = REQUEST_SECONDS) -> list[Any]:
         """The rows; waits for a connection for so many seconds at most."""
         try:
             connection = take(self._pool, most)

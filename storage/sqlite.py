@@ -14,7 +14,7 @@ from peewee import OperationalError, SqliteDatabase
 from playhouse.pool import PooledSqliteDatabase
 
 from models import HOUR, ApiKey, now
-from ratelimit import Allowance, Limiter, Quota
+from ratelimit import Allowance, Limiter, Quota, Usage
 from storage.store import Store
 
 SAVE = """UPDATE api_key SET total = total + ?,
@@ -70,8 +70,8 @@ class KeyStore(Store):
         key = self.find(key_id)
         return key and self._limiter.hit(key_id, quota, key.usage)
 
-    def peek(self, key: ApiKey, quota: Quota) -> Allowance:
-        return self._limiter.peek(key.id, quota, key.usage)
+    def usage_of(self, key: ApiKey) -> Usage:
+        return self._limiter.usage(key.id, key.usage)
 
     def save(self) -> None:
         """A request counts for the hour in which it is saved."""
@@ -93,7 +93,7 @@ class KeyStore(Store):
         super().close()
         self._database.close()
 
-    def _ask(self, query: str, *values: object) -> list[Any]:
+    def _query(self, query: str, *values: object) -> list[Any]:
         with peewee_errors():  # peewee's own end before the rows are read
             return self._database.execute_sql(query, values).fetchall()
 

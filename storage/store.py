@@ -2,20 +2,20 @@
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from time import monotonic, time
 from typing import Any
 
 import gevent
-from peewee import PeeweeException
+from peewee import PeeweeException, chunked
 
 from models import CHART_HOURS, HOUR, ApiKey, User, now
-from ratelimit import Allowance, Quota
+from ratelimit import Allowance, Quota, Usage
 from storage.outage import one_line
 
 log = logging.getLogger(__name__)
 
-KNOWN_SECONDS = 0.5  # how long a row that was found is remembered
+CACHE_SECONDS = 0.5  # how long a row that was found is remembered
 # How many rows a query names at most; SQLite before 3.32 allows 999. After each save, so many old
 # rows are deleted, which takes 5 ms. That is 1,000 a second; a million keys in use make 280.
 MAX_ROWS = 500
@@ -31,11 +31,11 @@ OWNER = f"""SELECT "user".id, username, email, "user".created_at, count(*)
 class Store(ABC):
     """Keys and counts; each method may raise PeeweeException.
 
-    It has connections of its own, so it never waits for those of pages. What it knows of a key is
-    never older than KNOWN_SECONDS and one query.
+    It has connections of its own, so it never waits for those of pages. A cached row is at most
+    CACHE_SECONDS old, plus one query.
     """
 
-    lost = "could not be saved"  # what it means that the last save has failed
+    not_saved = "could not be saved"  # what it means that the last save has failed
     last_seconds = 1  # how long it is tried again
 
     def __init__(self) -> None:
@@ -48,18 +48,18 @@ class Store(ABC):
         """
         if monotonic() > self._forget_at:
             self.forget()
-        known = self._known  # which `forget` replaces: a query that began before is not remembered
-        if key_id not in known and (key := self._look_up(key_id)):
-            known[key_id] = key
-        return known.get(key_id)
+        rows = self._rows  # which `forget` replaces: a query that began before is not remembered
+        if key_id not in rows and (key := self._look_up(key_id)):
+            rows[key_id] = key
+        return rows.get(key_id)
 
     def forget(self) -> None:
         """Look up every key again, because its row may have changed."""
-        self._known: dict[str, ApiKey] = {}  # by id
-        self._forget_at = monotonic() + KNOWN_SECONDS
+        self._rows: dict[str, ApiKey] = {}  # by id
+        self._forget_at = monotonic() + CACHE_SECONDS
 
     def _look_up(self, key_id: str) -> ApiKey | None:
-        for row in self._ask(FIND, key_id):
+        for row in self._query(FIND, key_id):
             return ApiKey(**dict(zip(COLUMNS, row, strict=True)))
         return None
 
@@ -68,13 +68,17 @@ class Store(ABC):
         """Count a request if the window's allowance is not used up; None if the key is deleted."""
 
     def peek(self, key: ApiKey, quota: Quota) -> Allowance:
-        """What is left of the window, as a row says that was just read; counts nothing."""
+        """What is left of the window for a key that was just read; counts nothing."""
         moment = time()
-        return key.usage.within(quota, moment).allowance(quota, moment, False)
+        return self.usage_of(key).within(quota, moment).allowance(quota, moment, False)
+
+    def usage_of(self, key: ApiKey) -> Usage:
+        """What has been used of a key whose row was just read."""
+        return key.usage
 
     def owner(self, key: ApiKey) -> tuple[User, int] | None:
         """The key's user, and how many valid keys they have; None if the key has just ended."""
-        for *columns, count in self._ask(OWNER, now(), key.user_id):
+        for *columns, count in self._query(OWNER, now(), key.user_id):
             names = ("id", "username", "email", "created_at")
             return User(**dict(zip(names, columns, strict=True))), count
         return None
@@ -82,9 +86,9 @@ class Store(ABC):
     def ended(self, key_ids: set[str]) -> set[str]:
         """Which of these keys have ended."""
         live = set[str]()
-        for some in parts(list(key_ids)):
-            query = f"SELECT id FROM api_key WHERE {ApiKey.VALID} AND id IN ({places(some)})"
-            live |= {key_id for (key_id,) in self._ask(query, now(), *some)}
+        for some in chunked(key_ids, MAX_ROWS):
+            query = f"SELECT id FROM api_key WHERE {ApiKey.VALID} AND id IN ({placeholders(some)})"
+            live |= {key_id for (key_id,) in self._query(query, now(), *some)}
         return key_ids - live
 
     @abstractmethod
@@ -97,14 +101,14 @@ class Store(ABC):
     def delete_old_rows(self) -> None:
         """Delete some hours of more than a day ago, and some keys that have expired."""
         query = "SELECT hour, key_id FROM hourly_usage WHERE hour < ? ORDER BY hour LIMIT ?"
-        if hours := self._ask(query, now() - (CHART_HOURS + 1) * HOUR, MAX_ROWS):
+        if hours := self._query(query, now() - (CHART_HOURS + 1) * HOUR, MAX_ROWS):
             oldest = hours[0][0]
             ids = [key_id for hour, key_id in hours if hour == oldest]
-            query = f"DELETE FROM hourly_usage WHERE hour = ? AND key_id IN ({places(ids)})"
-            self._ask(query, oldest, *ids)
+            query = f"DELETE FROM hourly_usage WHERE hour = ? AND key_id IN ({placeholders(ids)})"
+            self._query(query, oldest, *ids)
         query = "SELECT id FROM api_key WHERE expires_at <= ? LIMIT ?"
-        if keys := [key_id for (key_id,) in self._ask(query, now(), MAX_ROWS)]:
-            self._ask(f"DELETE FROM api_key WHERE id IN ({places(keys)})", *keys)
+        if keys := [key_id for (key_id,) in self._query(query, now(), MAX_ROWS)]:
+            self._query(f"DELETE FROM api_key WHERE id IN ({placeholders(keys)})", *keys)
 
     def close(self) -> None:
         """Save what is left, and close the database."""
@@ -115,19 +119,14 @@ class Store(ABC):
                 return None
             except PeeweeException as error:
                 if monotonic() > deadline:
-                    return log.error("the last requests %s: %s", self.lost, one_line(error))
+                    return log.error("the last requests %s: %s", self.not_saved, one_line(error))
             gevent.sleep(0.1)
 
     @abstractmethod
-    def _ask(self, query: str, *values: object) -> list[Any]:
+    def _query(self, query: str, *values: object) -> list[Any]:
         """The rows that answer a query, in which ? stands for a value."""
 
 
-def places(values: Collection[object]) -> str:
-    """A place in a query for each of the values."""
+def placeholders(values: Collection[object]) -> str:
+    """A placeholder in a query for each of the values."""
     return ", ".join("?" * len(values))
-
-
-def parts(values: list[str]) -> Iterator[list[str]]:
-    """The values, at most MAX_ROWS at a time."""
-    return (values[start : start + MAX_ROWS] for start in range(0, len(values), MAX_ROWS))
