@@ -37,8 +37,7 @@ def register(app: Service) -> None:
     # Ports share cookies, so other programs on localhost may have one that is named `session`.
     app.config.update(SESSION_COOKIE_NAME="demo_service", SESSION_COOKIE_SAMESITE="Lax")
     app.jinja_env.trim_blocks = app.jinja_env.lstrip_blocks = True
-    filters = {"number": "{:,}".format, "date_time": date_time, "display": display}
-    app.jinja_env.filters |= filters
+    app.jinja_env.filters |= {"number": "{:,}".format, "date_time": date_time, "display": display}
     app.jinja_env.globals |= {"models": models, "settings": app.settings, "units": UNIT_NAMES}
     for name in ("openapi", "asyncapi"):  # of which the console is made
         app.jinja_env.globals[name] = json.loads((HERE / "docs" / f"{name}.json").read_text())

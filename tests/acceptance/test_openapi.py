@@ -1,18 +1,15 @@
-"""openapi.json and asyncapi.json against the service, by fuzzing and a generated client."""
+"""openapi.json against the service, by fuzzing and a generated client."""
 
-import json
 import os
 import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from documents import ASYNCAPI, blocks, section
+from documents import blocks, section
 from paths import TEST
-from rawsocket import TEXT, RawSocket, frame
 from serving import REPOSITORY, Server
 
 PATH = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
@@ -49,23 +46,3 @@ def test_a_generated_python_client_works(server: Server, server_key: str, tmp_pa
     called = run(sys.executable, "-c", f"{given}{python}{call}", cwd=tmp_path)
     assert "WARNING" not in printed.upper()
     assert "requests_remaining=" in called
-
-
-def test_messages_of_sockets_are_as_described(server: Server, server_key: str) -> None:
-    jsonschema = pytest.importorskip("jsonschema", reason="jsonschema is not installed")
-    document = json.loads(ASYNCAPI)
-    echo, clock = (document["channels"][name]["address"] for name in ("echo", "time"))
-    messages = document["components"]["messages"]
-
-    def check(payload: Any, message: str) -> None:
-        jsonschema.Draft7Validator(messages[message]["payload"]).validate(payload)
-
-    for name, message in messages.items():
-        for example in message["examples"]:
-            check(example["payload"], name)
-    with RawSocket(server.port) as one, RawSocket(server.port) as other:
-        one.open(echo).send(frame(TEXT, b"hello"))
-        check(one.frame().json(), "echo")
-        other.open(f"{clock}?api_key={server_key}")
-        check(other.frame().json(), "auth_success")
-        check(other.frame().json(), "time_update")
