@@ -172,6 +172,12 @@ def test_what_is_left_is_told_and_nothing_counted(store: Store, new_id: NewId) -
 def test_store_model_and_condition_agree_which_keys_have_ended(store: Store, new_id: NewId) -> None:
     live = {new_id(), new_id(expires_at=models.now() + 60), new_id(rotated_at=1)}
     ended = {new_id(expires_at=models.now()), "deleted!"}
+    many = [
+        {"user": 1, "name": "ci", "type": "", "digest": "", "id": f"{n:08}"} for n in range(600)
+    ]
+    with models.database.connection_context():
+        ApiKey.insert_many(many).execute()
+    live |= {str(key["id"]) for key in many}  # more than one query takes
     assert store.ended(live | ended) == ended
     with models.database.connection_context():
         keys = list(ApiKey.select())
