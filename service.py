@@ -31,9 +31,9 @@ class Service(Flask):
         self.secret_key = settings.secret_key
         self.before_request(check_request)
         static, docs = {"folder": "web/static"}, {"folder": "docs"}
-        self.add_url_rule("/static/<path:filename>", "static", self.send, defaults=static)
+        self.add_url_rule("/static/<path:filename>", "static", self.serve_file, defaults=static)
         descriptions = "/<any('openapi.json', 'asyncapi.json'):filename>"
-        self.add_url_rule(descriptions, "description", self.send, defaults=docs)
+        self.add_url_rule(descriptions, "description", self.serve_file, defaults=docs)
         self.url_map.merge_slashes = False  # or it would redirect to whatever Host was sent
 
     def wsgi_app(self, environ: dict[str, Any], start_response: Any) -> Any:
@@ -48,7 +48,7 @@ class Service(Flask):
         under_api = f"{environ['PATH_INFO'].lstrip('/')}/".startswith("api/")  # as Flask reads it
         return super().wsgi_app(environ, start if under_api else start_response)
 
-    def send(self, folder: str, filename: str) -> Response:
+    def serve_file(self, folder: str, filename: str) -> Response:
         """Send a file that every origin may read."""
         response = send_from_directory(HERE / folder, filename)
         response.headers["Access-Control-Allow-Origin"] = "*"

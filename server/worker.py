@@ -1,4 +1,4 @@
-"""The gunicorn worker: fair turns for all connections, bounds on a request, and what a stop saves.
+"""The gunicorn worker: fair turns for all connections, and bounds on what a request may cost.
 
 The code that relies on internals of gunicorn 27.0 and gevent 26.9 is listed in docs/design.md, with
 the tests that fail when one of them changes.

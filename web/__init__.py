@@ -50,15 +50,15 @@ def console() -> str:
 
 
 @bp.before_request
-def prepare() -> None:
+def before_page() -> None:
     """Check the form, and find out who is logged in, before a view is called."""
     receive_form()
     sessions.load_user()
 
 
 @bp.after_app_request
-def finish(response: Response) -> Response:
-    """Add security headers to everything but the API."""
+def add_security_headers(response: Response) -> Response:
+    """The API has headers of its own."""
     if is_api():
         return response
     response.headers.update(SECURITY_HEADERS)
