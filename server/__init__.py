@@ -1,1 +1,1 @@
-"""How the service is served: the gunicorn worker, its background, its log, the checks at a start."""
+"""How the service is served: the gunicorn worker, its tasks, its log, and the checks at a start."""
