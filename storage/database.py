@@ -15,10 +15,6 @@ from storage import sqlite
 from storage.outage import one_line
 from storage.store import Store
 
-# For a transaction of PostgreSQL: its COMMIT waits for the disk, whatever was set for the session.
-# On a Citus cluster, it may change "user", which all nodes have, after the keys.
-ON_DISK = "set_config('synchronous_commit', 'on', true)"
-USERS_AFTER_KEYS = "set_config('citus.multi_shard_modify_mode', 'sequential', true)"
 # In PostgreSQL, processes that start at the same time create the tables one after another. While a
 # new column waits for a table that is in use, all requests wait behind it, so it may not wait long.
 ONE_AT_A_TIME = "SELECT pg_advisory_xact_lock(20261121)"
@@ -63,11 +59,9 @@ def transaction(user_id: int | None = None) -> Iterator[None]:
 
     Transactions with the id of the same user run one after another, as all do with SQLite.
     """
-    with database.connection_context(), database.atomic():
-        if isinstance(database.obj, PostgresqlDatabase):
-            database.execute_sql(f"SELECT {ON_DISK}, {USERS_AFTER_KEYS}")
-            if user_id is not None:  # locks the row
-                User.update(id=User.id).where(User.id == user_id).execute()
+    with database.connection_context(), database.transaction():
+        if isinstance(database.obj, PostgresqlDatabase) and user_id is not None:  # locks the row
+            User.update(id=User.id).where(User.id == user_id).execute()
         yield
 
 

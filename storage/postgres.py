@@ -29,6 +29,10 @@ MAX_WAITING = 500  # requests that wait for a connection, or that have given up:
 # A statement that was given up ends on the server, too, and does not keep its connection there.
 SESSION = f"set_config('statement_timeout', '{int(1000 * ANSWER_SECONDS)}', false)"
 NO_SYNC = ", set_config('synchronous_commit', 'off', false)"  # no count waits for the disk
+# A COMMIT waits for the disk, whatever was set for the session. On a Citus cluster, a transaction
+# may change "user", which all nodes have, after the keys.
+BEGIN = """BEGIN; SET LOCAL synchronous_commit = on;
+    SET LOCAL citus.multi_shard_modify_mode = sequential"""
 GOES_ON = "reset IN (%(end)s, %(ahead)s)"  # as in Usage.within
 USED = f"1 + CASE WHEN {GOES_ON} THEN used ELSE 0 END"
 HIT = f"""UPDATE api_key SET total = total + 1, used = {USED}, last_used_at = %(now)s,
@@ -64,15 +68,16 @@ def connection_pool(url: str, size: int, session: str) -> ConnectionPool[TimedCo
     """A pool that has to be opened. Which promise each of its options serves:
 
     - `connection_class`: no request hangs, and none waits for longer than REQUEST_SECONDS in all.
-    - `kwargs`: of several hosts, the primary is used. Each statement is a transaction of its own.
-    - `configure`: what was given up takes no connection of the server; poolers may be in between.
+    - `kwargs`: the primary of several hosts is used; a hit is one round trip, without a COMMIT.
+    - `configure`: a statement that was given up takes no connection of the server for long, and
+      poolers work.
     - `min_size`, `max_idle`: an idle process has no connection after a minute. Of at most seven,
       one is closed every SHRINK_SECONDS.
     - `max_size`: a process uses at most ten connections.
     - `max_waiting`: memory does not grow in an outage.
-    - `reconnect_timeout`: only requests make it connect, so an idle process does not. They do so at
-      once: with more than 0, attempts would become rare in an outage, and delay the end of it.
-    - `open`: no thread is started before gunicorn forks, where it would not survive.
+    - `reconnect_timeout`: hits are served within 5 s after an outage. With more than 0, psycopg
+      would try to connect ever more rarely, and also while nothing asks for a connection.
+    - `open`: no thread is started before gunicorn forks, after which it would be missing.
     """
 
     def configure(connection: TimedConnection) -> None:
@@ -127,6 +132,10 @@ class CommandDatabase(PostgresqlDatabase):
 
     def __init__(self, url: str) -> None:
         super().__init__(url, autoconnect=False, prefer_psycopg3=True, **options(url))
+
+    def begin(self, isolation_level: Any = None) -> None:
+        """Begin a transaction, in one round trip."""
+        self.execute_sql(BEGIN)
 
 
 class PageDatabase(CommandDatabase):

@@ -65,7 +65,7 @@ def test_no_query_of_pages_commands_and_background_scans(
             if re.match("SELECT|INSERT|UPDATE|DELETE", sql)
             for row in other.execute(f"EXPLAIN QUERY PLAN {sql}", values)
         }
-    assert len(queries) > 30
+    assert len(queries) >= 30
     assert max(map(len, queries.values())) <= 999, "more than SQLite allows before 3.32"
     assert not [step for step in steps if re.match("SCAN (?!CONSTANT)", step[1])]
     conditions = {step.rpartition("(")[2].rstrip(")") for _, step in steps if "SEARCH" in step}

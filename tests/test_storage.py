@@ -484,6 +484,19 @@ def test_chart_is_saved_with_the_next_save_that_succeeds(store: Store, new_id: N
 
 
 @in_postgres
+def test_last_save_is_tried_once(
+    store: Store, new_id: NewId, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Without it, only the chart lacks a second, and a stop goes on."""
+    assert store.hit(new_id(), LONG)
+    by_hand_only("DROP TABLE hourly_usage")
+    began = time.monotonic()
+    store.close()
+    assert time.monotonic() - began < patience(0.5)
+    assert "the last requests are missing in the chart" in caplog.text
+
+
+@in_postgres
 def test_deleted_key_is_a_bad_key(store: Store, new_id: NewId, place: Settings) -> None:
     deleted, kept = new_id(), new_id()
     key = store.find(deleted)
