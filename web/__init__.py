@@ -12,7 +12,7 @@ import models
 from ratelimit import UNIT_NAMES
 from rest.problems import is_api
 from rest.timestamps import date_time, display
-from service import Service
+from service import Service, current_service
 from settings import HERE
 from web import keys, profile, sessions
 from web.forms import receive_form
@@ -54,6 +54,14 @@ def before_page() -> None:
     """Check the form, and find out who is logged in, before a view is called."""
     receive_form()
     sessions.load_user()
+
+
+@bp.after_request
+def forget_keys(response: Response) -> Response:
+    """Let a change of a key hold from the next request on."""
+    if request.method == "POST":
+        current_service.store.forget()
+    return response
 
 
 @bp.after_app_request

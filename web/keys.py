@@ -40,8 +40,7 @@ def hourly_requests(user: User) -> dict[int, int]:
     this_hour = models.now() // HOUR * HOUR
     hours = range(this_hour - (CHART_HOURS - 1) * HOUR, this_hour + 1, HOUR)
     # By hour and key, as the index is: a condition on the user alone would read all rows of a day.
-    keys = ApiKey.select(ApiKey.id)
-    keys = keys.where(ApiKey.user == user, ApiKey.last_used_at >= hours[0])
+    keys = ApiKey.select(ApiKey.id).where(ApiKey.user == user, ApiKey.last_used_at >= hours[0])
     counts = HourlyUsage.select(HourlyUsage.hour, fn.SUM(HourlyUsage.requests))
     counts = counts.where(HourlyUsage.hour.in_(list(hours)), HourlyUsage.key_id.in_(keys))
     counts = counts.group_by(HourlyUsage.hour)
@@ -77,7 +76,7 @@ def rename_key(key_id: str) -> ResponseReturnValue:
     old, name = own_key(key_id).name, form_text("name")
     check_fields(name=name)
     api_keys.change_key(key_id, name=name)
-    return redirect_to_keys(f"The key “{old}” is now named “{name}”.")
+    return redirect_to("web.keys.security", f"The key “{old}” is now named “{name}”.")
 
 
 @bp.post("/keys/<key_id>/successor")
@@ -87,7 +86,6 @@ def rotate_key(key_id: str) -> ResponseReturnValue:
     with transaction():
         key, secret = api_keys.rotate_key(old, grace)
         throttle(NEW_KEYS, g.user.id)
-    current_service.store.forget()
     return render_template("key.html", key=key, secret=secret, old=old)
 
 
@@ -95,18 +93,11 @@ def rotate_key(key_id: str) -> ResponseReturnValue:
 def revoke_key(key_id: str) -> ResponseReturnValue:
     key = own_key(key_id)
     api_keys.revoke_key(key.id)
-    return redirect_to_keys(f"The key “{key.name}” is revoked.")
-
-
-def redirect_to_keys(message: str) -> ResponseReturnValue:
-    """Show this message after a change of a key, which requests see from now on."""
-    current_service.store.forget()
-    return redirect_to("web.keys.security", message)
+    return redirect_to("web.keys.security", f"The key “{key.name}” is revoked.")
 
 
 def own_key(key_id: str) -> ApiKey:
     """A valid key of the user; aborts with 404 if there is none with this id."""
-    is_own = ApiKey.id == key_id, ApiKey.user == g.user, ApiKey.valid()
     with models.database.connection_context():
-        key: ApiKey | None = ApiKey.get_or_none(*is_own)
+        key: ApiKey | None = g.user.keys.where(ApiKey.id == key_id, ApiKey.valid()).get_or_none()
     return key or abort(404, "You have no such key. It may have been revoked, or have expired.")

@@ -5,7 +5,6 @@ from flask.typing import ResponseReturnValue
 
 import accounts
 from models import Invalid, check_fields
-from service import current_service
 from web import keys
 from web.sessions import form_text, redirect_to, require_log_in, session_mark, show_errors_on
 
@@ -37,7 +36,6 @@ def delete_account() -> ResponseReturnValue:
     if not accounts.try_password(g.user, g.user.username, request.form.get("password", "")):
         raise Invalid(password="This is not your password.")
     accounts.delete(g.user)
-    current_service.store.forget()
     session.clear()
     return redirect_to("web.console", "Your account and its keys are deleted.")
 
