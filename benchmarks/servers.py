@@ -33,6 +33,7 @@ START_SECONDS = 30
 
 def arguments(doc: str, **numbers: int) -> argparse.Namespace:
     """What the command line says, where each of these numbers may be given."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that no server is left running
     parser = argparse.ArgumentParser(description=doc.splitlines()[0])
     parser.add_argument("--against", type=Path, metavar="DIR", help="another checkout")
     for name, default in numbers.items():
