@@ -22,7 +22,7 @@ class Service(Flask):
     json_provider_class = CompactJson
 
     def __init__(self, name: str, settings: Settings) -> None:
-        super().__init__(name, static_folder=None)
+        super().__init__(name, static_folder="web/static")
         self.settings = settings
         self.store = open_store(settings)
         sockets = min(settings.max_sockets, max_websockets())
@@ -30,10 +30,8 @@ class Service(Flask):
         self.throttles = Limiter()  # of forms
         self.secret_key = settings.secret_key
         self.before_request(check_request)
-        static, docs = {"folder": "web/static"}, {"folder": "docs"}
-        self.add_url_rule("/static/<path:filename>", "static", self.serve_file, defaults=static)
         descriptions = "/<any('openapi.json', 'asyncapi.json'):filename>"
-        self.add_url_rule(descriptions, "description", self.serve_file, defaults=docs)
+        self.add_url_rule(descriptions, "description", send_description)
         self.url_map.merge_slashes = False  # or it would redirect to whatever Host was sent
 
     def wsgi_app(self, environ: dict[str, Any], start_response: Any) -> Any:
@@ -48,12 +46,6 @@ class Service(Flask):
         under_api = f"{environ['PATH_INFO'].lstrip('/')}/".startswith("api/")  # as Flask reads it
         return super().wsgi_app(environ, start if under_api else start_response)
 
-    def serve_file(self, folder: str, filename: str) -> Response:
-        """Send a file that every origin may read."""
-        response = send_from_directory(HERE / folder, filename)
-        response.headers["Access-Control-Allow-Origin"] = "*"
-        return response
-
     def create_url_adapter(self, request: Request | None) -> MapAdapter | None:
         """Match without the host, on which no route depends: Python cannot decode every name."""
         if request is None:
@@ -65,6 +57,13 @@ class Service(Flask):
             scheme = scheme.replace("http", "ws")
         asked = (request.path, request.method, query)
         return MapAdapter(self.url_map, host, request.root_path, "", scheme, *asked)
+
+
+def send_description(filename: str) -> Response:
+    """A description of the API, which every origin may read."""
+    response = send_from_directory(HERE / "docs", filename)
+    response.headers["Access-Control-Allow-Origin"] = "*"
+    return response
 
 
 current_service = cast(Service, flask.current_app)

@@ -39,8 +39,9 @@ def test_file_that_a_client_has_is_not_sent_again(server: Server, path: str) -> 
         assert (again.status, "Content-Type" in again.headers) == (304, False)
         assert client.request(path, If_None_Match=changed).body == first.body
         assert client.request(path, "HEAD").headers.keys() == first.headers.keys()
-    assert {first.headers[name] for name in ("Cache-Control", CORS)} == {"no-cache", "*"}
-    assert again.headers[CORS] == "*"
+    assert first.headers["Cache-Control"] == "no-cache"
+    readable = "*" if path.endswith("api.json") else None
+    assert first.headers.get(CORS) == again.headers.get(CORS) == readable
 
 
 @pytest.mark.parametrize("path", ["/static/", "/static/../app.py", "/static/%2e%2e/app.py"])
