@@ -18,9 +18,10 @@ from werkzeug.test import create_environ
 
 from paths import ECHO
 from rawsocket import PING, TEXT, UPGRADE, RawSocket, frame
-from service import Service
+from service import Service, current_service
 from sockets import serve
 from ws.connection import SERVER_OPTIONS, CloseCode, WebSocket, plain_handshake
+from ws.connection import frame as text_frame
 from ws.open_sockets import Handler
 from ws.ticker import Ticker
 
@@ -147,9 +148,19 @@ def test_client_that_ignores_the_close_is_cut(
     served.get(timeout=5)
 
 
-def test_handler_that_returns_closes_1000(serving: Serving, peer: RawSocket) -> None:
-    serving(lambda ws: None)
+def test_handler_that_returns_closes_1000(serving: Serving, peer: RawSocket, app: Service) -> None:
+    served = serving(lambda ws: None)
     assert peer.frame().close_code == 1000
+    peer.sock.close()
+    served.get(timeout=5)
+    assert not app.sockets.open, "it would stay in memory"
+
+
+def test_what_a_ticker_sends_may_be_a_number_of_the_service(
+    serving: Serving, peer: RawSocket
+) -> None:
+    serving(Ticker(lambda: text_frame(number=len(current_service.sockets.open))).serve)
+    assert peer.frame().json() == {"number": 1}
 
 
 BUG = mock.Mock(side_effect=ZeroDivisionError)

@@ -207,35 +207,37 @@ class WebSocket:
             self._sock.shutdown(socket.SHUT_RDWR)
 
     def _events(self) -> Iterator[events.Event]:
-        with suppress(OSError):
-            while not self.code:
-                for event in self._protocol.events():
-                    if isinstance(event, events.Ping):
-                        self._flush(self._protocol.send(event.response()))
-                    if isinstance(event, events.Pong):
-                        self._awaits_pong = False
-                        self._ping_deadline = time.monotonic() + PING_SECONDS
-                    yield event
-                    gevent.sleep(TURN_SECONDS)
-                    if self.code:
-                        return
+        while not self.code:
+            for event in self._protocol.events():
+                if isinstance(event, events.Ping):
+                    self._flush(self._protocol.send(event.response()))
+                if isinstance(event, events.Pong):
+                    self._awaits_pong = False
+                    self._ping_deadline = time.monotonic() + PING_SECONDS
+                yield event
+                gevent.sleep(TURN_SECONDS)
+                if self.code:
+                    return
+            try:
                 # None: the client has left, for which wsproto makes a CloseConnection.
                 self._protocol.receive_data(self._read() or None)
-        self.close(CloseCode.ABNORMAL)
+            except OSError:
+                self.close(CloseCode.ABNORMAL)
 
     def _read(self) -> bytes:
         """Read, and ping the client every PING_SECONDS; raises TimeoutError without a pong."""
         while not self.code:
             if (left := self._ping_deadline - time.monotonic()) > 0:
-                with suppress(TimeoutError):
-                    self._sock.settimeout(left)
+                self._sock.settimeout(left)
+                try:
                     return bytes(self._sock.recv(READ_BYTES))
-            elif self._awaits_pong:
+                except TimeoutError:
+                    continue
+            if self._awaits_pong:
                 raise TimeoutError
-            else:
-                self._flush(self._protocol.send(events.Ping()))
-                self._awaits_pong = True
-                self._ping_deadline = time.monotonic() + STALLED_SECONDS
+            self._flush(self._protocol.send(events.Ping()))
+            self._awaits_pong = True
+            self._ping_deadline = time.monotonic() + STALLED_SECONDS
         return b""
 
 

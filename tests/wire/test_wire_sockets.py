@@ -86,7 +86,7 @@ class TestEcho:
             assert [client.frame().opcode for _ in range(2)] == [TEXT, PING]
             assert client.ended()
             assert time.monotonic() - answered > 2
-        assert server.log_lines(": 1006")
+        eventually(lambda: server.log_lines(": 1006"))
         assert "Traceback" not in server.log()
 
 
@@ -94,6 +94,7 @@ CLOSES = {  # what a client sends, and the code with which the server closes the
     "unmasked": (frame(TEXT, b"hi", masked=False), 1002),
     "not UTF-8": (frame(TEXT, b"\xff"), 1007),
     "binary": (frame(BINARY, b"hi"), 1003),
+    "binary before a ping": (frame(BINARY, b"hi") + frame(PING), 1003),
     "too big": (frame(TEXT, b"x" * (MAX_BYTES + 1)), 1009),
     "much too big": (frame(TEXT, b"x" * 20_000_000), 1009),
     "big pieces": (frame(TEXT, b"x" * MAX_BYTES, fin=False) + frame(CONTINUATION, b"y"), 1009),
