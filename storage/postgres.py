@@ -11,12 +11,13 @@ from collections import Counter
 from contextlib import nullcontext, suppress
 from typing import Any
 
+from gevent.lock import BoundedSemaphore
 from peewee import OperationalError, PostgresqlDatabase, chunked
 from psycopg import Connection, Error
 from psycopg.conninfo import conninfo_to_dict
 from psycopg_pool import ConnectionPool, TooManyRequests
 
-from models import HOUR, now
+from models import HOUR, ApiKey, now
 from ratelimit import Allowance, Quota, Usage
 from storage.outage import REQUEST_SECONDS, OncePerMinute, waiting
 from storage.store import MAX_ROWS, Store
@@ -25,6 +26,7 @@ ANSWER_SECONDS = 0.5  # how long the answer to a statement may take
 CONNECT_SECONDS = 2  # the time to connect to each address; the least that libpq allows
 SHRINK_SECONDS = 7  # between closing two idle connections of a pool
 KEYS, PAGES = 7, 3  # connections of each process
+LOOK_UPS = 3  # of these connections, for looking up keys; all others are left to hits
 MAX_WAITING = 500  # requests that wait for a connection, or that have given up: `take`
 # A statement that was given up ends on the server, too, and does not keep its connection there.
 SESSION = f"set_config('statement_timeout', '{int(1000 * ANSWER_SECONDS)}', false)"
@@ -102,7 +104,7 @@ def connection_pool(url: str, size: int, session: str) -> ConnectionPool[TimedCo
 
 
 def take(pool: ConnectionPool[TimedConnection], most: float) -> TimedConnection:
-    """A connection, within so many seconds; raises psycopg.Error.
+    """A connection, so that an answer may come within so many seconds; raises psycopg.Error.
 
     Until there is a connection, the pool keeps all requests that gave up waiting, with all that
     belongs to them. Once it has MAX_WAITING of them, it would not even try to connect.
@@ -110,7 +112,7 @@ def take(pool: ConnectionPool[TimedConnection], most: float) -> TimedConnection:
     pool.open()
     try:
         with waiting(most) as seconds:
-            return pool.getconn(seconds)
+            return pool.getconn(seconds - ANSWER_SECONDS)
     except TooManyRequests:
         pool.check()  # tries to connect
         raise
@@ -172,6 +174,7 @@ class KeyStore(Store):
     def __init__(self, url: str) -> None:
         super().__init__()
         self._pool = connection_pool(url, KEYS, SESSION + NO_SYNC)
+        self._look_ups = BoundedSemaphore(LOOK_UPS)
         self._chart = Counter[str]()  # requests of each key that are not in hourly_usage yet
 
     def hit(self, key_id: str, quota: Quota) -> Allowance | None:
@@ -182,8 +185,18 @@ class KeyStore(Store):
         for row in self._execute(HIT, values):
             self._chart[key_id] += 1
             return Usage(*row).allowance(quota, moment, True)
-        key = self._look_up(key_id)  # and the same moment: the window may have turned since
+        key = super()._look_up(key_id)  # and the same moment: the window may have turned since
         return key and key.usage.within(quota, moment).allowance(quota, moment, False)
+
+    def _look_up(self, key_id: str) -> ApiKey | None:
+        """Of many requests with the same key, the first looks it up for all."""
+        with waiting(REQUEST_SECONDS) as seconds:
+            if not self._look_ups.acquire(timeout=seconds - ANSWER_SECONDS):
+                raise OperationalError("too many keys are looked up at once")
+        try:
+            return self._rows.get(key_id) or super()._look_up(key_id)
+        finally:
+            self._look_ups.release()
 
     def save(self) -> None:
         """A request counts for the hour in which it is saved."""
@@ -195,7 +208,7 @@ class KeyStore(Store):
                 sorted(chart), MAX_ROWS
             ):  # in one order in all processes, so without deadlock
                 hour, counts = moment - moment % HOUR, [chart[key_id] for key_id in ids]
-                self._execute(ADD_HOUR, (hour, ids, counts), most=ANSWER_SECONDS)
+                self._execute(ADD_HOUR, (hour, ids, counts), most=2 * ANSWER_SECONDS)
                 for key_id in ids:
                     del chart[key_id]
         finally:
@@ -210,7 +223,7 @@ class KeyStore(Store):
         return self._execute(query.replace("?", "%s"), values)
 
     def _execute(self, query: str, values: Any, most: float = REQUEST_SECONDS) -> list[Any]:
-        """The rows; waits for a connection for so many seconds at most."""
+        """The rows, within so many seconds."""
         try:
             connection = take(self._pool, most)
             try:
