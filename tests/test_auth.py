@@ -100,6 +100,10 @@ def test_successor_goes_on_with_the_window(owner: User, clock: Clock) -> None:
     assert (stored.total, stored.reset, stored.used, stored.last_used_at) == (0, 8, 7, None)
     assert stored.expires_at == NOON + 900 + 1000, "the same lifetime"
     assert row(key).expires_at == NOON + 1000, "the grace makes no key last longer"
+    clock.now += 1000
+    with pytest.raises(Invalid, match="has ended"):
+        api_keys.rotate_key(stored)
+    assert not change(new, name="late")
 
 
 def test_each_column_of_a_key_is_inherited_or_not_on_purpose() -> None:

@@ -45,11 +45,11 @@ def test_total_goes_on_when_the_window_turns(limiter: Limiter, clock: Clock) -> 
     """Of what is stored, and of what is only counted."""
     stored = Usage(total=100, reset=NOON + 60, used=3)
     told = []
-    for _ in range(2):
-        told += [limiter.hit("ada", FIVE, stored)[2:4] + limiter.hit("ada", FIVE, stored)[5:]]
-        clock.now += 60
-    assert told == [(1, NOON + 60, 102), (4, NOON + 120, 104)]
-    assert limiter.counted == {"ada": Usage(4, NOON + 120, 2)}
+    for clock.now in (NOON, NOON, NOON + 60):
+        allowance = limiter.hit("ada", FIVE, stored)
+        told.append((allowance.total, allowance.remaining, allowance.reset))
+    assert told == [(101, 1, NOON + 60), (102, 0, NOON + 60), (103, 4, NOON + 120)]
+    assert limiter.counted == {"ada": Usage(3, NOON + 120, 1)}
 
 
 MISTAKES = [

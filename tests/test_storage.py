@@ -8,7 +8,7 @@ import sqlite3
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -329,12 +329,9 @@ def test_each_look_deletes_more_old_hours_than_a_million_keys_make_between_two(
 
 
 def rotated(key: ApiKey) -> bool:
-    try:
-        with transaction():
-            api_keys.rotate_key(key, 60)
-            return True
-    except Invalid:
-        return False
+    with suppress(Invalid), transaction():
+        return bool(api_keys.rotate_key(key, 60))
+    return False
 
 
 def test_of_rotations_at_once_one_makes_a_successor(place: Settings, new_id: NewId) -> None:
@@ -348,16 +345,23 @@ def test_of_rotations_at_once_one_makes_a_successor(place: Settings, new_id: New
         assert ApiKey.select().count() == 2
 
 
+def created(key: ApiKey) -> bool:
+    with suppress(Invalid):
+        return bool(api_keys.create_key(User(id=key.user_id), "ci"))
+    return False
+
+
 @in_postgres  # which lets others work meanwhile
-def test_two_rotations_at_once_do_not_both_make_the_last_key_of_a_user(
-    new_id: NewId, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("make", [rotated, created])
+def test_two_forms_at_once_do_not_both_make_the_last_key_of_a_user(
+    new_id: NewId, monkeypatch: pytest.MonkeyPatch, make: Callable[[ApiKey], bool]
 ) -> None:
     monkeypatch.setattr(api_keys, "MAX_KEYS", 3)
     with models.database.connection_context(), ThreadPoolExecutor(1) as thread:
         first, second = (ApiKey.get_by_id(new_id()) for _ in range(2))
         with models.database.atomic():
             assert rotated(first)
-            other = thread.submit(rotated, second)
+            other = thread.submit(make, second)
             wait([other], timeout=0.5)  # it has to wait for the end of this transaction
         assert not other.result()
 
