@@ -28,7 +28,7 @@ RULES = {  # what is accepted, and what is refused
         ],
     ),
     "password": (
-        ["a" * 10, "a" * 256, "        \u00e4 \U0001f511"],
+        ["a" * 10, "a" * 256, "        \u00e4\t\U0001f511"],
         ["", "a" * 9, "a" * 257, "\udcff" * 10],
     ),
     "name": (

@@ -29,7 +29,7 @@ def test_clock_set_back_opens_no_window(limiter: Limiter, clock: Clock, back: in
     assert limiter.hit("ada", FIVE) == (FIVE, False, 0, NOON + 60, 60 + back, 5)
 
 
-@pytest.mark.parametrize(("window", "ahead"), [(60, 121), (60, 86_400), (1, 3)])
+@pytest.mark.parametrize(("window", "ahead"), [(60, 121), (60, 86_400), (1, 3), (1, 60)])
 def test_clock_set_far_back_is_right(
     limiter: Limiter, clock: Clock, window: int, ahead: int
 ) -> None:

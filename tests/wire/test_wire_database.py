@@ -72,6 +72,7 @@ class TestSqlite:
             with writing(str(server.database), "BEGIN IMMEDIATE"):
                 answers = [server.ask(TEST, X_API_Key=key).status for _ in range(2)]
                 stopping = thread.submit(server.stop)
+                eventually(lambda: server.log_lines("Worker exiting"), what="the last save")
                 wait([stopping], timeout=0.5 if ends else None)
             status, seconds = stopping.result()
         assert answers == [200] * 2
