@@ -34,7 +34,7 @@ from serving import REPOSITORY, Server
 from storage.database import create_tables
 
 # Beside the defaults, tiers small enough to use up.
-TIERS = "free=1000/hour,pro=10000/hour,five=5/day,once=1/day"
+TIERS = "pro=10000/hour,free=1000/hour,five=5/day,once=1/day"
 
 StartServer = Callable[..., Server]
 NewKey = Callable[..., str]

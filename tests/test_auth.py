@@ -48,7 +48,9 @@ def other(character: str) -> str:
 
 
 @pytest.mark.parametrize(("type", "prefix"), [("production", "live"), ("development", "test")])
-def test_new_key_has_form_and_row(owner: User, clock: Clock, type: str, prefix: str) -> None:
+def test_new_key_has_form_and_row(
+    owner: User, find: Find, clock: Clock, type: str, prefix: str
+) -> None:
     made, key = api_keys.create_key(owner, "my ci", type, tier="pro", expires_at=NOON + 5)
     assert re.fullmatch(rf"sk_{prefix}_[0-9A-Za-z]{{8}}_[0-9A-Za-z]{{38}}", key)
     assert key == with_checksum(key)
@@ -58,6 +60,9 @@ def test_new_key_has_form_and_row(owner: User, clock: Clock, type: str, prefix: 
     assert about == (owner.id, "my ci", type, "pro")
     assert (stored.created_at, stored.expires_at) == (NOON, NOON + 5)
     assert api_keys.create_key(owner, "ci", type)[0].tier == "free"
+    assert find(key) == made
+    clock.now += 5
+    assert find(key) is None, "whenever its row is deleted"
 
 
 def test_two_keys_share_nothing_and_use_the_whole_alphabet(new_key: NewKey) -> None:

@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import re
 import secrets
 import sqlite3
 import stat
@@ -23,7 +22,7 @@ import models
 from commands.cli import KEY_COLUMNS
 from models import ApiKey, User
 from rows import change, count, row
-from serving import clean_environment, eventually, writing
+from serving import clean_environment, writing
 from settings import HERE, Settings
 from storage import sqlite
 
@@ -251,28 +250,6 @@ def test_key_that_cannot_be_printed_is_not_made(shell: Shell, key: str, command:
     assert (result.returncode, result.stderr.count("\n")) == (1, 1)
     assert "No space left on device" in result.stderr
     assert (count(), row(key).__data__) == (1, before)
-
-
-@pytest.mark.usefixtures("owner")
-def test_database_is_not_locked_while_a_key_waits_to_be_printed(config: Settings) -> None:
-    read, write = os.pipe()
-    os.set_blocking(write, False)
-    with contextlib.suppress(BlockingIOError):
-        while True:
-            os.write(write, bytes(4096))
-    os.set_blocking(write, True)
-    command = [sys.executable, "-m", "flask", "key", "create", "ada", "ci"]
-    env = clean_environment(DATABASE_URL=f"sqlite:///{config.database_url}")
-    with (
-        subprocess.Popen(command, cwd=HERE, env=env, stdout=write) as process,
-        open(read, "rb") as reader,
-    ):
-        os.close(write)
-        waits_in = Path(f"/proc/{process.pid}/wchan")
-        eventually(lambda: re.search("select|poll|pipe", waits_in.read_text()), 30)
-        with writing(str(config.database_url), "BEGIN IMMEDIATE"):
-            pass
-        assert row(reader.read().strip(b"\0").decode())
 
 
 def test_backup_is_whole_and_private_and_replaces_nothing(

@@ -11,7 +11,7 @@ from rest.clients import caller
 from settings import Settings
 
 FORWARDED = {
-    "X-Forwarded-Proto": "https",
+    "X-Forwarded-Proto": "http, https",
     "X-Forwarded-Host": "mallory.example",
     "X-Forwarded-Prefix": "/mallory",
     "Forwarded": "for=203.0.113.9;host=mallory.example",
@@ -41,10 +41,10 @@ def test_platform_gives_the_address(config: Settings, platform: str, spoofed: li
 
 def test_address_stays_if_a_router_is_missing(config: Settings) -> None:
     app = service.create_app(dataclasses.replace(config, proxy_hops=2))
-    app.add_url_rule("/seen", "seen", lambda: str(request.remote_addr))
+    app.add_url_rule("/seen", "seen", lambda: f"{request.remote_addr} {request.scheme}")
     for entries in ("", CLIENT):
-        seen = app.test_client().get("/seen", headers={"X-Forwarded-For": entries}).text
-        assert seen == "127.0.0.1"
+        headers = {"X-Forwarded-For": entries, "X-Forwarded-Proto": "https, gopher"}
+        assert app.test_client().get("/seen", headers=headers).text == "127.0.0.1 http"
 
 
 @pytest.mark.parametrize(

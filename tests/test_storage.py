@@ -4,11 +4,10 @@ PostgreSQL needs `pytest --postgres`; test_wire_postgres.py has what a client se
 """
 
 import secrets
-import sqlite3
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
-from contextlib import closing, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -364,27 +363,6 @@ def test_two_forms_at_once_do_not_both_make_the_last_key_of_a_user(
             other = thread.submit(make, second)
             wait([other], timeout=0.5)  # it has to wait for the end of this transaction
         assert not other.result()
-
-
-@in_sqlite
-def test_log_stays_near_4_mib_and_is_reused_after_a_long_reader(
-    store: Store, place: Settings, new_id: NewId
-) -> None:
-    key_id = new_id()
-
-    def mib_after_saves(count: int) -> float:
-        for _ in range(count):
-            store.hit(key_id, LONG._replace(limit=10**6))
-            store.save()
-        return Path(f"{place.sqlite}-wal").stat().st_size / 2**20
-
-    assert 3 < mib_after_saves(1000) < 5
-    with closing(sqlite3.connect(str(place.sqlite))) as reader:
-        reader.execute("BEGIN")
-        reader.execute("SELECT * FROM api_key").fetchall()
-        grown = mib_after_saves(1000)
-        assert grown > 5
-    assert mib_after_saves(1000) < grown + 1
 
 
 @in_sqlite

@@ -137,15 +137,3 @@ def test_node_that_was_away_serves_again_and_nothing_is_admitted_uncounted(
     assert {reply.status for reply in replies} == {200, 503}
     [(counted,)] = rows(server, "SELECT sum(total) FROM api_key")
     assert counted >= len(accepted(replies))
-
-
-def test_tables_of_which_one_is_distributed_count_exactly(
-    citus: CitusCluster, start_server: StartServer
-) -> None:
-    """By another column, or not at all: the limit holds."""
-    url = citus.new_database()
-    server = start_server(DATABASE_URL=url, WEB_CONCURRENCY="2", RATE_LIMITS="free=300/day")
-    Cluster.query(url, DISTRIBUTE[0])
-    Cluster.query(url, "SELECT create_distributed_table('hourly_usage', 'key_id')")
-    replies = Load(server.port, server.new_key(), connections=16, requests=600).join()
-    assert sorted(reply.remaining for reply in accepted(replies)) == list(range(300))

@@ -21,7 +21,7 @@ from commands.demo import refuse_used_port, welcome
 from models import User
 from paths import SECURITY, TEST
 from rawsocket import RawSocket, form_bytes
-from serving import Server, StartError, eventually, start_refusal
+from serving import Server, eventually, start_refusal
 from settings import SettingsError
 
 Demo = Callable[[], Server]
@@ -66,22 +66,6 @@ def test_first_start_prints_what_works_and_the_second_no_secret(demo: Demo) -> N
 
     again = demo().start()
     assert "sk_live_" not in again.log()
-
-
-def test_two_first_starts_at_once_print_one_key(demo: Demo) -> None:
-    """Each serves on its own port, or says in one line why not."""
-    servers, refused = [demo(), demo()], []
-    with ThreadPoolExecutor(2) as threads:
-        for starting in [threads.submit(server.start) for server in servers]:
-            try:
-                starting.result()
-            except StartError as error:
-                refused.append([line for line in error.output.splitlines() if "[INFO]" not in line])
-    printed = [key for server in servers for key in set(KEY.findall(server.log()))]
-    assert len(printed) == 1
-    assert servers[0].execute("SELECT username FROM user") == [("demo",)]
-    assert not [server.log() for server in servers if "Traceback" in server.log()]
-    assert all(len(lines) == 1 for lines in refused)
 
 
 @pytest.mark.parametrize("output", [in_ci(">&-"), ">/dev/full"])
