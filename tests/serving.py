@@ -6,6 +6,7 @@ import os
 import random
 import secrets
 import shlex
+import shutil
 import signal
 import socket
 import sqlite3
@@ -106,6 +107,16 @@ def working_tree(folder: Path) -> Path:
         git commit -q --allow-empty -m changes"""
     bash(script, folder)
     return folder / "clone"
+
+
+def newer_version(folder: Path, *columns: str) -> Path:
+    """A copy of the project whose table of keys has more columns."""
+    copy = folder / "newer"
+    last = 'used = BigIntegerField(default=0, constraints=[SQL("DEFAULT 0")])'
+    shutil.copytree(REPOSITORY, copy, ignore=shutil.ignore_patterns(".*", "tests", "*.db*"))
+    before, _, after = (copy / "models.py").read_text().partition(last)
+    (copy / "models.py").write_text(before + "\n    ".join([last, *columns]) + after)
+    return copy
 
 
 def random_key(type: str = "production") -> str:

@@ -263,14 +263,6 @@ def test_other_doubled_slash_is_no_redirect(client: FlaskClient, path: str) -> N
     assert client.get(path, base_url="http://mallory.example").status_code == 404
 
 
-@pytest.mark.parametrize("path", [TEST, STATUS, ECHO, TIME])
-def test_options_lists_the_methods(client: FlaskClient, path: str) -> None:
-    answer = client.options(path)
-    assert (answer.status_code, answer.data) == (204, b"")
-    assert "Content-Type" not in answer.headers
-    assert set(answer.headers["Allow"].split(", ")) == {"GET", "HEAD", "OPTIONS"}
-
-
 # Sockets
 
 

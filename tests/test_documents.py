@@ -25,8 +25,9 @@ from models import PREFIXES
 from paths import TEST
 from ratelimit import UNITS
 from rest.problems import DEFAULTS
+from server.worker import SEND_SECONDS
 from serving import REPOSITORY, Server
-from ws.connection import PING_SECONDS, CloseCode
+from ws.connection import PING_SECONDS, STALLED_SECONDS, CloseCode
 
 CLIENTS = (REPOSITORY / "docs/testing-clients.md").read_text()
 DEPLOYING = (REPOSITORY / "docs/deploying.md").read_text()
@@ -259,6 +260,10 @@ def test_times_of_deployments_are_those_of_the_service() -> None:
     assert "\nKillMode=mixed\n" in unit, "only the master gets the signal"
     (silence,) = re.findall(r"proxy_read_timeout (\d+)s;", nginx)
     assert int(silence) > PING_SECONDS
+    told = r"form slowly, is disconnected after (\d+) seconds,.* a ping, after (\d+)\."
+    (seconds,) = re.findall(told, (REPOSITORY / "SECURITY.md").read_text())
+    lost = PING_SECONDS + STALLED_SECONDS
+    assert seconds == (str(SEND_SECONDS), str(lost)), "edit SECURITY.md: seconds"
 
 
 def test_commands_are_those_of_flask(app: Flask) -> None:

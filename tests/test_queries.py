@@ -17,33 +17,26 @@ from service import Service
 from settings import Settings
 from storage.sqlite import SAVE, SAVE_HOUR
 
-MANY_KEYS, MANY_USERS = 20_000, 1000
 NUMBERS = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < {})"
-COLUMNS = "id, user_id, name, type, tier, digest, created_at, expires_at, total, reset, used"
+USERS, KEYS = NUMBERS.format(1000), NUMBERS.format(20_000)
 FILL = [
-    """INSERT INTO "user" (id, username, email, password_hash, created_at)
-    {users} SELECT i, 'user' || i, 'user' || i, '', 0 FROM n""",
-    """INSERT INTO api_key ({columns}) {keys} SELECT CAST(10000000 + i AS varchar),
-    i - i / 1000 * 1000 + 1, 'k', 'production', 'free', '', 0, 9000000000, 0, 0, 0 FROM n""",
-    "INSERT INTO hourly_usage {users} SELECT i, 'a', 1 FROM n",
+    f"INSERT INTO user {USERS} SELECT i, 'user' || i, 'user' || i, '', 0 FROM n",
+    f"""INSERT INTO api_key (id, user_id, name, type, digest, created_at, expires_at)
+    {KEYS} SELECT 10000000 + i, i % 1000 + 1, 'k', 'production', '', 0, 9000000000 FROM n""",
+    f"INSERT INTO hourly_usage {USERS} SELECT i, 'a', 1 FROM n",
 ]
 # What an index finds: a row, the rows of a user, an hour of a key; what is old.
 ROW = {"id=?", "rowid=?", "<expr>=?", "hour=? AND key_id=?"}
 FEW = {"user_id=?", "hour=?", "hour<?", "expires_at<?"}
 
 
-def fill() -> None:
-    with models.database.connection_context():
-        for statement in FILL:
-            parts = {"users": NUMBERS.format(MANY_USERS), "keys": NUMBERS.format(MANY_KEYS)}
-            models.database.execute_sql(statement.format(columns=COLUMNS, **parts))
-
-
 @pytest.mark.parametrize("analyzed", [False, True])
 def test_no_query_of_pages_commands_and_background_scans(
     app: Service, config: Settings, caplog: pytest.LogCaptureFixture, analyzed: bool
 ) -> None:
-    fill()
+    with models.database.connection_context():
+        for statement in FILL:
+            models.database.execute_sql(statement)
     caplog.set_level(logging.DEBUG, "peewee")
     with closing(sqlite3.connect(config.database_url)) as other:
         if analyzed:

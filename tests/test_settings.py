@@ -88,8 +88,6 @@ UNREADABLE = [  # what libpq takes for the host, the port or the name, its error
 REFUSED = [
     *(f"postgresql://ada:{password}@localhost/demo" for password in UNREADABLE),
     "mysql://ada:swordfish@localhost/demo",
-    "postgresql:ada:swordfish@localhost/demo",
-    "postgresql+psycopg://ada:swordfish@localhost/demo",
     "postgresql://ada:swordfish@[::1/demo",
     "postgresql://ada:swordfish@localhost:port/demo",
     "postgresql://ada:swordfish",

@@ -20,6 +20,7 @@ from paths import ECHO
 from rawsocket import PING, TEXT, UPGRADE, RawSocket, frame
 from service import Service, current_service
 from sockets import serve
+from storage.outage import waiting
 from ws.connection import SERVER_OPTIONS, CloseCode, WebSocket, plain_handshake
 from ws.connection import frame as text_frame
 from ws.open_sockets import Handler
@@ -149,7 +150,13 @@ def test_client_that_ignores_the_close_is_cut(
 
 
 def test_handler_that_returns_closes_1000(serving: Serving, peer: RawSocket, app: Service) -> None:
-    served = serving(lambda ws: None)
+    """A handler may wait for the database again and again; a request waits for 1.8 s in all."""
+
+    def handle(ws: WebSocket) -> None:
+        with waiting(60) as seconds:
+            assert seconds == 60
+
+    served = serving(handle)
     assert peer.frame().close_code == 1000
     peer.sock.close()
     served.get(timeout=5)

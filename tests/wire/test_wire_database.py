@@ -1,6 +1,5 @@
 """The real server beside a database that is locked, slow or away."""
 
-import shutil
 import sqlite3
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import closing
@@ -12,7 +11,7 @@ from conftest import StartServer
 from load import Load, accepted
 from paths import STATUS, TEST, TIME
 from rawsocket import RawSocket
-from serving import REPOSITORY, eventually, patience, writing
+from serving import eventually, newer_version, patience, writing
 
 
 class TestSqlite:
@@ -106,16 +105,10 @@ class TestEither:
 
     def test_new_column_is_one_line(self, start_server: StartServer, tmp_path: Path) -> None:
         """Beside an open write, for which the new version does not wait long, and nobody else."""
-        server, newer = start_server(), tmp_path / "newer"
-        last = 'used = BigIntegerField(default=0, constraints=[SQL("DEFAULT 0")])'
+        colour = "colour = CharField(default='0', constraints=[SQL('DEFAULT 0')])"
+        place = "place = BigIntegerField(null=True, index=True)"
+        server, newer = start_server(), newer_version(tmp_path, colour, place)
         held, key = [server.new_key(tier="pro") for _ in range(2)]
-        shutil.copytree(REPOSITORY, newer, ignore=shutil.ignore_patterns(".*", "tests", "*.db*"))
-        lines = (
-            "colour = CharField(default='0', constraints=[SQL('DEFAULT 0')])",
-            "place = BigIntegerField(null=True, index=True)",
-        )
-        models = (newer / "models.py").read_text().replace(last, "\n    ".join([last, *lines]))
-        (newer / "models.py").write_text(models)
         change = f"UPDATE api_key SET name = 'new' WHERE id = '{held[8:16]}'"
         with writing(server.env["DATABASE_URL"], change):
             command = server.start_flask("user", "list", cwd=newer)
