@@ -172,12 +172,12 @@ class TestOneWorker:
         assert len(server.log_lines("did you mean WEB_CONCURRENCY?")) == 1
         assert len(server.log_lines("with SQLite, only one process serves")) == 1
         assert len(server.log_lines(f"Database: {server.database}")) == 1
-        # gunicorn's control socket would be one for all services of a user, in the user's home.
-        assert not [path for path in Path(server.env["HOME"]).rglob("*") if path.is_socket()]
         for number in (signal.SIGTTIN, signal.SIGTTOU, signal.SIGUSR2):
             os.kill(server.pid, number)
         server.handle_signals()
         assert server.worker_pid == worker
+        # gunicorn's control socket would be one for all services of a user, in the user's home.
+        assert not [path for path in Path(server.env["HOME"]).rglob("*") if path.is_socket()]
 
     @pytest.mark.parametrize(
         ("options", "line"),
