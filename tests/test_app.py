@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from flask import Flask
 from flask.testing import FlaskClient
+from peewee import IntegrityError
 from websockets.sync.client import connect
 
 import api_keys
@@ -171,6 +172,8 @@ def test_user_who_was_just_deleted_has_no_key(client: FlaskClient, key: str, own
     assert client.get(ME, headers={"X-API-Key": key}).status_code == 200
     with models.database.connection_context():
         owner.delete_instance(recursive=True)
+    with pytest.raises(IntegrityError):
+        api_keys.create_key(owner, "late")
     answer = client.get(ME, headers={"X-API-Key": key})
     assert (answer.status_code, answer.get_json(force=True)["code"]) == (401, "invalid_api_key")
 

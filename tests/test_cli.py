@@ -127,6 +127,7 @@ def test_lists_have_all_columns_and_no_secret(cli: FlaskCliRunner, owner: User, 
     bob = accounts.create("bob", "bob@example.com", PASSWORD)
     lists = [done(cli.invoke(args=["key", "list", name])) for name in ("Ada", "bob")]
     assert lists == [printed, ""]
+    api_keys.create_key(bob, "expired", expires_at=models.now())
     for created_at, letter in ((3, "a"), (1, "c"), (2, "b")):
         api_keys.create_key(bob, "ci", id=letter * 8, created_at=created_at)
     in_order = [line[:8] for line in done(cli.invoke(args=["key", "list"])).splitlines()]
@@ -155,8 +156,11 @@ def print_key(cli: FlaskCliRunner, capfd: pytest.CaptureFixture[str]) -> PrintKe
     ("text", "seconds"), [("5s", 5), ("15m", 900), ("24h", 86_400), ("90d", 7_776_000)]
 )
 def test_key_lasts_as_long_as_told(print_key: PrintKey, text: str, seconds: int) -> None:
-    made = row(print_key("create", "ada", "ci", "--expires", text))
+    made = row(key := print_key("create", "ada", "ci", "--expires", text))
     assert made.expires_at - made.created_at in (seconds - 1, seconds)
+    print_key("rotate", made.id)  # of which the grace is a day
+    ends = pytest.approx(min(seconds, 86_400), abs=60)
+    assert row(key).expires_at - made.created_at == ends
 
 
 @pytest.mark.parametrize(

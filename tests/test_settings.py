@@ -98,8 +98,9 @@ REFUSED = [
 
 @pytest.mark.parametrize("password", READ)
 def test_password_of_a_url_is_read_as_it_is_written(password: str) -> None:
-    url = load({"DATABASE_URL": f"postgresql://ada:{password}@localhost/demo"}).database_url
-    read = conninfo_to_dict(str(url))
+    loaded = load({"DATABASE_URL": f"postgresql://ada:{password}@localhost/demo"})
+    assert "fish" not in repr(loaded)
+    read = conninfo_to_dict(str(loaded.database_url))
     assert (read["user"], read["host"], read["dbname"]) == ("ada", "localhost", "demo")
     assert read["password"] == unquote(password)
 

@@ -149,16 +149,6 @@ def test_limiter_and_database_have_the_same_rule_for_a_window(
     assert (stored.plus(counted) if counted else stored) == after
 
 
-def test_what_is_left_is_told_and_nothing_counted(store: Store, new_id: NewId) -> None:
-    key_id = new_id()
-    for used in range(1, 7):
-        store.hit(key_id, LONG)
-        for _ in range(2):
-            found = store.peek(key_of(store, key_id), LONG)
-            assert (found.remaining, found.total) == (max(0, 5 - used), min(5, used))
-        store.save()
-
-
 def test_store_model_and_condition_agree_which_keys_have_ended(store: Store, new_id: NewId) -> None:
     live = {new_id(), new_id(expires_at=models.now() + 60), new_id(rotated_at=1)}
     ended = {new_id(expires_at=models.now()), "deleted!"}

@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import os
 import re
 import secrets
 import shlex
@@ -194,26 +193,20 @@ class TestUnit:
         """With a `sudo` that changes no user, and a `systemctl` that does nothing."""
         _, commands, _, restore = written("deploying.md", "systemd")
         alias, create, backup = commands.splitlines()
-        programs, data = tmp_path / "bin", tmp_path / "data"
-        for folder in (programs, data):
-            folder.mkdir()
-        (programs / "sudo").write_text('#!/bin/sh\n[ "$1" != -u ] || shift 2\nexec "$@"\n')
-        (programs / "sudo").chmod(0o755)
-        (programs / "systemctl").symlink_to("/bin/true")
-        env = clean_environment(PATH=f"{programs}:{os.environ['PATH']}")
+        (data := tmp_path / "data").mkdir()
+        fakes = 'sudo() { [ "$1" != -u ] || shift 2; "$@"; }; systemctl() { :; }'
 
         def paste(commands: str) -> str:
-            ours = commands.replace(
-                "/srv/demo-service/.venv/bin/flask", f"{sys.executable} -m flask"
-            )
+            ours = f"shopt -s expand_aliases; {fakes}\n{alias}\n{commands}"
+            ours = ours.replace("/srv/demo-service/.venv/bin/flask", f"{sys.executable} -m flask")
             ours = ours.replace("/srv/demo-service", str(REPOSITORY))
             ours = ours.replace("/var/lib/demo-service", str(data))
-            return bash(f"shopt -s expand_aliases\n{ours}", tmp_path, env)
+            return bash(ours, tmp_path, clean_environment())
 
-        paste(f"{alias}\n{create} --password-stdin <<< 'long enough words'\n{backup}")
+        paste(f"{create} --password-stdin <<< 'long enough words'\n{backup}")
         assert len(list(data.glob("backup-*.db"))) == 1, "where the unit's user may write"
-        paste(f"{alias}\ndemo user delete ada\n{restore}")
-        assert "ada@example.com" in paste(f"{alias}\ndemo user list")
+        paste(f"demo user delete ada\n{restore}")
+        assert "ada@example.com" in paste("demo user list")
 
     def test_systemd_finds_no_mistake(self, tmp_path: Path) -> None:
         need("systemd-analyze")

@@ -48,16 +48,6 @@ class TestEcho:
                     ws.send(message)
                 assert [json.loads(ws.recv(timeout=5))["message"] for _ in part] == part
 
-    def test_many_unread_messages_come_back_whole(self, server: Server) -> None:
-        """The server waits for the reader, and the kernel keeps little meanwhile."""
-        message = frame(TEXT, b"x" * MAX_BYTES)
-        with RawSocket(server.port, receive_buffer=4096).open(ECHO) as client:
-            client.sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
-            sent = client.fill(message, seconds=0.5, limit=10_000_000)
-            assert sent < 1_000_000
-            for _ in range(sent // len(message)):
-                assert len(client.frame().json()["message"]) == MAX_BYTES
-
     def test_client_that_never_reads(self, start_patched: StartServer) -> None:
         server = start_patched("from ws import connection; connection.STALLED_SECONDS = 1")
         with RawSocket(server.port, receive_buffer=4096).open(ECHO) as client:

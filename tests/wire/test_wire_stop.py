@@ -148,13 +148,14 @@ def test_background_goes_on_after_a_bug(start_patched: StartServer) -> None:
     assert server.ask(TEST, X_API_Key=key).status == 200
     eventually(lambda: server.execute("SELECT total FROM api_key") == [(1,)])
     assert len(server.log_lines("Traceback")) == len(server.worker_pids)
+    assert max(map(len, server.log().splitlines())) <= 1000
 
 
 BUG = """
 from ws.open_sockets import OpenSockets
 
 def close_ended(self, ended):
-    raise ValueError("a bug")
+    raise ValueError("a bug" * 1000)
 
 OpenSockets.close_ended = close_ended
 """
