@@ -4,10 +4,11 @@ PostgreSQL needs `pytest --postgres`; test_wire_postgres.py has what a client se
 """
 
 import secrets
+import sqlite3
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -344,6 +345,14 @@ def test_two_forms_at_once_do_not_both_make_the_last_key_of_a_user(
             other = thread.submit(make, second)
             wait([other], timeout=0.5)  # it has to wait for the end of this transaction
         assert not other.result()
+
+
+@in_sqlite
+def test_transaction_is_alone_from_its_start(place: Settings) -> None:
+    """So what it has read is still true when it writes."""
+    with transaction(), closing(sqlite3.connect(str(place.sqlite), timeout=0)) as other:
+        with pytest.raises(sqlite3.OperationalError, match="locked"):
+            other.execute("BEGIN IMMEDIATE")
 
 
 @in_sqlite

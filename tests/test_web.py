@@ -124,6 +124,7 @@ def test_closed_sign_ups_say_so(config: settings.Settings, app: Flask) -> None:
         assert answer.status_code == 403
         assert "Sign-up is closed" in answer.text
     assert accounts.find_user("ada") is None
+    models.database.close_all()  # of this other app
 
 
 def test_every_failed_log_in_says_the_same(ada: FlaskClient, client: FlaskClient) -> None:
