@@ -350,9 +350,9 @@ def test_two_forms_at_once_do_not_both_make_the_last_key_of_a_user(
 @in_sqlite
 def test_transaction_is_alone_from_its_start(place: Settings) -> None:
     """So what it has read is still true when it writes."""
-    with transaction(), closing(sqlite3.connect(str(place.sqlite), timeout=0)) as other:
-        with pytest.raises(sqlite3.OperationalError, match="locked"):
-            other.execute("BEGIN IMMEDIATE")
+    other, refused = sqlite3.connect(str(place.sqlite), timeout=0), sqlite3.OperationalError
+    with closing(other), transaction(), pytest.raises(refused, match="locked"):
+        other.execute("BEGIN IMMEDIATE")
 
 
 @in_sqlite
