@@ -10,6 +10,7 @@ from typing import Any
 
 from gunicorn import http, util
 
+from rest.headers import API_HEADERS
 from rest.problems import Problem
 
 HEADER_BYTES = 32_768  # of a request's header
@@ -37,7 +38,8 @@ def write_error(sock: Any, status: int, reason: str, message: str) -> None:
     """
     body = Problem(status, detail=message[:DETAIL_CHARACTERS]).get_response().data
     header = f"HTTP/1.1 {status} {reason}\r\nConnection: close\r\nContent-Length: {len(body)}"
-    kind = "Content-Type: application/problem+json"
+    more = "".join(f"\r\n{name}: {value}" for name, value in API_HEADERS)
+    kind = f"Content-Type: application/problem+json{more}"
     util.write_nonblock(sock, f"{header}\r\n{kind}\r\n\r\n".encode() + body)
 
 
@@ -59,11 +61,8 @@ class ResponseSocket:
         """Raises BrokenPipeError, which gunicorn ignores, for a client that does not read."""
         if not self._parts:  # it was a WebSocket
             return
-        data = b"".join(self._parts)
         try:
-            sent = self._sock.send(data)  # mostly all of it, with less work than sendall
-            if sent < len(data):
-                self._sock.sendall(data[sent:])
+            self._sock.sendall(b"".join(self._parts))
         except TimeoutError as error:
             raise BrokenPipeError(errno.EPIPE, "the client does not read") from error
 

@@ -211,7 +211,7 @@ class WebSocket:
             for event in self._protocol.events():
                 if isinstance(event, events.Ping):
                     self._flush(self._protocol.send(event.response()))
-                if isinstance(event, events.Pong):
+                if isinstance(event, events.Pong) and self._awaits_pong:
                     self._awaits_pong = False
                     self._ping_deadline = time.monotonic() + PING_SECONDS
                 yield event
