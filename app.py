@@ -59,12 +59,12 @@ def user_me(key: ApiKey, allowance: Allowance) -> dict[str, object]:
     owner = current_service.store.owner(key)
     if owner is None:
         raise auth.invalid_key()  # deleted since the key was looked up
-    user, key_count = owner
+    user_id, username, email, created_at, key_count = owner
     return {
-        "user_id": user.id,
-        "username": user.username,
-        "email": user.email,
-        "created_at": date_time(user.created_at),
+        "user_id": user_id,
+        "username": username,
+        "email": email,
+        "created_at": date_time(created_at),
         "api_key_count": key_count,
     }
 

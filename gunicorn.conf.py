@@ -21,7 +21,7 @@ from gunicorn.workers import SUPPORTED_WORKERS
 chdir = str(Path(__file__).parent)  # even when it is started from another folder
 sys.path.insert(0, chdir)
 
-from server import start_checks  # first, because it says which Python is needed
+import server.start_checks  # noqa: F401 - first, because it says which Python is needed
 
 # isort: split
 from commands import demo
@@ -82,9 +82,7 @@ def on_starting(arbiter: Arbiter) -> None:
             raise SettingsError(f"--{option.replace('_', '-')} is not supported")
     if settings.sqlite and cfg.uid != os.geteuid():  # to whom the file belongs
         raise SettingsError("--user is not supported with SQLite; start gunicorn as that user")
-    create_tables(settings)
-    if settings.sqlite:
-        start_checks.lock_database(settings.sqlite)
+    create_tables(settings, is_service=True)
 
 
 def when_ready(arbiter: Arbiter) -> None:
@@ -129,9 +127,4 @@ def post_worker_init(worker: Worker) -> None:
 
 
 def worker_exit(arbiter: Arbiter, worker: Worker) -> None:
-    """Save the counts of a worker that has served.
-
-    gunicorn calls this also when one could not start, and in the master when one has vanished.
-    """
-    if worker.booted:
-        background.finish(worker)
+    background.finish(worker)

@@ -12,7 +12,8 @@ from rest.headers import ALLOWANCE, API_HEADERS, limit_headers
 from rest.problems import CompactJson
 from rest.requests import SOCKETS, check_request
 from settings import HERE, Settings, max_websockets
-from storage.database import open_store
+from storage.database import backend
+from storage.store import Store
 from ws.open_sockets import OpenSockets
 
 
@@ -24,7 +25,7 @@ class Service(Flask):
     def __init__(self, name: str, settings: Settings) -> None:
         super().__init__(name, static_folder="web/static")
         self.settings = settings
-        self.store = open_store(settings)
+        self.store: Store = backend(settings).KeyStore(settings.database_url)
         sockets = min(settings.max_sockets, max_websockets())
         self.sockets = OpenSockets(sockets, settings.max_sockets_per_caller)
         self.throttles = Limiter()  # of forms

@@ -74,7 +74,7 @@ def release(error: BaseException | None) -> None:
 def serve(handler: Handler, server: Server) -> None:
     """Let the handler serve a connection that flask-sock has accepted."""
     request.environ[WAITED] = -math.inf  # it may wait for the database again and again
-    current_service.sockets.serve(WebSocket(server), g.key and g.key.id, handler)
+    current_service.sockets.serve(WebSocket(server), g.key, handler)
 
 
 def add_route(name: str, handler: Handler, *, needs_key: bool) -> None:

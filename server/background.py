@@ -9,10 +9,10 @@ from peewee import PeeweeException
 from models import database
 from server.worker import Worker
 from service import Service
-from storage.outage import OncePerMinute, report
+from storage.outage import once_per_minute, report
 
 log = logging.getLogger(__name__)
-log.addFilter(OncePerMinute("bug in the background"))
+log.addFilter(once_per_minute)
 
 SYNC_SECONDS = 0.5
 
@@ -38,10 +38,15 @@ def keep_in_sync(worker: Worker) -> None:
 
 
 def finish(worker: Worker) -> None:
-    """Save what was counted since the last time, when all requests have ended."""
-    worker.syncing.join(timeout=1)  # a save that is in progress
-    worker.wsgi.store.close()
-    database.close_all()
+    """Save what was counted since the last time, when all requests have ended.
+
+    gunicorn asks for this also when a worker could not start, and in the master when one has
+    vanished: neither has begun anything.
+    """
+    if worker.syncing is not None:  # a greenlet that has ended is false
+        worker.syncing.join(timeout=1)  # a save that is in progress
+        worker.wsgi.store.close()
+        database.close_all()
 
 
 def sync(service: Service) -> None:
@@ -52,5 +57,5 @@ def sync(service: Service) -> None:
             step()
         except PeeweeException as error:
             report(error)
-        except (Exception, gevent.Timeout):  # or nothing would be saved any more
+        except Exception:  # or nothing would be saved any more
             log.exception("bug in the background")

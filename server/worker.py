@@ -39,6 +39,7 @@ class Worker(GeventWorker):
 
     # Pages take long: one begins in each round of gevent's loop, with requests to the API between.
     page_turn = BoundedSemaphore()
+    syncing: gevent.Greenlet | None = None  # set by background.start
 
     def set_bounds(self) -> None:
         """Called in the worker's process, before it serves."""

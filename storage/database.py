@@ -3,6 +3,7 @@
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,6 @@ from models import TABLES, User, database
 from settings import Settings, SettingsError
 from storage import sqlite
 from storage.outage import one_line
-from storage.store import Store
 
 # In PostgreSQL, processes that start at the same time create the tables one after another. While a
 # new column waits for a table that is in use, all requests wait behind it, so it may not wait long.
@@ -24,22 +24,12 @@ REVOKED = "FROM api_key WHERE revoked_at IS NOT NULL"
 
 def backend(settings: Settings) -> Any:
     """The module for the database of DATABASE_URL; both have the same three names."""
-    if settings.sqlite:
-        return sqlite
-    from storage import postgres  # the driver is optional
-
-    return postgres
+    return import_module("storage.sqlite" if settings.sqlite else "storage.postgres")
 
 
 def open_database(settings: Settings) -> None:
     """Configure the connections of pages, but do not connect yet."""
     database.initialize(backend(settings).PageDatabase(settings.database_url))
-
-
-def open_store(settings: Settings) -> Store:
-    """Where keys are found and counted."""
-    store: Store = backend(settings).KeyStore(settings.database_url)
-    return store
 
 
 @contextmanager
@@ -60,16 +50,21 @@ def transaction(user_id: int | None = None) -> Iterator[None]:
     Transactions with the id of the same user run one after another, as all do with SQLite.
     """
     with database.connection_context(), database.transaction():
-        if isinstance(database.obj, PostgresqlDatabase) and user_id is not None:  # locks the row
+        if user_id is not None:  # in PostgreSQL, this locks the row of the user
             User.update(id=User.id).where(User.id == user_id).execute()
         yield
 
 
-def create_tables(settings: Settings) -> None:
-    """Create what is missing in the database; raises SettingsError if it cannot be used."""
+def create_tables(settings: Settings, is_service: bool = False) -> None:
+    """Create what is missing in the database; raises SettingsError if it cannot be used.
+
+    Before that, a service locks an SQLite file.
+    """
     try:
         if settings.sqlite:
             check_file(settings.sqlite)
+            if is_service:
+                sqlite.lock(settings.sqlite)
         own = backend(settings).CommandDatabase(settings.database_url)
         with own.connection_context():
             create_missing(own)

@@ -1,7 +1,6 @@
 """A database that cannot be used: how long a request waits for it, and what is logged."""
 
 import logging
-import math
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -26,25 +25,19 @@ def waiting(most: float) -> Iterator[float]:
         environ[WAITED] = waited + time.monotonic() - began
 
 
-class OncePerMinute(logging.Filter):
-    """Lets only lines with this beginning pass, and of these one a minute.
-
-    An outage fails many requests, and all of them for the same reason.
-    """
-
-    def __init__(self, beginning: str) -> None:
-        super().__init__()
-        self._beginning, self._next = beginning, -math.inf
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        now = time.monotonic()
-        passes = record.msg.startswith(self._beginning) and now >= self._next
-        if passes:
-            self._next = now + QUIET_SECONDS
-        return passes
+_quiet_until: dict[str, float] = {}  # by the template of a line
 
 
-log.addFilter(OncePerMinute("database unavailable"))
+def once_per_minute(record: logging.LogRecord) -> bool:
+    """A filter for a logger: an outage fails many requests, and all of them for the same reason."""
+    now = time.monotonic()
+    passes = now >= _quiet_until.get(record.msg, 0.0)
+    if passes:
+        _quiet_until[record.msg] = now + QUIET_SECONDS
+    return passes
+
+
+log.addFilter(once_per_minute)
 
 
 def report(error: BaseException) -> None:

@@ -12,15 +12,15 @@ from contextlib import nullcontext, suppress
 from typing import Any
 
 from gevent.lock import BoundedSemaphore
-from peewee import OperationalError, PostgresqlDatabase, chunked
+from peewee import OperationalError, PostgresqlDatabase
 from psycopg import Connection, Error
 from psycopg.conninfo import conninfo_to_dict
 from psycopg_pool import ConnectionPool, TooManyRequests
 
 from models import HOUR, ApiKey, now
 from ratelimit import Allowance, Quota, Usage
-from storage.outage import REQUEST_SECONDS, OncePerMinute, waiting
-from storage.store import MAX_ROWS, Store
+from storage.outage import REQUEST_SECONDS, once_per_minute, waiting
+from storage.store import Store
 
 ANSWER_SECONDS = 0.5  # how long the answer to a statement may take
 CONNECT_SECONDS = 2  # the time to connect to each address; the least that libpq allows
@@ -45,7 +45,9 @@ ADD_HOUR = """INSERT INTO hourly_usage (hour, key_id, requests)
     ON CONFLICT (hour, key_id) DO UPDATE SET requests = hourly_usage.requests + excluded.requests"""
 
 # The pool says why it cannot connect only to this logger, at each attempt.
-logging.getLogger("psycopg.pool").addFilter(OncePerMinute("error connecting"))
+pool_log = logging.getLogger("psycopg.pool")
+pool_log.setLevel(logging.WARNING)
+pool_log.addFilter(once_per_minute)
 
 
 class TimedConnection(Connection[Any]):
@@ -168,9 +170,6 @@ class PageDatabase(CommandDatabase):
 class KeyStore(Store):
     """A Store that any number of processes share."""
 
-    not_saved = "are missing in the chart"
-    last_seconds = 0  # an attempt takes up to a second itself
-
     def __init__(self, url: str) -> None:
         super().__init__()
         self._pool = connection_pool(url, KEYS, SESSION + NO_SYNC)
@@ -203,16 +202,13 @@ class KeyStore(Store):
         if not self._chart:
             return
         moment, chart, self._chart = now(), self._chart, Counter()
+        ids = sorted(chart)  # in one order in all processes: otherwise they wait for each other
+        values = moment - moment % HOUR, ids, [chart[key_id] for key_id in ids]
         try:
-            for ids in chunked(
-                sorted(chart), MAX_ROWS
-            ):  # in one order in all processes, so without deadlock
-                hour, counts = moment - moment % HOUR, [chart[key_id] for key_id in ids]
-                self._execute(ADD_HOUR, (hour, ids, counts), most=2 * ANSWER_SECONDS)
-                for key_id in ids:
-                    del chart[key_id]
-        finally:
-            self._chart.update(chart)  # adds what is not saved
+            self._execute(ADD_HOUR, values, most=2 * ANSWER_SECONDS)
+        except Exception:
+            self._chart.update(chart)  # adds what was not saved
+            raise
         self.delete_old_rows()
 
     def close(self) -> None:

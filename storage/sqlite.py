@@ -4,9 +4,12 @@ No other greenlet runs while SQLite works, so its connections only wait for thos
 processes. What pages and commands store waits for the disk, and counts don't.
 """
 
+import fcntl
+import os
 import sqlite3
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +26,9 @@ SAVE = """UPDATE api_key SET total = total + ?,
 SAVE_HOUR = """INSERT INTO hourly_usage (hour, key_id, requests) VALUES (?, ?, ?)
     ON CONFLICT (hour, key_id) DO UPDATE SET requests = requests + excluded.requests"""
 BUSY_SECONDS = 0.05  # how long a lock of another process is waited for, by everybody
+LAST_MILLISECONDS = 1000  # the same for the last save
 COMMAND_SECONDS = 10  # the same in a command, where nobody else waits
+TRIES = 30  # in 3 s, for which a start waits for another service on the same file to stop
 PRAGMAS = {"journal_mode": "wal", "foreign_keys": 1}
 DURABLE = PRAGMAS | {"synchronous": "full"}  # each commit waits for the disk
 # A transaction takes its lock at the start, so reading and then writing needs no retry. A query
@@ -40,6 +45,21 @@ def uri(file: Path) -> str:
     A new file in place of one that was moved away would take over its log (-wal), and be damaged.
     """
     return f"{file.as_uri()}?mode=rw"
+
+
+def lock(file: Path) -> None:
+    """Raises OSError if another service uses this file, which would double all limits.
+
+    The lock is on a file beside it: to close a second descriptor of the database would end SQLite's
+    own locks. Worker processes inherit the descriptor, and the lock ends with the last of them.
+    """
+    descriptor = os.open(f"{file.resolve()}-lock", os.O_RDWR | os.O_CREAT, 0o600)
+    for _ in range(TRIES):
+        with suppress(BlockingIOError):
+            return fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        time.sleep(0.1)
+    advice = "stop it, or start this one with DATABASE_URL=sqlite:///other.db"
+    raise OSError(f"another service uses this file; {advice}")
 
 
 class PageDatabase(PooledSqliteDatabase):
@@ -90,6 +110,8 @@ class KeyStore(Store):
         self.delete_old_rows()
 
     def close(self) -> None:
+        if self._limiter.counted:  # all requests have ended, so this wait holds up no other
+            self._database.connection().execute(f"PRAGMA busy_timeout = {LAST_MILLISECONDS}")
         super().close()
         self._database.close()
 

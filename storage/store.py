@@ -6,10 +6,9 @@ from collections.abc import Collection
 from time import monotonic, time
 from typing import Any
 
-import gevent
 from peewee import PeeweeException, chunked
 
-from models import CHART_HOURS, HOUR, ApiKey, User, now
+from models import CHART_HOURS, HOUR, ApiKey, now
 from ratelimit import Allowance, Quota, Usage
 from storage.outage import one_line
 
@@ -34,9 +33,6 @@ class Store(ABC):
     It has connections of its own, so it never waits for those of pages. A cached row is at most
     CACHE_SECONDS old, plus one query.
     """
-
-    not_saved = "could not be saved"  # what it means that the last save has failed
-    last_seconds = 1  # how long it is tried again
 
     def __init__(self) -> None:
         self.forget()
@@ -76,20 +72,22 @@ class Store(ABC):
         """What has been used of a key whose row was just read."""
         return key.usage
 
-    def owner(self, key: ApiKey) -> tuple[User, int] | None:
-        """The key's user, and how many valid keys they have; None if the key has just ended."""
-        for *columns, count in self._query(OWNER, now(), key.user_id):
-            names = ("id", "username", "email", "created_at")
-            return User(**dict(zip(names, columns, strict=True))), count
-        return None
+    def owner(self, key: ApiKey) -> tuple[int, str, str, int, int] | None:
+        """The id, name, address and creation time of the key's user, and their number of keys.
 
-    def ended(self, key_ids: set[str]) -> set[str]:
-        """Which of these keys have ended."""
-        live = set[str]()
-        for some in chunked(key_ids, MAX_ROWS):
-            query = f"SELECT id FROM api_key WHERE {ApiKey.VALID} AND id IN ({placeholders(some)})"
-            live |= {key_id for (key_id,) in self._query(query, now(), *some)}
-        return key_ids - live
+        None if the key has just ended.
+        """
+        return next(iter(self._query(OWNER, now(), key.user_id)), None)
+
+    def ended(self, keys: list[ApiKey]) -> set[str]:
+        """The digests of those keys that have ended; a new key may have the id of one of them."""
+        digests = {key.digest for key in keys}
+        for ids in chunked({key.id for key in keys}, MAX_ROWS):
+            query = (
+                f"SELECT digest FROM api_key WHERE {ApiKey.VALID} AND id IN ({placeholders(ids)})"
+            )
+            digests -= {digest for (digest,) in self._query(query, now(), *ids)}
+        return digests
 
     @abstractmethod
     def save(self) -> None:
@@ -112,15 +110,10 @@ class Store(ABC):
 
     def close(self) -> None:
         """Save what is left, and close the database."""
-        deadline = monotonic() + self.last_seconds
-        while True:
-            try:
-                self.save()
-                return None
-            except PeeweeException as error:
-                if monotonic() > deadline:
-                    return log.error("the last requests %s: %s", self.not_saved, one_line(error))
-            gevent.sleep(0.1)
+        try:
+            self.save()
+        except PeeweeException as error:
+            log.error("the last save has failed: %s", one_line(error))
 
     @abstractmethod
     def _query(self, query: str, *values: object) -> list[Any]:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from flask import request
 from simple_websocket import ConnectionClosed
 
+from models import ApiKey
 from rest.problems import Problem
 from ws.connection import CloseCode, WebSocket
 
@@ -25,7 +26,7 @@ class OpenSockets:
         self.limit, self.limit_per_caller = limit, limit_per_caller
         self.is_stopping = False
         self.admitted: Counter[str] = Counter()  # by the key's id, or the client's address
-        self.open: dict[WebSocket, str | None] = {}  # the key's id; None for an echo socket
+        self.open: dict[WebSocket, ApiKey | None] = {}  # each with its key, if it has one
 
     def reserve(self, caller: str) -> None:
         """Admit a socket of this caller; raises Problem if there is no room for it."""
@@ -42,24 +43,24 @@ class OpenSockets:
         if not self.admitted[caller]:
             del self.admitted[caller]
 
-    def serve(self, ws: WebSocket, key_id: str | None, handler: Handler) -> None:
+    def serve(self, ws: WebSocket, key: ApiKey | None, handler: Handler) -> None:
         """Call the handler, then close the socket with 1000, or with 1011 after an exception."""
-        started = time.monotonic()
-        what = f"{request.path} of key {key_id}" if key_id else request.path
+        started, code = time.monotonic(), int(CloseCode.BUG)
+        what = f"{request.path} of key {key.id}" if key else request.path
         log.info("open %s", what)
-        self.open[ws] = key_id
+        self.open[ws] = key
         try:
             if self.is_stopping:  # since this one was admitted
                 ws.close(CloseCode.GOING_AWAY)
             else:
                 handler(ws)
-            ws.close(CloseCode.NORMAL)  # unless it is closing already
+            code = CloseCode.NORMAL
         except ConnectionClosed:
             pass
         except Exception:
             log.exception("bug in %s", request.path)
         finally:
-            ws.close(CloseCode.BUG)
+            ws.close(code)  # unless it is closing already
             code = ws.finish()
             del self.open[ws]
             log.info("closed %s after %.1f s: %d", what, time.monotonic() - started, code)
@@ -70,9 +71,9 @@ class OpenSockets:
         for ws in self.open:
             ws.close(CloseCode.GOING_AWAY)
 
-    def close_ended(self, ended: Callable[[set[str]], set[str]]) -> None:
-        """Close the sockets of keys that have ended with 1008; `ended` tells which have."""
-        key_ids = ended({key_id for key_id in self.open.values() if key_id})
-        for ws, key_id in self.open.items():
-            if key_id in key_ids:
+    def close_ended(self, ended: Callable[[list[ApiKey]], set[str]]) -> None:
+        """Close the sockets of keys that have ended with 1008; `ended` tells their digests."""
+        digests = ended([key for key in self.open.values() if key])
+        for ws, key in self.open.items():
+            if key and key.digest in digests:
                 ws.close(CloseCode.REVOKED)

@@ -77,7 +77,7 @@ class TestSqlite:
         assert answers == [200] * 2
         assert status == 0
         assert seconds < patience(5)
-        lost = server.log_lines("the last requests could not be saved: database is locked")
+        lost = server.log_lines("the last save has failed: database is locked")
         assert len(lost) == (0 if ends else 1)
         assert server.start().total(key) == (2 if ends else 0)
 

@@ -89,7 +89,7 @@ def test_workers_start_without_a_server(own: Cluster, start_server: StartServer)
         own.freeze()
         status, seconds = server.stop()
     assert (status, seconds < patience(5)) == (0, True)
-    assert server.log_lines("the last requests are missing in the chart"), "and nothing else"
+    assert server.log_lines("the last save has failed"), "and nothing else"
 
 
 @pytest.mark.parametrize("old_primary", ["is read-only", "is silent"])

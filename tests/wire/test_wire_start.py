@@ -202,7 +202,7 @@ class TestOneWorker:
         assert "Traceback" not in refused.value.output
 
     def test_second_service_on_the_same_file_is_refused(self, start_patched: StartServer) -> None:
-        patient = partial(start_patched, "start_checks.TRIES = 3")
+        patient = partial(start_patched, "from storage import sqlite; sqlite.TRIES = 3")
         first = patient()
         link = first.directory / "link.db"
         link.symlink_to(first.database)
@@ -216,7 +216,7 @@ class TestOneWorker:
         assert patient(DATABASE_URL=f"sqlite:///{link}").ask(STATUS).status == 200
 
     def test_lock_ends_with_the_last_process(self, start_patched: StartServer) -> None:
-        impatient = "start_checks.TRIES = 3"
+        impatient = "from storage import sqlite; sqlite.TRIES = 3"
         server = start_patched(impatient)
         orphan = server.worker_pid
         os.kill(orphan, signal.SIGSTOP)

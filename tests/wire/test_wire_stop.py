@@ -57,7 +57,7 @@ class TestStop:
         assert status == 0
         assert seconds < patience(5)
         assert "Traceback" not in server.log()
-        assert not server.log_lines("could not be saved")
+        assert not server.log_lines("the last save has failed")
         assert server.start().total(key) == 25 + 3
 
     def test_who_waits_to_be_accepted_is_answered(self, start_server: StartServer) -> None:
