@@ -61,7 +61,8 @@ def test_outage_under_load_is_503_within_two_seconds_and_no_count_is_wrong(
 def test_memory_does_not_grow_in_an_outage(own: Cluster, start_patched: StartServer) -> None:
     """Most requests are refused at once; what remains of one would take 17 KiB."""
     patch = "from storage import postgres; postgres.MAX_WAITING = 6"
-    server = start_patched(patch, DATABASE_URL=own.new_database(), WEB_CONCURRENCY="1")
+    settings = {"DATABASE_URL": own.new_database(), "RATE_LIMITS": "free=1000000/day"}
+    server = start_patched(patch, WEB_CONCURRENCY="1", **settings)
     key = server.new_key()
     own.stop()
     with Load(server.port, key, connections=12) as load:
