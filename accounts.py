@@ -28,11 +28,11 @@ BUCKETS = 16384  # for each of these quotas
 
 TAKEN = "This is already taken."
 UNKNOWN_USER = f"scrypt:32768:8:1${'0' * 16}${'0' * 128}"  # a hash that matches no password
-WAITING = BoundedSemaphore(100)  # how many passwords may wait to be hashed
+HASH_QUEUE = BoundedSemaphore(100)  # how many passwords may wait to be hashed
 
 
 def check_not_taken(username: str, email: str) -> None:
-    """Raises Invalid if the name or the address belongs to a user, which is cheaper than a hash."""
+    """Raises Invalid if the name or the address belongs to a user; costs less than a hash."""
     for field, text in {"username": username, "email": email}.items():
         if find_user(text):
             raise Invalid(**{field: TAKEN})
@@ -138,7 +138,7 @@ def verify_password(user: User | None, password: str) -> bool:
 
 @cache
 def hashing_thread() -> ThreadPool:
-    """It makes one hash at a time, which takes 32 MiB, and a core for 50 ms.
+    """Computes one hash at a time; a hash takes 32 MiB, and 50 ms of a core.
 
     It is started when it is first needed, because it would not work after a fork.
     """
@@ -147,10 +147,10 @@ def hashing_thread() -> ThreadPool:
 
 def _scrypt(function: Callable[..., object], *args: str) -> object:
     """Run in a thread, because it takes 50 ms; raises ServiceUnavailable."""
-    if not WAITING.acquire(blocking=False):
+    if not HASH_QUEUE.acquire(blocking=False):
         raise ServiceUnavailable(retry_after=5)
     try:
         # Systems differ in how they encode é, for example. A hash is ASCII, and stays as it is.
         return hashing_thread().apply(function, [normalize("NFKC", text) for text in args])
     finally:
-        WAITING.release()
+        HASH_QUEUE.release()

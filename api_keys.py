@@ -54,7 +54,7 @@ def _store(key: ApiKey) -> tuple[ApiKey, str]:
     secret = f"{PREFIXES[key.type]}{key.id}_{random_text(32)}"
     secret += checksum(secret)
     key.digest = digest(secret)
-    key.save(force_insert=True)  # fails for a form that is sent again, because of its id
+    key.save(force_insert=True)  # a form that is sent again has the same id: IntegrityError
     if ApiKey.select().where(ApiKey.user == key.user_id, ApiKey.valid()).count() > MAX_KEYS:
         raise Invalid(key=f"A user can have {MAX_KEYS} keys. Revoke one first.")
     return key, secret

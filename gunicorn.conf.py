@@ -2,7 +2,7 @@
 
 import signal
 
-# Until gunicorn handles it, Ctrl-C ends a start without a traceback. app.py has blocked it.
+# Until gunicorn handles it, Ctrl-C ends a start without a traceback; commands/demo.py blocks it.
 if signal.getsignal(signal.SIGINT) == signal.default_int_handler:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
@@ -80,7 +80,7 @@ def on_starting(arbiter: Arbiter) -> None:
     for option in ("certfile", "keyfile", "statsd_host"):  # TLS is for a router in front
         if getattr(cfg, option):
             raise SettingsError(f"--{option.replace('_', '-')} is not supported")
-    if settings.sqlite and cfg.uid != os.geteuid():  # to whom the file belongs
+    if settings.sqlite and cfg.uid != os.geteuid():  # the file belongs to this user
         raise SettingsError("--user is not supported with SQLite; start gunicorn as that user")
     create_tables(settings, is_service=True)
 
@@ -92,8 +92,8 @@ def when_ready(arbiter: Arbiter) -> None:
         arbiter.log.warning("WEB_CONCURRENCY: with SQLite, only one process serves")
     for warning in misspelled():
         arbiter.log.warning(warning)
-    # All of them stop it as SIGTERM does. gunicorn would stop its workers at once, or, if it is
-    # stopping already, kill them after two seconds.
+    # These signals stop the service as SIGTERM does. gunicorn would stop its workers at once, or
+    # kill them after two seconds, if it is stopping already.
     for number in (signal.SIGINT, signal.SIGQUIT):
         signal.signal(number, terminate)
     if settings.sqlite:

@@ -33,7 +33,7 @@ class Service(Flask):
         self.before_request(check_request)
         descriptions = "/<any('openapi.json', 'asyncapi.json'):filename>"
         self.add_url_rule(descriptions, "description", send_description)
-        self.url_map.merge_slashes = False  # or it would redirect to whatever Host was sent
+        self.url_map.merge_slashes = False  # or it would redirect to the address in the Host header
 
     def wsgi_app(self, environ: dict[str, Any], start_response: Any) -> Any:
         """Add the API's headers: in `after_request`, werkzeug would take longer."""
@@ -48,7 +48,7 @@ class Service(Flask):
         return super().wsgi_app(environ, start if under_api else start_response)
 
     def create_url_adapter(self, request: Request | None) -> MapAdapter | None:
-        """Match without the host, on which no route depends: Python cannot decode every name."""
+        """Match without the host: Flask's own method fails for names that Python cannot decode."""
         if request is None:
             return super().create_url_adapter(request)
         environ = request.environ

@@ -1,4 +1,4 @@
-"""The environment, read once into one typed and checked value."""
+"""The settings, read from the environment and checked."""
 
 import os
 import re
@@ -22,7 +22,7 @@ NEEDS_DRIVER = "PostgreSQL needs a driver: run `pip install -r requirements-post
 NEEDED_FILES = 128  # that a process must be able to have open
 SECRET_CHARACTERS = 16
 MAKE_SECRET = "make one: python3 -c 'import secrets; print(secrets.token_hex())'"
-SIMILAR = 0.85  # how similar a variable must be to a setting to be reported as misspelled
+MIN_SIMILARITY = 0.85  # how similar a variable must be to a setting to be reported as misspelled
 
 
 class SettingsError(SystemExit):
@@ -57,7 +57,7 @@ def _database(url: str) -> Path | str:
     found = re.fullmatch("sqlite:///(.+)", url)
     if not found or ":memory:" in url:  # the URL may hold a password, so no error quotes it
         raise ValueError(f"must be {URL_FORMS}")
-    path = HERE / found[1]  # the same file, from whatever folder a command runs
+    path = HERE / found[1]  # relative paths start at the project's folder
     path.parent.stat()  # raises OSError
     return path
 
@@ -126,7 +126,7 @@ def load(environ: Mapping[str, str] = os.environ) -> Settings:
 def misspelled(environ: Mapping[str, str] = os.environ) -> Iterator[str]:
     """A warning for each variable whose name is nearly that of a setting."""
     for name in sorted(environ.keys() - VARIABLES):
-        for meant in get_close_matches(name, VARIABLES, n=1, cutoff=SIMILAR):
+        for meant in get_close_matches(name, VARIABLES, n=1, cutoff=MIN_SIMILARITY):
             yield f"{name} is not a setting of this service; did you mean {meant}?"
 
 

@@ -173,7 +173,7 @@ def backup(file: str) -> None:
     try:
         database.execute_sql("VACUUM INTO ?", (str(path),))  # which may be there if it is empty
         os.fsync(descriptor)
-    except BaseException as error:  # the disk is full, or somebody pressed Ctrl-C
+    except BaseException as error:  # the disk is full, or Ctrl-C was pressed
         path.unlink()
         fail(f"no backup was made: {one_line(error) or 'interrupted'}")
     finally:
@@ -182,9 +182,10 @@ def backup(file: str) -> None:
 
 
 def read_password(from_stdin: bool) -> str:
-    source = sys.stdin or fail("standard input is closed, so there is no password to read")
+    if not sys.stdin:
+        fail("standard input is closed, so there is no password to read")
     if from_stdin:
-        return source.buffer.readline().decode().rstrip("\r\n")
+        return sys.stdin.buffer.readline().decode().rstrip("\r\n")
     prompt = "Password (10 or more characters)"
     return str(click.prompt(prompt, hide_input=True, confirmation_prompt=True))
 

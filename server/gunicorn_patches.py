@@ -61,8 +61,11 @@ class ResponseSocket:
         """Raises BrokenPipeError, which gunicorn ignores, for a client that does not read."""
         if not self._parts:  # it was a WebSocket
             return
+        data = b"".join(self._parts)
         try:
-            self._sock.sendall(b"".join(self._parts))
+            sent = self._sock.send(data)  # nearly always all of it; sendall has more to do
+            if sent < len(data):
+                self._sock.sendall(data[sent:])
         except TimeoutError as error:
             raise BrokenPipeError(errno.EPIPE, "the client does not read") from error
 

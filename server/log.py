@@ -1,4 +1,4 @@
-"""The log: gunicorn's own, with API keys cut out, and with the service's lines in it."""
+"""The log: gunicorn's own, without API keys, and with the lines of the service."""
 
 import logging
 import re
@@ -11,7 +11,7 @@ from models import PREFIXES
 PREFIX = "|".join(map(re.escape, PREFIXES.values()))
 # An API key, and whatever follows a percent escape, because it may be an encoded key.
 SECRET = re.compile(rf"({PREFIX}|api_key=|%[0-9a-f]{{2}})[^\s&'\"]+", re.IGNORECASE)
-LINE_CHARACTERS = 1000  # at most; the rest of a longer line is cut off
+LINE_CHARACTERS = 1000  # longer lines are truncated
 CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 
 

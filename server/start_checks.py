@@ -21,7 +21,7 @@ from settings import HERE, SettingsError
 def refuse_other_servers() -> None:
     """Raises SystemExit under `flask run`, and under gunicorn without gunicorn.conf.py.
 
-    They would save no counts and send no ticks.
+    They would save no counts and close no sockets.
     """
     if "gunicorn.arbiter" in sys.modules and "server.worker" not in sys.modules:
         file = HERE / "gunicorn.conf.py"

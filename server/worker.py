@@ -52,21 +52,24 @@ class Worker(GeventWorker):
         gunicorn_patches.apply(self.cfg)
 
     def handle(self, listener: Any, client: Any, addr: Any) -> None:
-        """Serve a connection, whose own address gunicorn reports: a stop closes the listener."""
+        """Serve a connection.
+
+        gunicorn asks the listener for its address, which fails once a stop has closed it.
+        """
         super().handle(client, client, addr)
 
     def handle_request(self, listener_name: Any, req: Any, sock: Any, addr: Any) -> None:
         """Answer a request, then let other connections have their turn.
 
         A request that announces a body is the last one of its connection: before the next, gunicorn
-        would discard what the app did not read, of any length, and no other one would have a turn.
+        would discard what the app did not read, of any length, and serve no other connection.
         """
         if not req.path.startswith("/api/"):
             with self.page_turn:
                 gevent.sleep(TURN_SECONDS)
         is_last = not BODY_HEADERS.isdisjoint(dict(req.headers))
         if is_last:
-            req.force_close()  # gunicorn says so in the response, and raises StopIteration
+            req.force_close()  # gunicorn then sends Connection: close, and raises StopIteration
         sock.settimeout(SEND_SECONDS)
         try:
             with gunicorn_patches.ResponseSocket(sock) as response:
@@ -78,6 +81,6 @@ class Worker(GeventWorker):
         gevent.sleep(TURN_SECONDS)
 
     def handle_error(self, req: Any, client: Any, addr: Any, exc: BaseException) -> None:
-        """Log an error; a stop ends idle connections with GreenletExit, which is none."""
+        """Log an error; a stop ends idle connections with GreenletExit, which is not an error."""
         if not isinstance(exc, gevent.GreenletExit):
             super().handle_error(req, client, addr, exc)

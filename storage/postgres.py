@@ -63,13 +63,13 @@ class TimedConnection(Connection[Any]):
 
 
 def options(url: str) -> dict[str, Any]:
-    """What the URL leaves open. Of several hosts, only the primary can be written."""
+    """Connection options that the URL does not set. Of several hosts, the primary is used."""
     defaults = {"connect_timeout": CONNECT_SECONDS, "target_session_attrs": "read-write"}
     return {name: defaults[name] for name in defaults.keys() - conninfo_to_dict(url).keys()}
 
 
 def connection_pool(url: str, size: int, session: str) -> ConnectionPool[TimedConnection]:
-    """A pool that has to be opened. Which promise each of its options serves:
+    """A pool that has to be opened. What each of its options is for:
 
     - `connection_class`: no request hangs, and none waits for longer than REQUEST_SECONDS in all.
     - `kwargs`: the primary of several hosts is used; a hit is one round trip, without a COMMIT.

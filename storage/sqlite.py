@@ -25,9 +25,9 @@ SAVE = """UPDATE api_key SET total = total + ?,
     WHERE id = ?"""
 SAVE_HOUR = """INSERT INTO hourly_usage (hour, key_id, requests) VALUES (?, ?, ?)
     ON CONFLICT (hour, key_id) DO UPDATE SET requests = requests + excluded.requests"""
-BUSY_SECONDS = 0.05  # how long a lock of another process is waited for, by everybody
-LAST_MILLISECONDS = 1000  # the same for the last save
-COMMAND_SECONDS = 10  # the same in a command, where nobody else waits
+BUSY_SECONDS = 0.05  # how long a request waits for the lock of another process
+LAST_MILLISECONDS = 1000  # how long the last save waits for it
+COMMAND_SECONDS = 10  # how long a command waits for it
 TRIES = 30  # in 3 s, for which a start waits for another service on the same file to stop
 PRAGMAS = {"journal_mode": "wal", "foreign_keys": 1}
 DURABLE = PRAGMAS | {"synchronous": "full"}  # each commit waits for the disk
@@ -103,7 +103,7 @@ class KeyStore(Store):
         hours = [(moment - moment % HOUR, key, use.total) for key, use in counted]
         with peewee_errors(), connection:  # which commits, or rolls back
             connection.execute("BEGIN IMMEDIATE")
-            connection.executemany(SAVE, usage)  # which peewee does not have
+            connection.executemany(SAVE, usage)  # peewee has no executemany
             connection.executemany(SAVE_HOUR, hours)
         self._limiter.counted = {}  # all of it was saved, because no other greenlet ran
         self.forget()  # the rows lack what was saved
@@ -116,7 +116,7 @@ class KeyStore(Store):
         self._database.close()
 
     def _query(self, query: str, *values: object) -> list[Any]:
-        with peewee_errors():  # peewee's own end before the rows are read
+        with peewee_errors():  # peewee converts errors of `execute`, but not of `fetchall`
             return self._database.execute_sql(query, values).fetchall()
 
 

@@ -18,7 +18,7 @@ CACHE_SECONDS = 0.5  # how long a row that was found is remembered
 # How many rows a query names at most; SQLite before 3.32 allows 999. After each save, so many old
 # rows are deleted, which takes 5 ms. That is 1,000 a second; a million keys in use make 280.
 MAX_ROWS = 500
-# In SQL where building a query with peewee would take long.
+# These queries are SQL, because peewee would take too long to build them.
 COLUMNS = ApiKey._meta.columns
 FIND = f"SELECT {', '.join(COLUMNS)} FROM api_key WHERE id = ?"
 # A join, and no subquery that counts, because Citus refuses that.
@@ -50,7 +50,7 @@ class Store(ABC):
         return rows.get(key_id)
 
     def forget(self) -> None:
-        """Look up every key again, because its row may have changed."""
+        """Discard the cached rows, because a row may have changed."""
         self._rows: dict[str, ApiKey] = {}  # by id
         self._forget_at = monotonic() + CACHE_SECONDS
 

@@ -123,6 +123,8 @@ def test_lists_have_all_columns_and_no_secret(cli: FlaskCliRunner, owner: User, 
     moments.insert(2, "2100-01-01T00:00:00Z")
     assert old == [key[8:16], "ada", "my ci", "production", "free", *moments, "7"]
     assert (new[0], new[6:]) == (successor[8:16], [*["never"] * 3, "0"])
+    hidden = set(ApiKey._meta.columns) - {*KEY_COLUMNS, "user_id", "digest", "reset", "used"}
+    assert not hidden, "name these columns in KEY_COLUMNS"
     assert not any(secret[17:] in printed for secret in (key, successor))
     bob = accounts.create("bob", "bob@example.com", PASSWORD)
     lists = [done(cli.invoke(args=["key", "list", name])) for name in ("Ada", "bob")]

@@ -3,9 +3,10 @@
 import pytest
 from flask.testing import FlaskClient
 
-from paths import PROTECTED, PUBLIC, SOCKETS
+from paths import SOCKETS
 from rawsocket import RawSocket
 from serving import Server
+from test_documents import API, filled_in, parameters
 
 EXPOSED = {
     *("RateLimit", "RateLimit-Policy", "Retry-After", "WWW-Authenticate"),
@@ -13,7 +14,10 @@ EXPOSED = {
 }
 
 
-@pytest.mark.parametrize("path", PUBLIC + PROTECTED)
+ENDPOINTS = [filled_in(path, parameters(each["get"])) for path, each in API["paths"].items()]
+
+
+@pytest.mark.parametrize("path", ENDPOINTS)
 def test_cors_and_json_everywhere(server: Server, server_key: str, path: str) -> None:
     with RawSocket(server.port) as connection:
         head = connection.request(path, "HEAD", X_API_Key=server_key)
@@ -28,7 +32,7 @@ def test_cors_and_json_everywhere(server: Server, server_key: str, path: str) ->
     assert get.body.endswith(b"}\n")
 
 
-@pytest.mark.parametrize("path", [*PUBLIC, *PROTECTED, *SOCKETS, "/api/v1/x", "//api/v1/status"])
+@pytest.mark.parametrize("path", [*ENDPOINTS, *SOCKETS, "/api/v1/x", "//api/v1/status"])
 def test_cors_preflight_allows_the_key_header(server: Server, path: str) -> None:
     asked = {"Access_Control_Request_Method": "GET", "Origin": "https://a.example"}
     answer = server.ask(path, "OPTIONS", Access_Control_Request_Headers="x-api-key", **asked)

@@ -16,17 +16,20 @@ from websockets.exceptions import InvalidStatus
 from websockets.sync.client import connect
 from werkzeug.datastructures import ImmutableMultiDict
 
+import accounts
+import api_keys
 import settings
 from auth import INVALID_KEY
 from commands.cli import PG_DUMP
 from conftest import NewKey
 from documents import ASYNCAPI, CONTRIBUTING, DOCUMENTS, OPENAPI, README, rows, section
-from models import PREFIXES
+from models import PREFIXES, ApiKey
 from paths import TEST
 from ratelimit import UNITS
 from rest.problems import DEFAULTS
+from rows import change
 from server.worker import SEND_SECONDS
-from serving import REPOSITORY, Server
+from serving import REPOSITORY, Server, patience
 from ws.connection import PING_SECONDS, STALLED_SECONDS, CloseCode
 
 CLIENTS = (REPOSITORY / "docs/testing-clients.md").read_text()
@@ -35,7 +38,8 @@ PLATFORMS = {"DYNO": "Heroku", "FLY_APP_NAME": "Fly", "RENDER": "Render"}
 PLATFORMS |= {"RAILWAY_ENVIRONMENT": "Railway", "RAILWAY_ENVIRONMENT_NAME": "Railway"}
 
 API, SOCKETS = json.loads(OPENAPI), json.loads(ASYNCAPI)
-NONSENSE = ("x", "-1", "0", "x" * 300)  # as parameters
+GROWING = (REPOSITORY / "docs/growing.md").read_text()
+NONSENSE = ("x", "-1", "0", "\u00b2", "9" * 30, "x" * 300)  # as parameters
 
 
 def resolved(part: Any, description: Any) -> Any:
@@ -46,11 +50,15 @@ def resolved(part: Any, description: Any) -> Any:
 
 
 def fits(body: Any, schema: Any, description: Any) -> bool:
-    """Whether an object has the fields of its schema, and texts of their form."""
-    parts = {name: resolved(part, description) for name, part in schema["properties"].items()}
-    return parts.keys() == set(schema["required"]) == body.keys() and all(
-        re.search(part.get("pattern", ""), str(body[name])) for name, part in parts.items()
-    )
+    """Whether objects have the fields of their schemas, and texts their form."""
+    schema = resolved(schema, description)
+    if "items" in schema:
+        return all(fits(each, schema["items"], description) for each in body)
+    if parts := schema.get("properties"):
+        return parts.keys() == set(schema["required"]) == body.keys() and all(
+            fits(body[name], part, description) for name, part in parts.items()
+        )
+    return bool(re.search(schema.get("pattern", ""), str(body)))
 
 
 def test_links_lead_to_files_and_headings() -> None:
@@ -92,6 +100,19 @@ def test_settings_table_is_what_is_read() -> None:
     assert shown == settings.load({}), "edit README.md or docs/deploying.md"
 
 
+def test_every_setting_is_used() -> None:
+    files = [*REPOSITORY.glob("*.py"), *REPOSITORY.glob("[crsw]*/*.py")]
+    code = "".join(path.read_text() for path in files)
+    unused = {name for name in settings.VARIABLES if f"settings.{name.lower()}" not in code}
+    assert not unused, "no code reads these settings"
+
+
+def test_keys_are_copied_by_the_names_of_their_columns() -> None:
+    columns = ", ".join(ApiKey._meta.columns)
+    copies = GROWING.count(f"({columns})"), GROWING.count(f"SELECT {columns} FROM api_key")
+    assert copies == (1, 1), f"edit docs/growing.md: {columns}"
+
+
 def test_endpoints_are_those_of_the_app(app: Flask) -> None:
     rules = {rule.rule for rule in app.url_map.iter_rules() if rule.rule.startswith("/api/")}
     described = {path.replace("{", "<").replace("}", ">") for path in API["paths"]}
@@ -114,6 +135,9 @@ def test_answers_are_described(client: FlaskClient, new_key: NewKey, path: str) 
     assert {"summary", "security"} <= set(endpoint), f"{advice}: summary, security"
     url, responses = filled_in(path, parameters(endpoint)), endpoint["responses"]
     key = {"X-API-Key": new_key(tier="once")}
+    change(new_key("HIDDEN"), expires_at=1)
+    bob = accounts.create("HIDDEN", "HIDDEN@example.com", "long enough")
+    api_keys.create_key(bob, "HIDDEN")
     answers = [client.get(url), *(client.get(url, headers=key) for _ in range(2))]
     given = {str(answer.status_code) for answer in answers}
     needs_key = bool(endpoint["security"]) and {} not in endpoint["security"]
@@ -124,8 +148,9 @@ def test_answers_are_described(client: FlaskClient, new_key: NewKey, path: str) 
         sent = API["components"]["headers"].keys() & set(answer.headers.keys())
         listed = set(response.get("headers", ()))
         assert listed == sent, f"{advice}: the headers of {answer.status_code}"
+    assert "HIDDEN" not in answers[1].text, "it shows keys that have expired, or of other users"
     content = responses["200"]["content"]["application/json"]
-    body, schema = answers[1].get_json(), resolved(content["schema"], API)
+    body, schema = answers[1].get_json(), content["schema"]
     for shown in (body, content.get("example", body)):
         assert fits(shown, schema, API), f"{advice}: the fields"
 
@@ -145,8 +170,11 @@ def test_parameters_are_described(
 
     monkeypatch.setattr(client.application.request_class, "parameter_storage_class", Parameters)
     described, key = parameters(endpoint), {"X-API-Key": new_key()}
+    needed = filled_in(path, [each for each in described if each.get("required")])
+    assert client.get(needed, headers=key).status_code == 200, f"{advice}: required"
     for value in ("", *NONSENSE):
         answer = client.get(filled_in(path, described, value), headers=key)
+        assert answer.status_code < 500, f"{value!r} is a bug"
         listed = str(answer.status_code) in endpoint["responses"]
         assert listed, f"{advice}: {answer.status_code}, {answer.text}"
         if answer.status_code >= 400:
@@ -198,6 +226,8 @@ def test_messages_are_described(server: Server, server_key: str, name: str) -> N
                     ws.send(asked["examples"][0]["payload"])
                 described.append(resolved(message, SOCKETS))
                 received.append(json.loads(ws.recv(timeout=10)))
+        left = time.monotonic()
+    assert time.monotonic() - left < patience(3), f"{name}: the handler has to go on reading"
     named = {each["payload"]["properties"]["type"]["const"]: each for each in described}
     assert {body["type"] for body in received} <= named.keys(), f"{advice}: {received}"
     received += [each["payload"] for one in described for each in one.get("examples", ())]

@@ -567,8 +567,9 @@ def test_every_page_and_form_of_a_user_needs_a_log_in(
 
 
 def test_what_is_typed_in_a_form_is_text_on_every_page(app: Flask, ada: FlaskClient) -> None:
-    """Each form of each page, those of a new page, too."""
+    """Each form of each page, those of a new page, too; and no form sets what it does not show."""
     typed, sent = "<i>\"&'", 0
+    hidden = dict.fromkeys(ApiKey._meta.columns, "mallory") | {"type": "production"}
     assert "<i>" not in create_key(ada, typed).text
     for path in routes(app, "GET"):
         page = ada.get(path, follow_redirects=True)
@@ -579,16 +580,22 @@ def test_what_is_typed_in_a_form_is_text_on_every_page(app: Flask, ada: FlaskCli
             action = re.search('action="(.*?)"', attributes)
             fields = re.findall('<(?:input|textarea)(?![^>]*type="hidden")[^>]* name="(.*?)"', form)
             if fields:
-                answer = ada.post(
-                    action[1] if action else page.request.path,
-                    data=dict.fromkeys(fields, typed),
-                    follow_redirects=True,
-                )
-                assert "<i>" not in answer.text, (path, fields)
+                to = action[1] if action else page.request.path
+                for text in ("a\tb", "x" * 5000, typed):
+                    data = hidden | dict.fromkeys(fields, text)
+                    answer = ada.post(to, data=data, follow_redirects=True)
+                    assert "<i>" not in answer.text, (path, fields)
                 sent += 1
     assert sent > 5
     assert "<i>" not in ada.post(f"{path_of(0)}/successor").text
     assert not [path for path in routes(app, "GET") if "<i>" in ada.get(path).text]
+    with models.database.connection_context():
+        for row in (*User.select(), *ApiKey.select()):
+            for name, text in row.__data__.items():
+                if isinstance(text, str):
+                    size = row._meta.fields[name].max_length
+                    fits = text.isprintable() and len(text) <= size and text != "mallory"
+                    assert fits, f"{name} is {text!r}: see RULES in models.py"
 
 
 def test_messages_that_nobody_reads_make_no_cookie_longer(client: FlaskClient) -> None:

@@ -79,11 +79,11 @@ def add_security_headers(response: Response) -> Response:
 
 def error_page(error: HTTPException) -> ResponseReturnValue:
     """An error in the pages' layout."""
-    # Only forms are sent to such an address: reloading the page that answered has led there.
+    # A GET of a form's address: the user has reloaded the response to the form.
     if error.code == 405 and request.method == "GET" and request.path.startswith("/settings"):
         return redirect(url_for("web.keys.security"), 303)
-    # For a path that does not exist, nobody has asked yet who is logged in. If the database has
-    # just failed, to ask again might take as long again.
+    # For a path that does not exist, the user is not loaded yet. If the database has just failed,
+    # another query might take as long again.
     if "user" not in g and error.code != 503:
         with suppress(PeeweeException):
             sessions.load_user()

@@ -16,7 +16,7 @@ from storage.database import transaction
 from web.sessions import form_option, form_text, redirect_to, require_log_in, show_errors_on
 
 LIFETIMES = {"never": 0, "30 days": 30 * DAY, "90 days": 90 * DAY, "1 year": 365 * DAY}
-# Not at once: if the new key gets lost on the way, the old one still works for a second try.
+# Not at once: if the response with the new key is lost, the old one still works.
 GRACES = {"in 24 hours": api_keys.GRACE_SECONDS, "in 5 minutes": 300}
 
 bp = Blueprint("keys", __name__, url_prefix="/settings/security")

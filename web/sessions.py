@@ -62,7 +62,7 @@ def show_errors_on(page: Callable[..., str]) -> Callable[[View], View]:
 def redirect_if_logged_in() -> ResponseReturnValue | None:
     """Send users who are logged in to their pages; refuse a sign-up when that is closed."""
     if request.path == "/sign-up" and not current_service.settings.signups:
-        abort(403, "Sign-up is closed. Ask whoever runs this service for an account.")
+        abort(403, "Sign-up is closed. Ask the operator of this service for an account.")
     if g.user and request.method == "GET":
         return redirect(url_for("web.keys.security"), 303)
     return None

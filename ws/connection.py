@@ -23,7 +23,7 @@ from wsproto.frame_protocol import FrameProtocol
 
 from rest.problems import Problem, json_text
 
-# Sleeping for this time gives all other connections their turn. It must not be 0: greenlets that
+# Sleeping for this time lets all other greenlets run. It must not be 0: greenlets that
 # call sleep(0) go on in the same round of gevent's loop, up to 50 times, before the loop looks for
 # new input of other connections. A timer, however short, ends in a later round.
 TURN_SECONDS = 1e-6
@@ -109,7 +109,7 @@ class WebSocket:
     Only this greenlet may call `messages`, `send` and `finish`. Any greenlet may call `push` and
     `close`, which never wait. The first `close` decides on the code. From then on nothing else is
     sent: `push` does nothing, `send` raises ConnectionClosed, and `messages` ends. The client has
-    CLOSE_SECONDS to close its side; then the connection is cut, wherever its greenlet waits.
+    CLOSE_SECONDS to close its side; then the connection is cut, even while its greenlet is waiting.
     """
 
     def __init__(self, server: Server) -> None:
@@ -178,7 +178,7 @@ class WebSocket:
     def finish(self) -> int:
         """Wait until the client has closed its side; returns the code.
 
-        The code is ABNORMAL if the client did not read the close frame, or what precedes it.
+        The code is ABNORMAL if the client did not read everything, up to the close frame.
         """
         self._flush()
         drain(self._sock)

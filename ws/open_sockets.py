@@ -31,7 +31,7 @@ class OpenSockets:
     def reserve(self, caller: str) -> None:
         """Admit a socket of this caller; raises Problem if there is no room for it."""
         if self.is_stopping or self.admitted.total() >= self.limit:
-            detail = "The server has reached its limit of open sockets."
+            detail = "The server accepts no more sockets at the moment."
             raise Problem(503, "too_many_sockets", detail, headers=RETRY)
         if self.admitted[caller] >= self.limit_per_caller:
             raise Problem(429, "too_many_sockets", "You have too many sockets open.", headers=RETRY)
@@ -50,7 +50,7 @@ class OpenSockets:
         log.info("open %s", what)
         self.open[ws] = key
         try:
-            if self.is_stopping:  # since this one was admitted
+            if self.is_stopping:  # the stop began after this socket was admitted
                 ws.close(CloseCode.GOING_AWAY)
             else:
                 handler(ws)

@@ -68,5 +68,5 @@ class Ticker:
             for ws in listeners:
                 ws.close(CloseCode.BUG)
         else:
-            for ws in listeners:  # push never yields, so the set cannot change meanwhile
+            for ws in listeners:  # push never yields, so the set cannot change during the loop
                 ws.push(data)
