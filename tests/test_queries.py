@@ -22,7 +22,8 @@ from test_cors import ENDPOINTS
 NUMBERS = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < {})"
 USERS, KEYS = NUMBERS.format(1000), NUMBERS.format(20_000)
 FILL = [
-    f"INSERT INTO user {USERS} SELECT i, 'user' || i, 'user' || i, '', 0 FROM n",
+    f"""INSERT INTO user (id, username, email, password_hash, created_at)
+    {USERS} SELECT i, 'user' || i, 'user' || i, '', 0 FROM n""",
     f"""INSERT INTO api_key (id, user_id, name, type, digest, created_at, expires_at)
     {KEYS} SELECT 10000000 + i, i % 1000 + 1, 'k', 'production', '', 0, 9000000000 FROM n""",
     f"INSERT INTO hourly_usage {USERS} SELECT i, 'a', 1 FROM n",

@@ -347,7 +347,6 @@ def test_address_from_before_the_rules_may_stay(ada: FlaskClient) -> None:
 
 
 def test_only_a_right_form_changes_the_password(ada: FlaskClient, client: FlaskClient) -> None:
-    """Which ends the other sessions."""
     log_in_as(client, "ada")
     for current, new, message in [
         ("not my password", "a brand new one", "This is not your current password."),
