@@ -98,9 +98,13 @@ def when_ready(arbiter: Arbiter) -> None:
         signal.signal(number, terminate)
     if settings.sqlite:
         signal.signal(signal.SIGHUP, signal.SIG_IGN if ignores_hangup else terminate)
-        # No second worker and no second master: each would keep its own counts.
-        for number in (signal.SIGTTIN, signal.SIGTTOU, signal.SIGUSR2):
-            signal.signal(number, signal.SIG_IGN)
+        signal.signal(signal.SIGUSR2, signal.SIG_IGN)  # a second master would keep its own counts
+
+
+def nworkers_changed(arbiter: Arbiter, number: int, before: int | None) -> None:
+    """With SQLite, keep one worker, whenever SIGTTIN asks for another."""
+    if settings.sqlite and number > 1:
+        arbiter.num_workers = 1
 
 
 def child_exit(arbiter: Arbiter, worker: Worker) -> None:
