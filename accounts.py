@@ -87,9 +87,8 @@ def find_user(name: str) -> User | None:
     """The user with this user name or email address, ignoring case."""
     with database.connection_context():
         lower = fn.LOWER(name)
-        return User.get_or_none(
-            (fn.LOWER(User.username) == lower) | (fn.LOWER(User.email) == lower)
-        )
+        has_name = (fn.LOWER(User.username) == lower) | (fn.LOWER(User.email) == lower)
+        return User.get_or_none(has_name)
 
 
 def hash_password(password: str) -> str:

@@ -77,7 +77,7 @@ def count_request(key: ApiKey, enforce_limit: bool = True) -> Allowance:
     Raises Problem 401 if the key was just deleted, 429 if nothing was left and the limit is to be
     enforced, and PeeweeException.
     """
-    allowance = show(current_service.store.hit(key.id, quota_of(key)))
+    allowance = show_allowance(current_service.store.hit(key.id, quota_of(key)))
     if enforce_limit and not allowance.accepted:
         raise rate_limited(allowance)
     return allowance
@@ -94,8 +94,8 @@ def current_allowance(key: ApiKey) -> Allowance:
     return current_service.store.peek(stored, quota_of(stored))
 
 
-def show(allowance: Allowance | None) -> Allowance:
-    """Let the response have it in its headers; raises Problem 401 if the key was deleted."""
+def show_allowance(allowance: Allowance | None) -> Allowance:
+    """Let the headers of the response have it; raises Problem 401 if the key was deleted."""
     if allowance is None:
         raise invalid_key()
     request.environ[ALLOWANCE] = allowance

@@ -73,10 +73,9 @@ def on_starting(arbiter: Arbiter) -> None:
     cfg = arbiter.cfg
     if cfg.worker_class != Worker:
         raise SettingsError("--worker-class must be gevent")
+    allowed = "1 with SQLite" if settings.sqlite else "1 or more"
     if cfg.workers < 1 or (settings.sqlite and cfg.workers > 1):
-        raise SettingsError(
-            f"--workers must be {'1 with SQLite' if settings.sqlite else '1 or more'}"
-        )
+        raise SettingsError(f"--workers must be {allowed}")
     for option in ("certfile", "keyfile", "statsd_host"):  # TLS is for a router in front
         if getattr(cfg, option):
             raise SettingsError(f"--{option.replace('_', '-')} is not supported")

@@ -53,9 +53,8 @@ def admit() -> None:
     if NEEDS_KEY[request.endpoint]:
         presented = request.args.get("api_key") or request.headers.get("X-API-Key")
         g.key = auth.require_key(presented, ", or as api_key in the query")
-        auth.show(
-            auth.current_allowance(g.key)
-        )  # which the response shows, also if there is no room
+        # A response that there is no room has the headers of the limit, too.
+        auth.show_allowance(auth.current_allowance(g.key))
     client = g.key.id if g.key else caller(request.remote_addr)
     current_service.sockets.reserve(client)
     g.caller = client

@@ -83,9 +83,8 @@ class Store(ABC):
         """The digests of those keys that have ended; a new key may have the id of one of them."""
         digests = {key.digest for key in keys}
         for ids in chunked({key.id for key in keys}, MAX_ROWS):
-            query = (
-                f"SELECT digest FROM api_key WHERE {ApiKey.VALID} AND id IN ({placeholders(ids)})"
-            )
+            condition = f"{ApiKey.VALID} AND id IN ({placeholders(ids)})"
+            query = f"SELECT digest FROM api_key WHERE {condition}"
             digests -= {digest for (digest,) in self._query(query, now(), *ids)}
         return digests
 

@@ -55,12 +55,11 @@ class Ticker:
                 elif left > 0:
                     gevent.sleep(left)  # may end a little early
                 else:
-                    self._tick(self._listeners.get(tenths % 10))
+                    if listeners := self._listeners.get(tenths % 10):
+                        self._tick(listeners)
                     tenths += 1
 
-    def _tick(self, listeners: set[WebSocket] | None) -> None:
-        if not listeners:
-            return
+    def _tick(self, listeners: set[WebSocket]) -> None:
         try:
             data = self._make_frame()
         except Exception:
