@@ -105,9 +105,10 @@ def show_allowance(allowance: Allowance | None) -> Allowance:
 def quota_of(key: ApiKey) -> Quota:
     """The quota of the key's tier, or that of `free` if RATE_LIMITS lacks the tier."""
     quotas = current_service.settings.rate_limits
-    if key.tier not in quotas:
-        warn_once(key.tier)
-    return quotas.get(key.tier) or quotas[DEFAULT_TIER]
+    if key.tier in quotas:
+        return quotas[key.tier]
+    warn_once(key.tier)
+    return quotas[DEFAULT_TIER]
 
 
 @cache

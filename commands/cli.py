@@ -2,7 +2,6 @@
 
 import os
 import re
-import select
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -195,7 +194,6 @@ def print_key(make: Callable[[], tuple[ApiKey, str]]) -> None:
 
     `print` would keep what cannot be written, and fail again when the process ends.
     """
-    select.select([], [sys.stdout], [])  # wait for a slow reader before the database is locked
     with transaction(), open(sys.stdout.fileno(), "w", closefd=False) as output:
         output.write(f"{make()[1]}\n")
 
