@@ -17,7 +17,7 @@ MAX_HOST_BYTES = 255  # RFC 1035 part 2.3.4
 def check_request() -> ResponseReturnValue | None:
     """Refuse a request that no view could answer, and answer OPTIONS for the API."""
     environ = request.environ
-    environ.pop("HTTP_RANGE", None)  # no file is large, and ranges have dates, too
+    environ.pop("HTTP_RANGE", None)  # files are small, and without it If-Range is not parsed
     if re.search("[0-9]{5}", environ.get("HTTP_IF_MODIFIED_SINCE", "")):
         del environ["HTTP_IF_MODIFIED_SINCE"]  # werkzeug raises OverflowError for such a date
     host, is_needed = environ.get("HTTP_HOST", ""), environ["SERVER_PROTOCOL"] != "HTTP/1.0"
