@@ -1,19 +1,29 @@
 """API keys: what they look like, and how they are made, changed and ended."""
 
+import math
 import re
 import secrets
 from hashlib import sha256
 from string import ascii_letters, digits
 from typing import Any
 
-from models import DEFAULT_TYPE, PREFIXES, ApiKey, Invalid, User, check_fields, now
+from models import DEFAULT_TYPE, PREFIXES, ApiKey, Changed, Invalid, User, check_fields, now
 from storage.database import transaction
 
 BASE62 = digits + ascii_letters
 KEY_START = re.compile(f"(?:{'|'.join(PREFIXES.values())})([{BASE62}]{{8}})")  # with the ID
 MAX_KEYS = 50  # of one user, with those that were rotated and are in their grace period
 GRACE_SECONDS = 86400  # how long a rotated key stays valid
+KEY_IS_GONE = "There is no such key: it was revoked, or has expired."
 INHERITED = ("user_id", "name", "type", "tier", "reset", "used")  # by the successor of a key
+
+
+class AlreadyMade(Exception):
+    """A form was sent again, and the key that it has made still exists."""
+
+    def __init__(self, key: ApiKey) -> None:
+        super().__init__(key.id)
+        self.key = key
 
 
 def create_key(
@@ -21,40 +31,48 @@ def create_key(
 ) -> tuple[ApiKey, str]:
     """Store a new key; the second value is the key itself, which is stored nowhere.
 
-    Other columns may be given: `id`, `tier`, `expires_at`. Raises Invalid, and peewee's
-    IntegrityError if there is a key with this id.
+    Other columns may be given: `tier`, `expires_at`, `nonce`. Raises Invalid, Changed, and
+    AlreadyMade if the user has a key with this nonce.
     """
     check_fields(name=name, type=type)
-    with transaction(user.id):
-        return _store(ApiKey(user=user, name=name, type=type, **columns))
+    key = ApiKey(user=user, name=name, type=type, **columns)
+    with transaction(user):
+        same_form = user.keys.where(ApiKey.nonce == key.nonce, ApiKey.valid())
+        if key.nonce and (earlier := same_form.get_or_none()):
+            raise AlreadyMade(earlier)
+        return _store(key)
 
 
-def rotate_key(key: ApiKey, grace_seconds: int = GRACE_SECONDS) -> tuple[ApiKey, str]:
-    """Store a successor to a key, which is returned as by `create_key`.
+def rotate_key(
+    user: User, key_id: str, grace_seconds: int = GRACE_SECONDS
+) -> tuple[ApiKey, ApiKey, str]:
+    """Store a successor to a key of the user; returns the old key, and then as `create_key`.
 
     It has the same name, type, tier and lifetime, and goes on with the window as it was last saved.
-    The old key ends after the grace period, or earlier by itself; `key` is updated. Raises Invalid.
+    The old key ends after the grace period, or earlier by itself. Raises Invalid and Changed.
     """
-    with transaction(key.user_id):
-        old = ApiKey.get_or_none(ApiKey.id == key.id, ApiKey.valid())  # as it is now
+    with transaction(user):
+        old: ApiKey | None = user.keys.where(ApiKey.id == key_id, ApiKey.valid()).get_or_none()
         if not old or old.rotated_at:
             raise Invalid(key="This key has ended or was rotated; create a new one.")
         new = ApiKey(**{name: getattr(old, name) for name in INHERITED})
         if old.expires_at:
             new.expires_at = now() + old.expires_at - old.created_at
-        key.rotated_at, end = now(), now() + grace_seconds
-        key.expires_at = min(old.expires_at or end, end)
-        key.save(only=["rotated_at", "expires_at"])
-        return _store(new)
+        old.rotated_at = now()
+        old.expires_at = min(old.expires_at or math.inf, now() + grace_seconds)
+        old.save(only=["rotated_at", "expires_at"])
+        return old, *_store(new)
 
 
 def _store(key: ApiKey) -> tuple[ApiKey, str]:
     """Store a key, in a transaction of its user."""
-    key.id = key.id or random_text(8)
+    if key.has_expired:
+        raise Invalid(key="This key would have expired already.")
+    key.id = random_text(8)
     secret = f"{PREFIXES[key.type]}{key.id}_{random_text(32)}"
     secret += checksum(secret)
     key.digest = digest(secret)
-    key.save(force_insert=True)  # a form that is sent again has the same id: IntegrityError
+    key.save(force_insert=True)
     if ApiKey.select().where(ApiKey.user == key.user_id, ApiKey.valid()).count() > MAX_KEYS:
         raise Invalid(key=f"A user can have {MAX_KEYS} keys. Revoke one first.")
     return key, secret
@@ -65,21 +83,18 @@ def random_text(length: int) -> str:
     return "".join(secrets.choice(BASE62) for _ in range(length))
 
 
-def id_from_form(text: str) -> str:
-    """The ID of a key that is made only once for this text; a client cannot choose it."""
-    return "".join(BASE62[byte % 62] for byte in sha256(text.encode()).digest()[:8])
-
-
-def change_key(key_id: str, **columns: object) -> bool:
-    """Change a key; False if there is no valid key with this id."""
+def change_key(key_id: str, **columns: object) -> None:
+    """Change a key; raises Changed if there is no valid key with this id."""
     with transaction():
-        return bool(ApiKey.update(**columns).where(ApiKey.id == key_id, ApiKey.valid()).execute())
+        if not ApiKey.update(**columns).where(ApiKey.id == key_id, ApiKey.valid()).execute():
+            raise Changed(KEY_IS_GONE)
 
 
-def revoke_key(key_id: str) -> bool:
-    """Delete a key; False if there is no key with this id."""
+def revoke_key(key_id: str) -> None:
+    """Delete a key; raises Changed if there is no key with this id."""
     with transaction():
-        return bool(ApiKey.delete().where(ApiKey.id == key_id).execute())
+        if not ApiKey.delete().where(ApiKey.id == key_id).execute():
+            raise Changed(KEY_IS_GONE)
 
 
 def digest(key: str) -> str:

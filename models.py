@@ -4,7 +4,7 @@ import re
 import time
 
 import peewee
-from peewee import SQL, BigIntegerField, CharField, ForeignKeyField, fn
+from peewee import SQL, AutoField, BigIntegerField, CharField, ForeignKeyField, NodeList, fn
 
 from ratelimit import DEFAULT_TIER, Usage
 
@@ -29,7 +29,18 @@ class Table(peewee.Model):
         legacy_table_names = False
 
 
+class NumberField(AutoField):
+    """A primary key whose values are never used again: in SQLite, that has to be asked for."""
+
+    def ddl(self, ctx: peewee.Context) -> NodeList:
+        nodes = [super().ddl(ctx)]
+        if ctx.state.field_types[self.field_type] == "INTEGER":  # in PostgreSQL, it is SERIAL
+            nodes.append(SQL("AUTOINCREMENT"))
+        return NodeList(nodes)
+
+
 class User(Table):
+    id = NumberField()
     username = CharField(max_length=32)
     email = CharField(max_length=254)
     password_hash = CharField()
@@ -43,9 +54,10 @@ for name in ("username", "email"):  # unique, ignoring case
 class ApiKey(Table):
     """A key and its usage: in total, and in the window that ends at `reset`.
 
-    Only a digest of the key is stored. Rotating a key sets `rotated_at`, and `expires_at` to the
-    end of the grace period; a key that is revoked is deleted. Defaults are in the schema, too,
-    because the previous version may insert rows into the same database, without a new column.
+    Only a digest of the key is stored, and `nonce`, a digest of the form that has made it. Rotating
+    a key sets `rotated_at`, and `expires_at` to the end of the grace period; a key that is revoked
+    is deleted. Defaults are in the schema, too, because the previous version may insert rows into
+    the same database, without a new column.
     """
 
     id = CharField(max_length=8, primary_key=True)
@@ -54,6 +66,7 @@ class ApiKey(Table):
     type = CharField(max_length=32)
     tier = CharField(max_length=32, default=DEFAULT_TIER, constraints=[SQL("DEFAULT 'free'")])
     digest = CharField(max_length=64)
+    nonce = CharField(max_length=8, null=True)
     created_at = BigIntegerField(default=now)
     expires_at = BigIntegerField(null=True, index=True)
     rotated_at = BigIntegerField(null=True)
@@ -111,6 +124,10 @@ class Invalid(ValueError):
     def __init__(self, **errors: str) -> None:
         super().__init__(" ".join(map(": ".join, errors.items())).removeprefix("key: "))
         self.errors = errors
+
+
+class Changed(ValueError):
+    """A row was changed or deleted after it had been read, so nothing was done."""
 
 
 def check_fields(**fields: str) -> None:

@@ -115,6 +115,11 @@ class Limiter:
             usage = usage.plus(request)
         return usage.allowance(quota, now, accepted)
 
+    def take_back(self, key: str) -> None:
+        """Take back the request that was counted last, because it did nothing after all."""
+        usage = self.counted[key]
+        self.counted[key] = usage._replace(total=usage.total - 1, used=max(0, usage.used - 1))
+
     def usage(self, key: str, stored: Usage) -> Usage:
         """What is stored, plus what has been counted."""
         return stored.plus(self.counted[key]) if key in self.counted else stored

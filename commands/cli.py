@@ -2,7 +2,9 @@
 
 import os
 import re
+import select
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
@@ -47,7 +49,7 @@ class Command(click.Command):
             fail(f"DATABASE_URL: {one_line(error)}")
         except BrokenPipeError:
             raise  # click ends quietly
-        except (ValueError, OSError) as error:  # models.Invalid, a full disk behind stdout
+        except (ValueError, OSError) as error:  # Invalid, Changed, a full disk behind stdout
             fail(str(error))
 
 
@@ -79,7 +81,9 @@ def duration(text: str) -> int:
 @password_stdin
 def create_user(username: str, email: str, password_stdin: bool) -> None:
     """Create a user; asks for the password."""
-    accounts.create(username, email, read_password(password_stdin))
+    check_fields(username=username, email=email)
+    password_hash = accounts.hash_password(read_password(password_stdin))
+    accounts.create(username, email, password_hash)
     say(f"User {username} was created.")
 
 
@@ -94,9 +98,8 @@ def list_users() -> None:
 @password_stdin
 def set_password(username: str, password_stdin: bool) -> None:
     """Set a user's password, and end all sessions of this user."""
-    user, password = user_named(username), read_password(password_stdin)
-    check_fields(password=password)
-    accounts.change(user, password_hash=accounts.hash_password(password))
+    user = user_named(username)
+    accounts.change(user, password_hash=accounts.hash_password(read_password(password_stdin)))
     say(f"The password of {user.username} was changed, and all their sessions have ended.")
 
 
@@ -127,7 +130,7 @@ def create_key(username: str, name: str, type: str, tier: str, expires: int | No
 def rotate_key(key_id: str, grace: int) -> None:
     """Create a successor and print it; the old key stops working after the grace period."""
     key = valid_key(key_id)
-    print_key(lambda: api_keys.rotate_key(key, grace))
+    print_key(lambda: api_keys.rotate_key(key.user, key.id, grace)[1:])
 
 
 @keys.command("list")
@@ -168,16 +171,29 @@ def backup(file: str) -> None:
     path = Path.cwd() / file  # an absolute path, which SQLite never takes for a URI
     if os.path.lexists(path):  # a link, too, whose target might be replaced
         fail(f"{path} exists, and is not replaced")
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    # Beside it, under a name that backup-*.db does not match: a command may be ended at any moment.
+    descriptor, unfinished = tempfile.mkstemp(prefix=".", suffix=".unfinished", dir=path.parent)
     try:
-        database.execute_sql("VACUUM INTO ?", (str(path),))  # which may be there if it is empty
+        database.execute_sql("VACUUM INTO ?", (unfinished,))  # an empty file is accepted
         os.fsync(descriptor)
+        give_name(unfinished, path)
     except BaseException as error:  # the disk is full, or Ctrl-C was pressed
-        path.unlink()
         fail(f"no backup was made: {one_line(error) or 'interrupted'}")
     finally:
         os.close(descriptor)
+        Path(unfinished).unlink(missing_ok=True)
     say(f"The database was copied to {path}.")
+
+
+def give_name(finished: str, path: Path) -> None:
+    """Let a file have this name, too; raises FileExistsError."""
+    try:
+        os.link(finished, path)
+    except FileExistsError:
+        raise
+    except OSError:  # a file system without links
+        path.touch(mode=0o600, exist_ok=False)
+        Path(finished).replace(path)
 
 
 def read_password(from_stdin: bool) -> str:
@@ -192,8 +208,10 @@ def read_password(from_stdin: bool) -> str:
 def print_key(make: Callable[[], tuple[ApiKey, str]]) -> None:
     """Make a key and print it; if it cannot be printed, nothing is changed.
 
-    `print` would keep what cannot be written, and fail again when the process ends.
+    It first waits until the output takes a line: during a transaction, a full pipe would keep
+    everybody from storing. `print` would keep what cannot be written, and fail again at the end.
     """
+    select.select([], [sys.stdout], [])
     with transaction(), open(sys.stdout.fileno(), "w", closefd=False) as output:
         output.write(f"{make()[1]}\n")
 
@@ -222,8 +240,8 @@ def valid_key(key_id: str) -> ApiKey:
     """The key with this id; the beginning of a key, or all of it, will do."""
     if start := api_keys.KEY_START.match(key_id):
         key_id = start[1]
-    found = ApiKey.get_or_none(ApiKey.id == key_id, ApiKey.valid())
-    return found or fail("There is no valid key with this ID.")
+    query = ApiKey.select(ApiKey, User).join(User).where(ApiKey.id == key_id, ApiKey.valid())
+    return query.get_or_none() or fail("There is no valid key with this ID.")
 
 
 def existing_tier(tier: str) -> str:

@@ -62,8 +62,9 @@ def welcome(port: int) -> None:
         if not sys.stdout:
             raise OSError("standard output is closed")
         password = secrets.token_urlsafe(12)
+        password_hash = accounts.hash_password(password)
         with transaction(), open(sys.stdout.fileno(), "w", closefd=False) as output:
-            user = accounts.create("demo", "demo@example.com", password)
+            user = accounts.create("demo", "demo@example.com", password_hash)
             _, key = api_keys.create_key(user, "demo")
             output.write(WELCOME.read_text().format(port=port, password=password, key=key))
     except (Invalid, OSError, OperationalError) as error:

@@ -10,7 +10,7 @@ from typing import Any
 from peewee import Model, PeeweeException, PostgresqlDatabase, SchemaManager
 from playhouse.migrate import SchemaMigrator
 
-from models import TABLES, User, database
+from models import TABLES, Changed, User, database
 from settings import Settings, SettingsError
 from storage import sqlite
 from storage.outage import one_line
@@ -44,14 +44,19 @@ def command_connection(settings: Settings) -> Iterator[None]:
 
 
 @contextmanager
-def transaction(user_id: int | None = None) -> Iterator[None]:
+def transaction(user: User | None = None) -> Iterator[None]:
     """A transaction for whatever stores or ends a key, a user or a password; may be nested.
 
-    Transactions with the id of the same user run one after another, as all do with SQLite.
+    Everything that changes a user, or the set of their keys, is done in a transaction of this user.
+    It raises Changed if the user was deleted, or has another password, since `user` was read; a
+    number alone may be that of somebody else by now. Transactions of the same user run one after
+    another, as all do with SQLite.
     """
     with database.connection_context(), database.transaction():
-        if user_id is not None:  # in PostgreSQL, this locks the row of the user
-            User.update(id=User.id).where(User.id == user_id).execute()
+        if user is not None:  # in PostgreSQL, this locks the row
+            is_same = (User.id == user.id) & (User.password_hash == user.password_hash)
+            if not User.update(id=User.id).where(is_same).execute():
+                raise Changed("The account was changed in the meantime, so nothing was done.")
         yield
 
 

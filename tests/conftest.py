@@ -32,6 +32,7 @@ from ratelimit import Limiter
 from service import Service
 from serving import REPOSITORY, Server
 from storage.database import create_tables
+from web import throttles
 
 # Beside the defaults, tiers small enough to use up.
 TIERS = "pro=10000/hour,free=1000/hour,five=5/day,once=1/day"
@@ -113,8 +114,8 @@ def app(
     # Real hashes of a low cost: one of the full cost takes 50 ms, and test_accounts.py has them.
     cheap = partial(generate_password_hash, method="scrypt:128:8:1")
     monkeypatch.setattr(accounts, "generate_password_hash", cheap)
-    monkeypatch.setattr(accounts, "UNKNOWN_USER", cheap("known to nobody"))
-    monkeypatch.setattr(accounts, "BUCKETS", 10**12)  # so that no two names share one by chance
+    monkeypatch.setattr(accounts, "UNMATCHABLE_HASH", cheap("known to nobody"))
+    monkeypatch.setattr(throttles, "BUCKETS", 10**12)  # so that no two names share one by chance
     create_tables(config)
     made = create_app(config)
     connections = models.database.obj  # a command uses another one
@@ -150,10 +151,15 @@ def cli(app: Flask) -> Iterator[FlaskCliRunner]:
         yield app.test_cli_runner()
 
 
+def new_user(name: str, password: str = "") -> User:
+    password_hash = accounts.hash_password(password or secrets.token_urlsafe())
+    return accounts.create(name, f"{name}@example.com", password_hash)
+
+
 @pytest.fixture
 def owner(app: Flask) -> User:
     """Ada, the user to whom all keys belong."""
-    return accounts.create("ada", "ada@example.com", secrets.token_urlsafe())
+    return new_user("ada")
 
 
 @pytest.fixture

@@ -1,5 +1,7 @@
 """Stored keys, as another process sees and changes them: nothing is forgotten in this one."""
 
+from contextlib import suppress
+
 import api_keys
 import models
 from models import ApiKey
@@ -12,8 +14,10 @@ def row(key: str) -> ApiKey:
 
 
 def change(key: str, **columns: object) -> bool:
-    with models.database.connection_context():
-        return api_keys.change_key(key[8:16], **columns)
+    with models.database.connection_context(), suppress(models.Changed):
+        api_keys.change_key(key[8:16], **columns)
+        return True
+    return False
 
 
 def count() -> int:

@@ -21,7 +21,7 @@ import psycopg
 import pytest
 
 import api_keys
-from accounts import UNKNOWN_USER
+from accounts import UNMATCHABLE_HASH
 from models import PREFIXES
 from paths import STATS, STATUS
 from rawsocket import Answer, RawSocket, form_bytes
@@ -33,6 +33,13 @@ START_SECONDS = 30
 SETTINGS = {*VARIABLES, *PLATFORM_HOPS, "GUNICORN_CMD_ARGS", "FORWARDED_ALLOW_IPS"}
 KEYS_PER_USER = 25
 USER_ID = 1000  # the next one is twice this: those between are given by the service
+
+
+def sources() -> list[Path]:
+    """The Python files of the service."""
+    folders = {"tests", "benchmarks", "docs"}
+    files = [*REPOSITORY.glob("[a-z]*.py"), *REPOSITORY.glob("[a-z]*/*.py")]
+    return [file for file in files if file.relative_to(REPOSITORY).parts[0] not in folders]
 
 
 def clean_environment(**settings: str) -> dict[str, str]:
@@ -296,7 +303,7 @@ class Server:
             if not (self.postgres or self._database.exists()):
                 create_tables(load(self.env))
             columns = "id, username, email, password_hash, created_at"
-            values = (user, owner, f"{owner}@example.com", UNKNOWN_USER, now)
+            values = (user, owner, f"{owner}@example.com", UNMATCHABLE_HASH, now)
             self.execute(f'INSERT INTO "user" ({columns}) VALUES (?, ?, ?, ?, ?)', *values)
         self._keys += 1
         key = random_key(type)

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 import secrets
 import sqlite3
 import stat
@@ -18,11 +19,13 @@ from flask.testing import FlaskCliRunner
 
 import accounts
 import api_keys
+import commands.cli
 import models
 from commands.cli import KEY_COLUMNS
+from conftest import new_user
 from models import ApiKey, User
 from rows import change, count, row
-from serving import clean_environment, writing
+from serving import clean_environment, eventually, writing
 from settings import HERE, Settings
 from storage import sqlite
 
@@ -99,7 +102,7 @@ def test_unknown_user_is_one_line(cli: FlaskCliRunner, config: Settings, command
 
 @pytest.mark.usefixtures("key")
 def test_deleted_user_takes_keys_along(cli: FlaskCliRunner) -> None:
-    bob = accounts.create("bob", "bob@example.com", PASSWORD)
+    bob = new_user("bob")
     api_keys.create_key(bob, "ci", "production")
     said = "User ada and all their API keys were deleted."
     assert done(cli.invoke(args=["user", "delete", "ADA"]), said) == ""
@@ -108,8 +111,23 @@ def test_deleted_user_takes_keys_along(cli: FlaskCliRunner) -> None:
         assert list(User.select()) == [bob]
 
 
+def test_password_that_is_typed_late_is_not_that_of_the_next_user(
+    cli: FlaskCliRunner, owner: User, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def type_late(from_stdin: bool) -> str:
+        accounts.delete(owner)
+        with models.database.connection_context():
+            User.create(id=owner.id, username="bob", email="bob@example.com", password_hash="")
+        return PASSWORD
+
+    monkeypatch.setattr(commands.cli, "read_password", type_late)
+    said = "The account was changed in the meantime, so nothing was done."
+    assert refused(cli.invoke(args=["user", "password", "ada"])) == said
+    assert not accounts.verify_password(accounts.find_user("bob"), PASSWORD)
+
+
 def test_lists_have_all_columns_and_no_secret(cli: FlaskCliRunner, owner: User, key: str) -> None:
-    successor = api_keys.rotate_key(row(key))[1]
+    successor = api_keys.rotate_key(owner, key[8:16])[2]
     with models.database.connection_context():
         User.update(created_at=1).execute()
         columns = {"created_at": 1, "last_used_at": 2, "rotated_at": 3, "total": 7, "name": "my ci"}
@@ -123,17 +141,23 @@ def test_lists_have_all_columns_and_no_secret(cli: FlaskCliRunner, owner: User, 
     moments.insert(2, "2100-01-01T00:00:00Z")
     assert old == [key[8:16], "ada", "my ci", "production", "free", *moments, "7"]
     assert (new[0], new[6:]) == (successor[8:16], [*["never"] * 3, "0"])
-    hidden = set(ApiKey._meta.columns) - {*KEY_COLUMNS, "user_id", "digest", "reset", "used"}
+    hidden = set(ApiKey._meta.columns) - {
+        *KEY_COLUMNS,
+        "user_id",
+        "digest",
+        "nonce",
+        "reset",
+        "used",
+    }
     assert not hidden, "name these columns in KEY_COLUMNS"
     assert not any(secret[17:] in printed for secret in (key, successor))
-    bob = accounts.create("bob", "bob@example.com", PASSWORD)
+    bob = new_user("bob")
     lists = [done(cli.invoke(args=["key", "list", name])) for name in ("Ada", "bob")]
     assert lists == [printed, ""]
-    api_keys.create_key(bob, "expired", expires_at=models.now())
-    for created_at, letter in ((3, "a"), (1, "c"), (2, "b")):
-        api_keys.create_key(bob, "ci", id=letter * 8, created_at=created_at)
+    change(api_keys.create_key(bob, "expired")[1], expires_at=models.now())
+    made = [api_keys.create_key(bob, "ci", created_at=age)[0].id for age in (3, 1, 2)]
     in_order = [line[:8] for line in done(cli.invoke(args=["key", "list"])).splitlines()]
-    assert in_order == [key[8:16], successor[8:16], "c" * 8, "b" * 8, "a" * 8]
+    assert in_order == [key[8:16], successor[8:16], made[1], made[2], made[0]]
 
 
 def test_list_has_a_header_on_a_terminal(shell: Shell, key: str) -> None:
@@ -242,6 +266,12 @@ def test_locked_database_is_one_line(
     assert printed == "DATABASE_URL: database is locked"
 
 
+def test_key_that_would_have_expired_is_not_made(shell: Shell, key: str) -> None:
+    result = shell("$FLASK key create ada ci --expires 0")
+    assert (result.returncode, result.stdout, count()) == (1, "", 1)
+    assert result.stderr == "Error: This key would have expired already.\n"
+
+
 def test_without_standard_output_no_key_is_made(shell: Shell, key: str) -> None:
     result = shell(f"$FLASK key rotate {key[8:16]} >&-")
     assert (result.returncode, result.stderr.count("\n")) == (1, 1)
@@ -258,9 +288,33 @@ def test_key_that_cannot_be_printed_is_not_made(shell: Shell, key: str, command:
     assert (count(), row(key).__data__) == (1, before)
 
 
-def test_backup_is_whole_and_private_and_replaces_nothing(
-    cli: FlaskCliRunner, key: str, tmp_path: Path
+@pytest.mark.parametrize("command", ["create ada ci", "rotate KEY"])
+def test_command_that_waits_for_its_reader_keeps_nobody_from_storing(
+    config: Settings, key: str, command: str
 ) -> None:
+    reader, output = os.pipe()
+    os.set_blocking(output, False)
+    with contextlib.suppress(BlockingIOError):
+        while True:  # fill the pipe
+            os.write(output, b"\n")
+    os.set_blocking(output, True)
+    arguments = [sys.executable, "-m", "flask", "key", *command.replace("KEY", key[:16]).split()]
+    env = clean_environment(DATABASE_URL=f"sqlite:///{config.database_url}")
+    how: dict[str, Any] = {"cwd": HERE, "env": env, "stdout": output}
+    with subprocess.Popen(arguments, **how) as process, open(reader) as printed:
+        wait_channel = Path(f"/proc/{process.pid}/wchan")
+        eventually(lambda: re.search("select|poll|pipe", wait_channel.read_text()), 30)
+        with writing(str(config.database_url), "BEGIN IMMEDIATE"):
+            assert count() == 1
+        os.close(output)
+        made = printed.read().strip()
+    assert row(made).name == "ci"
+
+
+def test_backup_is_whole_and_private_and_replaces_nothing(
+    cli: FlaskCliRunner, key: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also on a file system without links."""
     copy, link = tmp_path / "copy.db", tmp_path / "link.db"
     link.symlink_to(tmp_path / "nothing.db")
     said = f"The database was copied to {copy}."
@@ -268,7 +322,14 @@ def test_backup_is_whole_and_private_and_replaces_nothing(
     assert stat.S_IMODE(copy.stat().st_mode) == 0o600
     with contextlib.closing(sqlite3.connect(copy)) as opened:
         assert opened.execute("SELECT id FROM api_key").fetchall() == [(key[8:16],)]
+    unlinked = tmp_path / "unlinked.db"
+    with monkeypatch.context() as file_system:
+        file_system.setattr(os, "link", mock.Mock(side_effect=PermissionError("no links")))
+        assert "was copied" in cli.invoke(args=["backup", str(unlinked)]).stderr
+        assert f"{copy}" in refused(cli.invoke(args=["backup", str(copy)]))
+    assert stat.S_IMODE(unlinked.stat().st_mode) == 0o600
     before = copy.read_bytes()
+    assert unlinked.read_bytes() == before
     for taken in (copy, link):
         printed = refused(cli.invoke(args=["backup", str(taken)]))
         assert printed == f"{taken} exists, and is not replaced"
@@ -288,7 +349,14 @@ def test_backup_on_a_full_disk_leaves_nothing(shell: Shell, owner: User, tmp_pat
 def test_backup_that_is_interrupted_leaves_nothing(
     cli: FlaskCliRunner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(os, "fsync", mock.Mock(side_effect=KeyboardInterrupt))
-    printed = refused(cli.invoke(args=["backup", str(tmp_path / "copy.db")]))
+    """Also if it is killed: until it is whole, it has no name that a restore would look for."""
+    before = {*tmp_path.iterdir()}
+
+    def interrupt(descriptor: int) -> None:
+        assert not [*tmp_path.glob("backup-*")]
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "fsync", interrupt)
+    printed = refused(cli.invoke(args=["backup", str(tmp_path / "backup-1.db")]))
     assert printed == "no backup was made: interrupted"
-    assert not (tmp_path / "copy.db").exists()
+    assert {*tmp_path.iterdir()} == before

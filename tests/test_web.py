@@ -16,6 +16,7 @@ from unittest import mock
 import pytest
 from flask import Flask, abort
 from flask.testing import FlaskClient
+from gevent.lock import BoundedSemaphore
 from peewee import OperationalError
 from werkzeug.exceptions import TooManyRequests
 from werkzeug.test import TestResponse
@@ -31,6 +32,7 @@ from paths import ECHO, KEYS, PROFILE, SECURITY, STATUS, TEST, TIME
 from ratelimit import Limiter
 from rows import change, count
 from service import Service
+from web import throttles
 
 PASSWORD = secrets.token_urlsafe()
 SECRET = re.compile(r"sk_(?:live|test)_\w{8}_\w{38}")
@@ -213,7 +215,7 @@ def test_name_without_a_user_is_limited_as_an_account_is(
 
     assert {attempt(n, "nobody" if n % 2 else "NOBODY") for n in range(100)} == {422}
     assert (attempt(101, "Nobody"), attempt(102, "somebody")) == (429, 422)
-    monkeypatch.setattr(accounts, "BUCKETS", 1)
+    monkeypatch.setattr(throttles, "BUCKETS", 1)
     assert {attempt(20 * n, "anybody") for n in range(10, 31)} == {422, 429}
 
 
@@ -232,6 +234,21 @@ def test_passwords_at_once_are_counted_before_they_are_hashed(
     monkeypatch.setattr(accounts, "verify_password", check)
     assert log_in_as(client, "ada").status_code == 303
     assert [answer.status_code for answer in answers] == [422] * 18 + [429] * 2
+
+
+def test_password_that_finds_all_places_taken_is_503(
+    client: FlaskClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A hash that fails gives its place back."""
+    monkeypatch.setattr(throttles, "HASH_SLOTS", BoundedSemaphore(1))
+    with monkeypatch.context() as failing:
+        failing.setattr(accounts, "check_password_hash", mock.Mock(side_effect=MemoryError))
+        assert log_in_as(client, "ada").status_code == 500
+    assert log_in_as(client, "ada").status_code == 422
+    throttles.HASH_SLOTS.acquire()
+    answer = log_in_as(client, "ada")
+    assert (answer.status_code, answer.headers["Retry-After"]) == (503, "5")
+    assert sign_up(client, "ada").status_code == 503
 
 
 def test_forms_that_another_site_sends_are_not_counted(client: FlaskClient) -> None:
@@ -277,8 +294,8 @@ def test_thirty_keys_an_hour_are_what_a_user_gets(
     for _ in range(15):
         clock.now += 60
         assert create_key(ada, "").status_code == 422
-        key = secret_in(create_key(ada, key_id="sent twice"))
-        assert create_key(ada, key_id="sent twice").status_code == 303
+        key = secret_in(create_key(ada, nonce="sent twice"))
+        assert create_key(ada, nonce="sent twice").status_code == 303
         ada.post(f"{KEYS}/{secret_in(ada.post(f'{KEYS}/{key[8:16]}/successor'))[8:16]}/revoke")
         ada.post(f"{KEYS}/{key[8:16]}/revoke")
     assert count() == 0
@@ -320,6 +337,36 @@ def test_account_is_deleted_with_its_keys_by_its_password(ada: FlaskClient) -> N
     assert ask_api(ada, key).status_code == 401
     assert (count(), is_logged_in(ada)) == (0, False)
     assert log_in_as(ada, "ada").status_code == 422
+
+
+@pytest.mark.parametrize(
+    ("form", "tab"), [(f"{PROFILE}/delete", PROFILE), (f"{SECURITY}/password", SECURITY)]
+)
+def test_reload_after_a_mistake_leads_to_the_tab_of_the_form(
+    ada: FlaskClient, form: str, tab: str
+) -> None:
+    mistake = {"password": "not my password", "current": "neither"}
+    assert ada.post(form, data=mistake).status_code == 422
+    assert ada.get(form).location == tab
+
+
+def test_second_deletion_spares_the_next_account(
+    ada: FlaskClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a file that was made without AUTOINCREMENT, it has the number of the deleted one."""
+    verify_password = accounts.verify_password
+
+    def delete_then_verify(user: User, password: str) -> bool:
+        accounts.delete(user)
+        with models.database.connection_context():
+            User.create(id=user.id, username="bob", email="bob@example.com", password_hash="")
+        return verify_password(user, password)
+
+    monkeypatch.setattr(accounts, "verify_password", delete_then_verify)
+    answer = ada.post(f"{PROFILE}/delete", data={"password": PASSWORD}, follow_redirects=True)
+    assert answer.request.path == "/log-in"
+    assert "The account was changed in the meantime, so nothing was done." in answer.text
+    assert accounts.find_user("bob")
 
 
 def test_profile_is_saved_or_else_not_shown_as_ones_own(log_in: LogIn, ada: FlaskClient) -> None:
@@ -380,9 +427,8 @@ def test_password_that_an_operator_has_set_meanwhile_stays(
 
     monkeypatch.setattr(accounts, "hash_password", reset_then_hash)
     form = {"current": PASSWORD, "password": "chosen by Mallory"}
-    answer = ada.post(f"{SECURITY}/password", data=form)
-    assert answer.status_code == 422
-    assert "has just been changed" in answer.text
+    answer = ada.post(f"{SECURITY}/password", data=form, follow_redirects=True)
+    assert "The account was changed in the meantime, so nothing was done." in answer.text
     assert log_in_as(client, "ada", "chosen by Mallory").status_code == 422
     assert log_in_as(client, "ada", chosen_by_operator).status_code == 303
 
@@ -427,18 +473,32 @@ def test_form_sent_again_makes_no_second_key_and_says_what_the_first_one_made(
 ) -> None:
     """Also when that was the last key that Ada could make."""
     monkeypatch.setattr(api_keys, "MAX_KEYS", 1)
-    found = re.search(r'name="key_id" value="(\w{8})"', ada.get(SECURITY).text)
+    found = re.search(r'name="nonce" value="(\w{8})"', ada.get(SECURITY).text)
     assert found
-    secret = secret_in(create_key(ada, "ci", key_id=found[1]))
+    secret = secret_in(create_key(ada, "ci", nonce=found[1]))
     assert secret[8:16] != found[1], "nobody can choose the ID of a key"
     for _ in range(2):
-        again = create_key(ada, "cd", key_id=found[1])
+        again = create_key(ada, "cd", nonce=found[1])
         assert (again.status_code, again.location) == (303, SECURITY)
         page = ada.get(SECURITY).text
         assert "was already sent, and made the key “ci”" in page
-        assert f'name="key_id" value="{found[1]}"' not in page
-    assert create_key(log_in("bob"), key_id=found[1]).status_code == 200
+        assert f'name="nonce" value="{found[1]}"' not in page
+    assert create_key(log_in("bob"), nonce=found[1]).status_code == 200
     assert count() == 2
+    ask_api(ada, secret)
+    ada.post(f"{KEYS}/{secret[8:16]}/revoke")
+    made_anew = secret_in(create_key(ada, nonce=found[1]))
+    assert made_anew[8:16] != secret[8:16], "or it would have the counts of the revoked key"
+
+
+def test_key_that_was_not_stored_does_not_count(
+    ada: FlaskClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as full_disk:
+        full = OperationalError("database or disk is full")
+        full_disk.setattr(models.database.obj, "commit", mock.Mock(side_effect=full))
+        assert {create_key(ada).status_code for _ in range(30)} == {503}
+    assert create_key(ada).status_code == 200
 
 
 def test_what_no_form_can_bring_makes_no_key(ada: FlaskClient) -> None:
@@ -471,10 +531,14 @@ def test_key_that_has_expired_is_gone(ada: FlaskClient) -> None:
     page = ada.get(SECURITY).text
     assert re.findall('<th scope="row">(.*?) <', page) == ["in its grace"]
     for action in ("rename", "rotate", "revoke"):
-        assert ada.get(f"{KEYS}/{expired.id}/{action}").status_code == 404
         form = {"rotate": "successor"}.get(action, action)
-        answer = ada.post(f"{KEYS}/{expired.id}/{form}", data={"name": "back again"})
-        assert answer.status_code == 404
+        sent = {"data": {"name": "back again"}, "follow_redirects": True}
+        for answer in (
+            ada.get(f"{KEYS}/{expired.id}/{action}", follow_redirects=True),
+            ada.post(f"{KEYS}/{expired.id}/{form}", **sent),
+        ):
+            assert answer.request.path == SECURITY
+            assert "There is no such key: it was revoked, or has expired." in answer.text
     assert expired.id not in ada.get(SECURITY).text
 
 
@@ -530,7 +594,6 @@ def test_change_in_a_page_holds_from_the_next_request_on(ada: FlaskClient) -> No
     revoked = ada.post(f"{path_of(0)}/revoke", follow_redirects=True)
     assert "The key “&lt;i&gt;” is revoked." in revoked.text
     assert (ask_api(ada, key).status_code, count()) == (401, 0)
-    assert ada.post(f"{KEYS}/{key[8:16]}/revoke").status_code == 404
 
 
 @pytest.mark.parametrize(
@@ -541,7 +604,8 @@ def test_key_of_another_is_hidden(log_in: LogIn, ada: FlaskClient, page: str, fo
     bob = log_in("bob")
     before = snapshot()
     assert "the key of Ada" not in bob.get(f"{path_of(0)}/{page}").text + bob.get(SECURITY).text
-    assert bob.post(f"{path_of(0)}/{form}", data={"name": "mine"}).status_code == 404
+    answer = bob.post(f"{path_of(0)}/{form}", data={"name": "mine"}, follow_redirects=True)
+    assert "There is no such key" in answer.text
     assert snapshot() == before
 
 

@@ -3,7 +3,7 @@
 import json
 from contextlib import suppress
 
-from flask import Blueprint, Response, g, redirect, render_template, request, url_for
+from flask import Blueprint, Response, g, redirect, render_template, request
 from flask.typing import ResponseReturnValue
 from peewee import PeeweeException
 from werkzeug.exceptions import HTTPException
@@ -16,6 +16,7 @@ from service import Service, current_service
 from settings import HERE
 from web import keys, profile, sessions
 from web.forms import receive_form
+from web.sessions import redirect_to
 
 SECURITY_HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
@@ -77,11 +78,20 @@ def add_security_headers(response: Response) -> Response:
     return response
 
 
+@bp.errorhandler(models.Changed)
+def nothing_was_changed(error: models.Changed) -> ResponseReturnValue:
+    """Say so on the page with the keys, or to log in, if the account itself was changed."""
+    sessions.load_user()
+    page = "web.keys.security" if g.user else "web.sessions.log_in_form"
+    return redirect_to(page, str(error))
+
+
 def error_page(error: HTTPException) -> ResponseReturnValue:
     """An error in the pages' layout."""
-    # A GET of a form's address: the user has reloaded the response to the form.
+    # A GET of a form's address: the user has reloaded the response to the form. The tab that it
+    # belongs to is /settings/profile or /settings/security.
     if error.code == 405 and request.method == "GET" and request.path.startswith("/settings"):
-        return redirect(url_for("web.keys.security"), 303)
+        return redirect("/".join(request.path.split("/")[:3]), 303)
     # For a path that does not exist, the user is not loaded yet. If the database has just failed,
     # another query might take as long again.
     if "user" not in g and error.code != 503:

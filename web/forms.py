@@ -4,8 +4,7 @@ import gevent
 from flask import request
 from werkzeug.exceptions import RequestTimeout, abort
 
-from accounts import FORMS, throttle
-from rest.clients import caller
+from web.throttles import FORMS, throttle_caller
 
 FORM_SECONDS = 10  # for a form to arrive, in total
 FORM_TYPE = "application/x-www-form-urlencoded"
@@ -21,7 +20,7 @@ def receive_form() -> None:
         return
     if not sent_from_here():  # so another site cannot use up what this caller may send
         abort(403, "This form was sent from another site, so nothing was changed.")
-    throttle(FORMS, caller(request.remote_addr))
+    throttle_caller(FORMS)
     if kind != FORM_TYPE:
         abort(415, f"A form must be sent as {FORM_TYPE}.")
     with gevent.Timeout(FORM_SECONDS, RequestTimeout()):

@@ -2,18 +2,17 @@
 
 from functools import partial
 
-from flask import Blueprint, abort, g, render_template, request
+from flask import Blueprint, g, render_template, request
 from flask.typing import ResponseReturnValue
-from peewee import IntegrityError, fn
+from peewee import fn
 
 import api_keys
 import auth
 import models
-from accounts import NEW_KEYS, throttle
-from models import CHART_HOURS, DAY, HOUR, ApiKey, HourlyUsage, User, check_fields
+from models import CHART_HOURS, DAY, HOUR, ApiKey, Changed, HourlyUsage, User, check_fields
 from service import current_service
-from storage.database import transaction
 from web.sessions import form_option, form_text, redirect_to, require_log_in, show_errors_on
+from web.throttles import NEW_KEYS, throttled
 
 LIFETIMES = {"never": 0, "30 days": 30 * DAY, "90 days": 90 * DAY, "1 year": 365 * DAY}
 # Not at once: if the response with the new key is lost, the old one still works.
@@ -51,15 +50,15 @@ def hourly_requests(user: User) -> dict[int, int]:
 @show_errors_on(security)
 def create_key() -> ResponseReturnValue:
     name, type, lifetime = form_text("name"), form_text("type"), form_option("expires", LIFETIMES)
-    nonce = request.form.get("key_id") or api_keys.random_text(8)
-    key_id = api_keys.id_from_form(f"{g.user.id} {nonce}")  # so the same form makes no second key
     expires_at = models.now() + lifetime if lifetime else None
+    nonce = api_keys.digest(request.form.get("nonce") or api_keys.random_text(8))[:8]
     try:
-        with transaction():
-            key, secret = api_keys.create_key(g.user, name, type, expires_at=expires_at, id=key_id)
-            throttle(NEW_KEYS, g.user.id)
-    except IntegrityError:  # a second click, Reload or Back sent the same form
-        message = f"This form was already sent, and made the key “{own_key(key_id).name}”. "
+        with throttled(NEW_KEYS, g.user.id):
+            key, secret = api_keys.create_key(
+                g.user, name, type, expires_at=expires_at, nonce=nonce
+            )
+    except api_keys.AlreadyMade as form:  # a second click, Reload or Back has sent it again
+        message = f"This form was already sent, and made the key “{form.key.name}”. "
         message += "The key was shown only once. If you did not see it, rotate it or make another."
         return redirect_to("web.keys.security", message)
     return render_template("key.html", key=key, secret=secret)
@@ -82,10 +81,9 @@ def rename_key(key_id: str) -> ResponseReturnValue:
 @bp.post("/keys/<key_id>/successor")
 @show_errors_on(partial(confirm_key_change, action="rotate"))
 def rotate_key(key_id: str) -> ResponseReturnValue:
-    grace, old = form_option("grace", GRACES), own_key(key_id)
-    with transaction():
-        key, secret = api_keys.rotate_key(old, grace)
-        throttle(NEW_KEYS, g.user.id)
+    grace = form_option("grace", GRACES)
+    with throttled(NEW_KEYS, g.user.id):
+        old, key, secret = api_keys.rotate_key(g.user, key_id, grace)
     return render_template("key.html", key=key, secret=secret, old=old)
 
 
@@ -97,7 +95,9 @@ def revoke_key(key_id: str) -> ResponseReturnValue:
 
 
 def own_key(key_id: str) -> ApiKey:
-    """A valid key of the user; aborts with 404 if there is none with this id."""
+    """A valid key of the user; raises Changed if there is none with this id."""
     with models.database.connection_context():
         key: ApiKey | None = g.user.keys.where(ApiKey.id == key_id, ApiKey.valid()).get_or_none()
-    return key or abort(404, "You have no such key. It may have been revoked, or have expired.")
+    if key is None:
+        raise Changed(api_keys.KEY_IS_GONE)
+    return key

@@ -7,6 +7,7 @@ import accounts
 from models import Invalid, check_fields
 from web import keys
 from web.sessions import form_text, redirect_to, require_log_in, session_mark, show_errors_on
+from web.throttles import hash_password, verify_password
 
 bp = Blueprint("profile", __name__, url_prefix="/settings")
 bp.before_request(require_log_in)
@@ -33,7 +34,7 @@ def save_profile() -> ResponseReturnValue:
 @bp.post("/profile/delete")
 @show_errors_on(profile)
 def delete_account() -> ResponseReturnValue:
-    if not accounts.try_password(g.user, g.user.username, request.form.get("password", "")):
+    if not verify_password(g.user, g.user.username, request.form.get("password", "")):
         raise Invalid(password="This is not your password.")
     accounts.delete(g.user)
     session.clear()
@@ -45,7 +46,9 @@ def delete_account() -> ResponseReturnValue:
 def change_password() -> ResponseReturnValue:
     new = request.form.get("password", "")
     check_fields(password=new)
-    if not accounts.try_password(g.user, g.user.username, request.form.get("current", "")):
+    if not verify_password(g.user, g.user.username, request.form.get("current", "")):
         raise Invalid(current="This is not your current password.")
-    session["mark"] = session_mark(accounts.change_password(g.user, new))
+    password_hash = hash_password(new)
+    accounts.change(g.user, password_hash=password_hash)
+    session["mark"] = session_mark(password_hash)
     return redirect_to("web.keys.security", "Your password is changed.")

@@ -12,11 +12,10 @@ from flask.typing import ResponseReturnValue
 from werkzeug.exceptions import abort
 
 import accounts
-from accounts import SIGN_UPS, throttle, try_password
 from models import Invalid, User, check_fields, database
-from rest.clients import caller
 from rest.problems import is_api
 from service import current_service
+from web.throttles import SIGN_UPS, hash_password, verify_password
 
 View = Callable[..., ResponseReturnValue]
 
@@ -76,13 +75,12 @@ def sign_up_form() -> str:
 @bp.post("/sign-up")
 @show_errors_on(sign_up_form)
 def sign_up() -> ResponseReturnValue:
-    fields = {"username": form_text("username"), "email": form_text("email")}
-    fields["password"] = request.form.get("password", "")
-    check_fields(**fields)
-    accounts.check_not_taken(fields["username"], fields["email"])
-    accounts.count_password()
-    throttle(SIGN_UPS, caller(request.remote_addr))
-    return start_session(accounts.create(**fields))
+    names = {"username": form_text("username"), "email": form_text("email")}
+    password = request.form.get("password", "")
+    check_fields(**names, password=password)
+    accounts.check_not_taken(**names)
+    password_hash = hash_password(password, SIGN_UPS)
+    return start_session(accounts.create(**names, password_hash=password_hash))
 
 
 @bp.get("/log-in")
@@ -95,7 +93,7 @@ def log_in_form() -> str:
 def log_in() -> ResponseReturnValue:
     name = form_text("username")
     user = accounts.find_user(name)
-    if not try_password(user, name, request.form.get("password", "")) or not user:
+    if not verify_password(user, name, request.form.get("password", "")) or not user:
         raise Invalid(password="Wrong user name or password.")
     return start_session(user)
 
