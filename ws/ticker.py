@@ -38,19 +38,19 @@ class Ticker:
         listeners.add(ws)
         try:
             if not self._greenlet:  # there was none, or it has ended
-                self._greenlet = gevent.spawn(self._run, current_app.app_context())
+                # From this tenth on: it may have turned when the greenlet begins.
+                self._greenlet = gevent.spawn(self._run, current_app.app_context(), tenth + 1)
             for _ in ws.messages():
                 pass
         finally:
             listeners.remove(ws)
 
-    def _run(self, context: AppContext) -> None:
-        """Tick as long as there are sockets."""
-        tenths = 0  # since 1970
+    def _run(self, context: AppContext, tenths: int) -> None:
+        """Tick as long as there are sockets; first at this number of tenths since 1970."""
         with context:
             while any(self._listeners.values()):
                 left = tenths / 10 - time.time()
-                if abs(left) > 1:  # at first, and after the clock was set or the process stopped
+                if abs(left) > 1:  # the clock was set, or the process was stopped for a while
                     tenths = int(time.time() * 10) + 1
                 elif left > 0:
                     gevent.sleep(left)  # may end a little early
