@@ -8,12 +8,13 @@ from werkzeug.routing import MapAdapter
 
 from ratelimit import Limiter
 from rest.clients import trust_routers
-from rest.headers import ALLOWANCE, API_HEADERS, limit_headers
+from rest.headers import ALLOWANCE, API_HEADERS, is_api, limit_headers
 from rest.problems import CompactJson
 from rest.requests import SOCKETS, check_request
 from settings import HERE, Settings, max_websockets
 from storage.database import backend
 from storage.store import Store
+from storage.time_limit import API_SECONDS, PAGE_SECONDS, limit_waiting
 from ws.open_sockets import OpenSockets
 
 
@@ -22,9 +23,10 @@ class Service(Flask):
 
     json_provider_class = CompactJson
 
-    def __init__(self, name: str, settings: Settings) -> None:
+    def __init__(self, name: str, settings: Settings, is_demo: bool = False) -> None:
         super().__init__(name, static_folder="web/static")
         self.settings = settings
+        self.is_demo = is_demo
         self.store: Store = backend(settings).KeyStore(settings.database_url)
         sockets = min(settings.max_sockets, max_websockets())
         self.sockets = OpenSockets(sockets, settings.max_sockets_per_caller)
@@ -44,20 +46,30 @@ class Service(Flask):
 
         if self.settings.proxy_hops:
             trust_routers(environ, self.settings.proxy_hops)
-        under_api = f"{environ['PATH_INFO'].lstrip('/')}/".startswith("api/")  # as Flask reads it
-        return super().wsgi_app(environ, start if under_api else start_response)
+        if not is_api(environ["PATH_INFO"]):
+            limit_waiting(PAGE_SECONDS)
+            return super().wsgi_app(environ, start_response)
+        limit_waiting(API_SECONDS)
+        return super().wsgi_app(environ, start)
 
     def create_url_adapter(self, request: Request | None) -> MapAdapter | None:
-        """Match without the host: Flask's own method fails for names that Python cannot decode."""
+        """Match without the host: Flask's own method fails for names that Python cannot encode."""
         if request is None:
             return super().create_url_adapter(request)
         environ = request.environ
-        host = environ.get("HTTP_HOST") or environ["SERVER_NAME"]  # as it was sent
-        scheme, query = environ["wsgi.url_scheme"], environ["QUERY_STRING"]
+        scheme = environ["wsgi.url_scheme"]
         if request.path.startswith(SOCKETS):  # whose handshake is checked later
             scheme = scheme.replace("http", "ws")
-        asked = (request.path, request.method, query)
-        return MapAdapter(self.url_map, host, request.root_path, "", scheme, *asked)
+        adapter = self.url_map.bind(
+            "",
+            script_name=request.root_path,
+            url_scheme=scheme,
+            default_method=request.method,
+            path_info=request.path,
+            query_args=environ["QUERY_STRING"],
+        )
+        adapter.server_name = environ.get("HTTP_HOST") or environ["SERVER_NAME"]  # as it was sent
+        return adapter
 
 
 def send_description(filename: str) -> Response:

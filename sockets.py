@@ -1,6 +1,5 @@
 """The WebSockets, echo and time: what they send, and which clients are admitted."""
 
-import math
 import time
 from functools import partial
 
@@ -10,10 +9,11 @@ from simple_websocket import Server
 
 import auth
 from rest.clients import caller
+from rest.problems import Problem
 from rest.requests import SOCKETS
 from rest.timestamps import display, timestamp
 from service import current_service
-from storage.outage import WAITED
+from storage.time_limit import SOCKET_SECONDS, limit_waiting
 from ws import connection
 from ws.connection import WebSocket, frame
 from ws.open_sockets import Handler
@@ -72,8 +72,14 @@ def release(error: BaseException | None) -> None:
 
 def serve(handler: Handler, server: Server) -> None:
     """Let the handler serve a connection that flask-sock has accepted."""
-    request.environ[WAITED] = -math.inf  # it may wait for the database again and again
+    limit_waiting(SOCKET_SECONDS)
     current_service.sockets.serve(WebSocket(server), g.key, handler)
+
+
+@bp.errorhandler(ConnectionError)
+def client_left(error: ConnectionError) -> Problem:
+    """flask-sock sends the response to a handshake inside the view; this one reaches nobody."""
+    return Problem(400)
 
 
 def add_route(name: str, handler: Handler, *, needs_key: bool) -> None:

@@ -2,6 +2,7 @@
 
 from ratelimit import Allowance
 
+API = "/api/"  # under which all paths are the API's
 ALLOWANCE = "demo.allowance"  # in the WSGI environ: the limiter's answer to this request
 EXPOSED = (
     "RateLimit-Policy, RateLimit, Retry-After, WWW-Authenticate, "
@@ -18,6 +19,11 @@ PREFLIGHT = {
     "Access-Control-Allow-Headers": "X-API-Key, Content-Type, Authorization, *",
     "Access-Control-Max-Age": "86400",
 }
+
+
+def is_api(path: str) -> bool:
+    """Whether a path is the API's; Flask ignores how many slashes it begins with."""
+    return f"/{path.lstrip('/')}/".startswith(API)
 
 
 def limit_headers(allowance: Allowance) -> list[tuple[str, str]]:

@@ -3,17 +3,19 @@
 import json
 import logging
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from flask import Flask, Response, request
 from flask.json.provider import DefaultJSONProvider
 from flask.typing import ResponseReturnValue
-from peewee import DataError, IntegrityError, PeeweeException
+from peewee import DataError, PeeweeException
 from werkzeug import exceptions
 from werkzeug.exceptions import HTTPException
 from werkzeug.http import HTTP_STATUS_CODES
 
-from storage.outage import report
+from rest.headers import PREFLIGHT, is_api
+from storage.outage import NOT_OPENED, is_outage, log_outage
 
 log = logging.getLogger(__name__)
 
@@ -27,7 +29,6 @@ DEFAULTS = {
     503: ("unavailable", "The database cannot be reached; try again shortly."),
 }
 RFC_9110_TITLES = {413: "Content Too Large", 414: "URI Too Long"}  # werkzeug has older ones
-NOT_OPENED = "connection not opened"  # peewee's InterfaceError for a query without a connection
 OPEN_IT = ": query the database inside `with models.database.connection_context():`"
 # JSON without spaces, for all responses and frames; dates and UUIDs as Flask writes them. It is
 # made once, because json.dumps would make an encoder each time.
@@ -53,44 +54,56 @@ class Problem(HTTPException):
     def __init__(
         self, status: int, code: str = "", detail: str = "", headers: Any = None, **members: object
     ) -> None:
-        # Not Python's titles, because they differ from version to version.
-        title = RFC_9110_TITLES.get(status) or HTTP_STATUS_CODES[status]
+        title = title_of(status)
         known = DEFAULTS.get(status, (title.lower().replace(" ", "_"), title))
         body = {"type": "about:blank", "title": title, "status": status}
         body |= {"detail": detail or known[1], "code": code or known[0], **members}
         response = Response(json_text(body) + "\n", status, headers, "application/problem+json")
         super().__init__(detail, response)
+        self.code = status
 
 
-def is_api() -> bool:
-    return f"{request.path}/".startswith("/api/")
+def title_of(status: int) -> str:
+    """The phrase of a status; not Python's, because these differ from version to version."""
+    phrase = RFC_9110_TITLES.get(status) or HTTP_STATUS_CODES.get(status)
+    return phrase or f"Error {status}"
+
+
+# What `abort` raises for a status of which werkzeug has no class, or one whose first argument is
+# not the description.
+ABORTED: dict[int, Any] = {
+    status: type("Aborted", (HTTPException,), {"code": status})
+    for status in range(400, 600)
+    if status not in exceptions.default_exceptions or status == 416
+} | {405: partial(exceptions.MethodNotAllowed, PREFLIGHT["Allow"].split(", "))}
 
 
 def register(app: Flask, page: Callable[[HTTPException], ResponseReturnValue]) -> None:
     """Turn every error under /api/ into a problem, and every other one into a page."""
 
-    def answer(error: HTTPException) -> ResponseReturnValue:
-        return problem(error) if is_api() else page(error)
+    def respond(error: HTTPException) -> ResponseReturnValue:
+        if isinstance(error, Problem):
+            return error
+        return problem(error) if is_api(request.path) else page(error)
 
     def database_error(error: PeeweeException) -> ResponseReturnValue:
-        if isinstance(error, IntegrityError) or NOT_OPENED in str(error):
-            return bug(error)
         if isinstance(error, DataError):  # PostgreSQL cannot store a NUL
-            return answer(exceptions.BadRequest())
-        report(error)
-        return answer(exceptions.ServiceUnavailable(retry_after=1))
+            return respond(exceptions.BadRequest())
+        if not is_outage(error):
+            return internal_error(error)
+        log_outage(error)
+        return respond(exceptions.ServiceUnavailable(retry_after=1))
 
-    def bug(error: Exception) -> ResponseReturnValue:
+    def internal_error(error: Exception) -> ResponseReturnValue:
         advice = OPEN_IT if NOT_OPENED in str(error) else ""
         log.exception("bug in %s %s%s", request.method, request.path, advice)
-        return answer(exceptions.InternalServerError())
+        return respond(exceptions.InternalServerError())
 
-    app.register_error_handler(HTTPException, answer)
+    app.register_error_handler(HTTPException, respond)
     app.register_error_handler(PeeweeException, database_error)
-    app.register_error_handler(Exception, bug)
-    # The client was too slow, or left in the middle of its request.
-    app.register_error_handler(TimeoutError, lambda error: answer(exceptions.RequestTimeout()))
-    app.register_error_handler(ConnectionError, lambda error: answer(exceptions.BadRequest()))
+    app.register_error_handler(Exception, internal_error)
+    for aborter in (app.aborter, exceptions._aborter):  # of Flask's `abort`, and of werkzeug's
+        aborter.mapping.update(ABORTED)
 
 
 def problem(error: HTTPException) -> Problem:

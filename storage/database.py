@@ -15,11 +15,10 @@ from settings import Settings, SettingsError
 from storage import sqlite
 from storage.outage import one_line
 
-# In PostgreSQL, processes that start at the same time create the tables one after another. While a
-# new column waits for a table that is in use, all requests wait behind it, so it may not wait long.
+# In PostgreSQL, processes that start at the same time create the tables one after another. ALTER
+# TABLE blocks all requests while it waits for its lock, so the wait is short.
 ONE_AT_A_TIME = "SELECT pg_advisory_xact_lock(20261121)"
 SHORT_LOCKS = "SELECT set_config('lock_timeout', '20ms', true)"
-REVOKED = "FROM api_key WHERE revoked_at IS NOT NULL"
 
 
 def backend(settings: Settings) -> Any:
@@ -73,7 +72,6 @@ def create_tables(settings: Settings, is_service: bool = False) -> None:
         own = backend(settings).CommandDatabase(settings.database_url)
         with own.connection_context():
             create_missing(own)
-            delete_revoked(own)
     except (OSError, PeeweeException) as error:
         where, reason = settings.sqlite or "PostgreSQL", one_line(error)
         raise SettingsError(f"DATABASE_URL: {where}: {reason}") from None
@@ -119,13 +117,3 @@ def lacking(own: Any, table: type[Model]) -> list[str]:
     """The columns that the stored table lacks: all of them, if there is no table."""
     stored = {column.name for column in own.get_columns(table._meta.table_name)}
     return [column for column in table._meta.columns if column not in stored]
-
-
-def delete_revoked(own: Any) -> None:
-    """Delete the keys that a version before 1.2 has revoked, or they would be valid again.
-
-    It kept their rows, with a time in `revoked_at`. Where there are none, nothing is locked.
-    """
-    names = {column.name for column in own.get_columns("api_key")}
-    if "revoked_at" in names and own.execute_sql(f"SELECT id {REVOKED} LIMIT 1").fetchone():
-        own.execute_sql(f"DELETE {REVOKED}")

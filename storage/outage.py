@@ -1,28 +1,23 @@
-"""A database that cannot be used: how long a request waits for it, and what is logged."""
+"""A database that cannot be used: what is an outage, and what is logged of it."""
 
 import logging
+import re
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 
-from flask import has_request_context, request
+from peewee import IntegrityError, PeeweeException
 
 log = logging.getLogger(__name__)
 
 QUIET_SECONDS = 60
-REQUEST_SECONDS = 1.8  # how long a request waits for PostgreSQL, however many statements it makes
-WAITED = "demo.waited"  # the name in `environ` of the seconds that it has waited
-
-
-@contextmanager
-def waiting(most: float) -> Iterator[float]:
-    """What waits inside gets so many seconds, but no more than are left to this request."""
-    environ = request.environ if has_request_context() else {}
-    waited, began = environ.get(WAITED, 0.0), time.monotonic()
-    try:
-        yield min(most, REQUEST_SECONDS - waited)
-    finally:
-        environ[WAITED] = waited + time.monotonic() - began
+NOT_OPENED = "connection not opened"  # peewee's InterfaceError for a query without a connection
+# What SQLite says of a statement that is wrong. A table that is missing may come back.
+MISTAKE = re.compile(
+    f"{NOT_OPENED}|no such (column|function)|syntax error|incomplete input|ambiguous column|"
+    "wrong number of arguments|unrecognized token"
+)
+# PostgreSQL's codes of class 42, for a wrong statement or a missing right, that are an outage: a
+# missing table, a missing right.
+OUTAGES = ("42P01", "42501")
 
 
 _quiet_until: dict[str, float] = {}  # by the template of a line
@@ -40,7 +35,17 @@ def once_per_minute(record: logging.LogRecord) -> bool:
 log.addFilter(once_per_minute)
 
 
-def report(error: BaseException) -> None:
+def is_outage(error: Exception) -> bool:
+    """Whether the database cannot be used; or else the error is a mistake in the program."""
+    code = str(
+        getattr(getattr(error, "orig", None), "sqlstate", "")
+    )  # peewee keeps psycopg's error
+    is_mistake = (code.startswith("42") and code not in OUTAGES) or MISTAKE.search(str(error))
+    is_database = isinstance(error, PeeweeException) and not isinstance(error, IntegrityError)
+    return is_database and not is_mistake
+
+
+def log_outage(error: BaseException) -> None:
     """Log why the database could not be used."""
     log.error("database unavailable: %s", one_line(error))
 

@@ -2,13 +2,14 @@
 
 A hit is one UPDATE of one row, and no request is admitted before it. psycopg's pools connect in the
 background: a request only waits for a connection, and then for the answer to each statement, for
-REQUEST_SECONDS in all.
+a limited time in all.
 """
 
 import logging
 import time
 from collections import Counter
 from contextlib import nullcontext, suppress
+from contextvars import Context
 from typing import Any
 
 from gevent.lock import BoundedSemaphore
@@ -19,15 +20,18 @@ from psycopg_pool import ConnectionPool, TooManyRequests
 
 from models import HOUR, ApiKey, now
 from ratelimit import Allowance, Quota, Usage
-from storage.outage import REQUEST_SECONDS, once_per_minute, waiting
+from storage.outage import once_per_minute
 from storage.store import Store
+from storage.time_limit import waiting
 
+CONNECTION_SECONDS = 1.3  # how long a request waits for a connection
 ANSWER_SECONDS = 0.5  # how long the answer to a statement may take
 CONNECT_SECONDS = 2  # the time to connect to each address; the least that libpq allows
 SHRINK_SECONDS = 7  # between closing two idle connections of a pool
-KEYS, PAGES = 7, 3  # connections of each process
-LOOK_UPS = 3  # of these connections, for looking up keys; all others are left to hits
-MAX_WAITING = 500  # requests that wait for a connection, or that have given up: `take`
+KEY_CONNECTIONS = 7  # of each process, for keys
+PAGE_CONNECTIONS = 3  # of each process, for pages
+LOOK_UPS = 3  # of the connections for keys, how many look keys up; the others are left to hits
+MAX_WAITING = 500  # requests that wait for a connection, or have given up: `get_connection`
 # A statement that was given up ends on the server, too, and does not keep its connection there.
 SESSION = f"set_config('statement_timeout', '{int(1000 * ANSWER_SECONDS)}', false)"
 NO_SYNC = ", set_config('synchronous_commit', 'off', false)"  # no count waits for the disk
@@ -71,7 +75,7 @@ def options(url: str) -> dict[str, Any]:
 def connection_pool(url: str, size: int, session: str) -> ConnectionPool[TimedConnection]:
     """A pool that has to be opened. What each of its options is for:
 
-    - `connection_class`: no request hangs, and none waits for longer than REQUEST_SECONDS in all.
+    - `connection_class`: no request hangs, and none waits for longer than it may in all.
     - `kwargs`: the primary of several hosts is used; a hit is one round trip, without a COMMIT.
     - `configure`: a statement that was given up takes no connection of the server for long, and
       poolers work.
@@ -105,22 +109,24 @@ def connection_pool(url: str, size: int, session: str) -> ConnectionPool[TimedCo
     )
 
 
-def take(pool: ConnectionPool[TimedConnection], most: float) -> TimedConnection:
-    """A connection, so that an answer may come within so many seconds; raises psycopg.Error.
+def get_connection(
+    pool: ConnectionPool[TimedConnection], timeout: float = CONNECTION_SECONDS
+) -> TimedConnection:
+    """A connection, while there is time left for an answer; raises psycopg.Error.
 
     Until there is a connection, the pool keeps all requests that gave up waiting, with all that
     belongs to them. Once it has MAX_WAITING of them, it would not even try to connect.
     """
-    pool.open()
+    Context().run(pool.open)  # so that its threads have no limit of a request
     try:
-        with waiting(most) as seconds:
-            return pool.getconn(seconds - ANSWER_SECONDS)
+        with waiting(timeout, reserved=ANSWER_SECONDS) as seconds:
+            return pool.getconn(seconds)
     except TooManyRequests:
         pool.check()  # tries to connect
         raise
 
 
-def give_back(pool: ConnectionPool[TimedConnection], connection: TimedConnection) -> None:
+def return_connection(pool: ConnectionPool[TimedConnection], connection: TimedConnection) -> None:
     """Return a connection, or close it if another server may have become the primary.
 
     PostgreSQL 14 and later says with each answer whether it is read-only.
@@ -147,16 +153,16 @@ class PageDatabase(CommandDatabase):
 
     def __init__(self, url: str) -> None:
         super().__init__(url)
-        self._pool = connection_pool(url, PAGES, SESSION)
+        self._pool = connection_pool(url, PAGE_CONNECTIONS, SESSION)
         # A greenlet that waits for a connection would hold this lock, and no other could give one
         # back. Nothing needs it, because each greenlet has a state of its own.
         self._lock = nullcontext()
 
     def _connect(self) -> TimedConnection:
-        return take(self._pool, REQUEST_SECONDS)
+        return get_connection(self._pool)
 
     def _close(self, connection: TimedConnection) -> None:
-        give_back(self._pool, connection)
+        return_connection(self._pool, connection)
 
     def rollback(self) -> Any:
         """After an error that has broken the connection, there is nothing to roll back."""
@@ -172,7 +178,7 @@ class KeyStore(Store):
 
     def __init__(self, url: str) -> None:
         super().__init__()
-        self._pool = connection_pool(url, KEYS, SESSION + NO_SYNC)
+        self._pool = connection_pool(url, KEY_CONNECTIONS, SESSION + NO_SYNC)
         self._look_ups = BoundedSemaphore(LOOK_UPS)
         self._chart = Counter[str]()  # requests of each key that are not in hourly_usage yet
 
@@ -189,8 +195,8 @@ class KeyStore(Store):
 
     def _look_up(self, key_id: str) -> ApiKey | None:
         """Of many requests with the same key, the first looks it up for all."""
-        with waiting(REQUEST_SECONDS) as seconds:
-            if not self._look_ups.acquire(timeout=seconds - ANSWER_SECONDS):
+        with waiting(CONNECTION_SECONDS, reserved=ANSWER_SECONDS) as seconds:
+            if not self._look_ups.acquire(timeout=seconds):
                 raise OperationalError("too many keys are looked up at once")
         try:
             return self._rows.get(key_id) or super()._look_up(key_id)
@@ -205,7 +211,7 @@ class KeyStore(Store):
         ids = sorted(chart)  # in one order in all processes: otherwise they wait for each other
         values = moment - moment % HOUR, ids, [chart[key_id] for key_id in ids]
         try:
-            self._execute(ADD_HOUR, values, most=2 * ANSWER_SECONDS)
+            self._execute(ADD_HOUR, values, timeout=ANSWER_SECONDS)
         except Exception:
             self._chart.update(chart)  # adds what was not saved
             raise
@@ -218,10 +224,10 @@ class KeyStore(Store):
     def _query(self, query: str, *values: object) -> list[Any]:
         return self._execute(query.replace("?", "%s"), values)
 
-    def _execute(self, query: str, values: Any, most: float = REQUEST_SECONDS) -> list[Any]:
-        """The rows, within so many seconds."""
+    def _execute(self, query: str, values: Any, timeout: float = CONNECTION_SECONDS) -> list[Any]:
+        """The rows; waits for a connection for so many seconds."""
         try:
-            connection = take(self._pool, most)
+            connection = get_connection(self._pool, timeout)
             try:
                 cursor = connection.execute(query.encode(), values)
                 return cursor.fetchall() if cursor.description else []
@@ -229,6 +235,6 @@ class KeyStore(Store):
                 connection.close()  # its server may be frozen, or no longer the primary
                 raise
             finally:
-                give_back(self._pool, connection)
+                return_connection(self._pool, connection)
         except Error as error:
-            raise OperationalError(str(error)) from None
+            raise OperationalError(error, str(error)) from None  # with its SQLSTATE

@@ -1,14 +1,23 @@
 """What views raise and return: problems and JSON under /api/, pages elsewhere; bugs are logged."""
 
+from typing import NoReturn
 from unittest import mock
 
+import flask
 import peewee
+import psycopg
 import pytest
-from flask import Flask, abort
+import werkzeug.exceptions
+from flask import Flask
 from flask.testing import FlaskClient
 
 import models
+from service import current_service
 from storage import outage
+
+
+def in_postgresql(kind: type[psycopg.Error]) -> Exception:
+    return peewee.ProgrammingError(error := kind("no x"), *error.args)
 
 
 @pytest.mark.parametrize("path", ["/api/failing", "/failing"])
@@ -16,10 +25,17 @@ from storage import outage
     ("error", "status", "line"),
     [
         (peewee.DataError("a NUL"), 400, ""),
-        (ConnectionResetError(), 400, ""),
+        (ConnectionRefusedError("of another service"), 500, "bug in GET"),
+        (TimeoutError("of another service"), 500, "bug in GET"),
         (peewee.OperationalError("gone\nDETAIL: a value"), 503, "database unavailable: gone"),
         (peewee.InterfaceError("cursor already closed"), 503, "database unavailable: cursor"),
         (peewee.IntegrityError("UNIQUE"), 500, "bug in GET"),
+        (in_postgresql(psycopg.errors.UndefinedColumn), 500, "bug in GET"),
+        (in_postgresql(psycopg.errors.UndefinedFunction), 500, "bug in GET"),
+        (in_postgresql(psycopg.errors.SyntaxError), 500, "bug in GET"),
+        (in_postgresql(psycopg.errors.UndefinedTable), 503, "database unavailable: no x"),
+        (in_postgresql(psycopg.errors.InsufficientPrivilege), 503, "database unavailable: no x"),
+        (peewee.OperationalError("no such table: x"), 503, "database unavailable: no such table"),
     ],
 )
 def test_only_what_is_a_bug_is_logged_as_one(
@@ -41,6 +57,17 @@ def test_only_what_is_a_bug_is_logged_as_one(
     assert bool(caplog.messages) == bool(line)
 
 
+@pytest.mark.parametrize(
+    "sql", ["SELECT no_column FROM api_key", "SELECT no_function(1)", "SELCT 1", "SELECT (1"]
+)
+def test_query_with_a_mistake_is_a_bug(
+    app: Flask, client: FlaskClient, caplog: pytest.LogCaptureFixture, sql: str
+) -> None:
+    app.add_url_rule("/api/wrong", "wrong", lambda: current_service.store._query(sql))
+    assert client.get("/api/wrong").status_code == 500
+    assert "Traceback" in caplog.text
+
+
 def test_query_without_a_connection_is_a_bug_whose_log_says_what_to_do(
     app: Flask, client: FlaskClient, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -50,25 +77,43 @@ def test_query_without_a_connection_is_a_bug_whose_log_says_what_to_do(
     assert "Traceback" in caplog.text
 
 
-@pytest.mark.parametrize(
-    ("status", "title", "code"),
-    [
+ABORTS = {"flask": flask.abort, "werkzeug": werkzeug.exceptions.abort}
+
+
+@pytest.mark.parametrize("library", ABORTS)
+def test_any_abort_is_a_problem_with_the_words_of_the_view(
+    app: Flask, client: FlaskClient, library: str
+) -> None:
+    @app.get("/api/aborting/<int:status>")
+    @app.get("/aborting/<int:status>")
+    def aborting(status: int) -> NoReturn:
+        ABORTS[library](status, "Not on Mondays.")
+        raise AssertionError
+
+    described = {}
+    for status in range(400, 600):
+        answer = client.get(f"/api/aborting/{status}")
+        assert (answer.status_code, answer.mimetype) == (status, "application/problem+json")
+        assert ("Allow" in answer.headers) == (status == 405)
+        body = answer.get_json(force=True)
+        assert (body["type"], body["status"]) == ("about:blank", status)
+        assert body["detail"] == "Not on Mondays."
+        described[status] = (body["title"], body["code"])
+        page = client.get(f"/aborting/{status}")
+        assert (page.status_code, "Not on Mondays." in page.text) == (status, True)
+    for status, title, code in (
         (400, "Bad Request", "bad_request"),
-        (404, "Not Found", "not_found"),
         (409, "Conflict", "conflict"),
         (418, "I'm a teapot", "i'm_a_teapot"),
+        (499, "Error 499", "error_499"),
         (503, "Service Unavailable", "unavailable"),
-    ],
-)
-def test_any_abort_is_a_problem_with_the_words_of_the_view(
-    app: Flask, client: FlaskClient, status: int, title: str, code: str
-) -> None:
-    app.add_url_rule("/api/aborting", "aborting", lambda: abort(status, "Not on Mondays."))
-    app.add_url_rule("/api/plain", "plain", lambda: abort(400))
-    answer = client.get("/api/aborting")
-    assert (answer.status_code, answer.mimetype) == (status, "application/problem+json")
-    words = {"type": "about:blank", "title": title, "status": status, "code": code}
-    assert answer.get_json(force=True) == words | {"detail": "Not on Mondays."}
+        (507, "Insufficient Storage", "insufficient_storage"),
+    ):
+        assert described[status] == (title, code)
+
+
+def test_abort_without_words_says_what_its_status_means(app: Flask, client: FlaskClient) -> None:
+    app.add_url_rule("/api/plain", "plain", lambda: flask.abort(400))
     detail = client.get("/api/plain").get_json(force=True)["detail"]
     assert detail == "The request could not be understood."
 

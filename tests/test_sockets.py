@@ -20,7 +20,7 @@ from paths import ECHO
 from rawsocket import PING, TEXT, UPGRADE, RawSocket, frame
 from service import Service, current_service
 from sockets import serve
-from storage.outage import waiting
+from storage.time_limit import API_SECONDS, limit_waiting, waiting
 from ws.connection import SERVER_OPTIONS, CloseCode, WebSocket, plain_handshake
 from ws.connection import frame as text_frame
 from ws.open_sockets import Handler
@@ -122,6 +122,7 @@ def serving(app: Flask, accepted: Server) -> Serving:
     def run(handler: Handler) -> None:
         with app.test_request_context(f"{ECHO}?api_key=private"):
             g.key = None
+            limit_waiting(API_SECONDS)
             serve(handler, accepted)
 
     return partial(gevent.spawn, run)

@@ -486,20 +486,6 @@ def test_many_may_start_at_once_on_an_empty_database(cluster: Cluster) -> None:
         assert list(threads.map(create_tables, [settings] * 3)) == [None] * 3
 
 
-def test_keys_that_an_old_version_revoked_are_deleted(
-    place: Settings, store: Store, new_id: NewId
-) -> None:
-    """It kept their rows, with a time in `revoked_at`."""
-    live, revoked = new_id(), new_id()
-    models.database.execute_sql("ALTER TABLE api_key ADD COLUMN revoked_at BIGINT")
-    models.database.execute_sql(f"UPDATE api_key SET revoked_at = 1 WHERE id = '{revoked}'")
-    create_tables(place)
-    with models.database.atomic():  # for which a start would wait if it wrote once more
-        models.database.execute_sql("UPDATE api_key SET revoked_at = NULL")
-        create_tables(place)
-    assert (store.find(revoked), key_of(store, live).id) == (None, live)
-
-
 @in_postgres
 def test_role_that_may_create_nothing_can_start(cluster: Cluster, place: Settings) -> None:
     url, role = str(place.database_url), f"guest_{secrets.token_hex(4)}"
@@ -536,7 +522,7 @@ def test_cause_of_an_outage_is_logged_once_a_minute(
     monkeypatch.setattr(outage, "time", clock := Clock())
     monkeypatch.setattr(outage, "_quiet_until", {})
     for cause in ["locked\nDETAIL: a value"] * 3 + ["password"]:
-        outage.report(OSError(cause))
+        outage.log_outage(OSError(cause))
         clock.now += 19
-    outage.report(OSError("password"))
+    outage.log_outage(OSError("password"))
     assert caplog.messages == [f"database unavailable: {why}" for why in ("locked", "password")]

@@ -10,7 +10,7 @@ from werkzeug.exceptions import HTTPException
 
 import models
 from ratelimit import UNIT_NAMES
-from rest.problems import is_api
+from rest.headers import is_api
 from rest.timestamps import date_time, display
 from service import Service, current_service
 from settings import HERE
@@ -68,8 +68,9 @@ def forget_keys(response: Response) -> Response:
 @bp.after_app_request
 def add_security_headers(response: Response) -> Response:
     """The API has headers of its own."""
-    if is_api():
+    if is_api(request.path):
         return response
+    response.headers.pop("Last-Modified", None)  # dates of conditional requests are ignored
     response.headers.update(SECURITY_HEADERS)
     if request.is_secure:  # for a year, and for this host only
         response.headers["Strict-Transport-Security"] = "max-age=31536000"

@@ -2,7 +2,7 @@
 
 import gevent
 from flask import request
-from werkzeug.exceptions import RequestTimeout, abort
+from werkzeug.exceptions import abort
 
 from web.throttles import FORMS, throttle_caller
 
@@ -23,8 +23,13 @@ def receive_form() -> None:
     throttle_caller(FORMS)
     if kind != FORM_TYPE:
         abort(415, f"A form must be sent as {FORM_TYPE}.")
-    with gevent.Timeout(FORM_SECONDS, RequestTimeout()):
-        form = request.get_data()
+    try:
+        with gevent.Timeout(FORM_SECONDS, TimeoutError()):
+            form = request.get_data()
+    except TimeoutError:
+        abort(408)
+    except ConnectionError:
+        abort(400)
     if len(form) < (request.content_length or 0):
         abort(400)  # the connection broke: a password may be cut short
 

@@ -13,7 +13,7 @@ from werkzeug.exceptions import abort
 
 import accounts
 from models import Invalid, User, check_fields, database
-from rest.problems import is_api
+from rest.headers import is_api
 from service import current_service
 from web.throttles import SIGN_UPS, hash_password, verify_password
 
@@ -26,7 +26,7 @@ class PageSessions(SecureCookieSessionInterface):
     """Opens the session for pages only: the API needs none."""
 
     def open_session(self, app: Flask, request: Request) -> SecureCookieSession | None:
-        if is_api():
+        if is_api(request.path):
             return None
         # Leave only our cookie: the time that werkzeug's parser takes may grow with the square of
         # what others contain. gunicorn joins several headers with a comma.

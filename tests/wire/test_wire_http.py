@@ -35,13 +35,12 @@ def test_file_that_a_client_has_is_not_sent_again(server: Server, path: str) -> 
     with RawSocket(server.port) as client:
         first = client.request(path)
         known, changed = f'W/"x", W/{first.headers["ETag"]}', '"x"'
-        since = {"If_Modified_Since": first.headers["Last-Modified"]}
-        for condition in ({"If_None_Match": known}, since):
-            again = client.request(path, **condition)
-            assert (again.status, "Content-Type" in again.headers) == (304, False)
-        overflow = f"Mon, 01 Jan 2020 00:00:00 +{'9' * 20}"  # in werkzeug's parser of dates
+        again = client.request(path, If_None_Match=known)
+        assert (again.status, "Content-Type" in again.headers) == (304, False)
+        overflow = f"Mon, 01 Jan {'9_' * 12}9 00:00:00 +{'9' * 20}"  # in werkzeug's parser of dates
         for odd in ({"If_Modified_Since": overflow}, {"Range": "bytes=0-1", "If_Range": overflow}):
             assert client.request(path, **odd).body == first.body
+        assert "Last-Modified" not in first.headers
         assert client.request(path, If_None_Match=changed).body == first.body
         assert client.request(path, "HEAD").headers.keys() == first.headers.keys()
     assert first.headers["Cache-Control"] == "no-cache"
