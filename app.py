@@ -84,14 +84,13 @@ def usage_stats(key: ApiKey, allowance: Allowance) -> dict[str, object]:
 def create_app(settings: Settings | None = None, is_demo: bool = False) -> Service:
     """Build the application; raises SettingsError. It does not connect to the database yet.
 
-    For the demo, gunicorn.conf.py creates a user with a key once the port is bound.
+    For the demo, server/lifecycle.py creates a user with a key once the port is bound.
     """
-    server.start_checks.refuse_other_servers()
+    server.start_checks.require_our_gunicorn()
     settings = settings or load()
     open_database(settings)
 
-    app = Service(__name__, settings)
-    app.config["IS_DEMO"] = is_demo
+    app = Service(__name__, settings, is_demo)
     app.register_blueprint(api)
     problems.register(app, web.error_page)
     for part in (sockets, web, cli):

@@ -8,7 +8,6 @@ import argparse
 import logging
 import os
 import secrets
-import signal
 import socket
 import sys
 
@@ -17,11 +16,14 @@ from peewee import OperationalError
 import accounts
 import api_keys
 from models import Invalid, User, database
+from server import signals
 from settings import HERE, SettingsError, load
 from storage.database import transaction
 
 log = logging.getLogger(__name__)
 
+HAS_DEMO = "Forgotten the password or the key? flask user password demo, flask key create demo NAME"
+HAS_OTHERS = "To create a user: flask user create USERNAME EMAIL"
 WELCOME = HERE / "commands" / "welcome.txt"
 
 
@@ -36,8 +38,7 @@ def main() -> None:
     os.environ["WEB_CONCURRENCY"] = str(settings.web_concurrency)
     bind = f"127.0.0.1:{settings.port}"
     gunicorn = [sys.executable, "-m", "gunicorn", "--bind", bind, "app:create_app(is_demo=True)"]
-    # Ctrl-C waits until gunicorn.conf.py is read; while it starts, Python would print a traceback.
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    signals.hold_back_interrupt()
     os.execv(sys.executable, gunicorn)
 
 
@@ -54,11 +55,16 @@ def refuse_used_port(port: int) -> None:
 
 
 def welcome(port: int) -> None:
-    """On an empty database, create a user with a key and print them; if that fails, neither."""
+    """On an empty database, create a user with a key and print them; if that fails, neither.
+
+    Otherwise, say how to get in again.
+    """
     try:
         with database.connection_context():
-            if User.select().exists():
-                return
+            is_empty = not User.select().exists()
+        if not is_empty:
+            log.info(HAS_DEMO if accounts.find_user("demo") else HAS_OTHERS)
+            return
         if not sys.stdout:
             raise OSError("standard output is closed")
         password = secrets.token_urlsafe(12)
@@ -68,4 +74,4 @@ def welcome(port: int) -> None:
             _, key = api_keys.create_key(user, "demo")
             output.write(WELCOME.read_text().format(port=port, password=password, key=key))
     except (Invalid, OSError, OperationalError) as error:
-        log.warning("the demo's user and key were not created: %s", error)
+        log.warning("skipped the demo user: %s", error)

@@ -17,10 +17,10 @@ HEADER_BYTES = 32_768  # of a request's header
 DETAIL_CHARACTERS = 100  # of the answer to a request that gunicorn cannot parse
 
 
-def apply(cfg: Any) -> None:
-    """Called once in each worker, before it serves. No line needs another one."""
+def apply(cfg: Any, **changed: object) -> None:
+    """Called once in each worker, before it serves, with the settings that differ in a worker."""
     # Plain attributes: Config.__getattr__ looks each setting up some thirty times in a request.
-    cfg.__dict__.update({name: getattr(cfg, name) for name in cfg.settings})
+    cfg.__dict__.update({name: getattr(cfg, name) for name in cfg.settings} | changed)
     # The Date header is formatted once a second, and all requests have the same `wsgi.errors`.
     date = lru_cache(maxsize=1)(util.http_date)
     util.http_date = lambda: date(int(time.time()))
@@ -37,37 +37,42 @@ def write_error(sock: Any, status: int, reason: str, message: str) -> None:
     gunicorn's own function of this name sends HTML, and from Python 3.14 on a malformed header.
     """
     body = Problem(status, detail=message[:DETAIL_CHARACTERS]).get_response().data
-    header = f"HTTP/1.1 {status} {reason}\r\nConnection: close\r\nContent-Length: {len(body)}"
-    more = "".join(f"\r\n{name}: {value}" for name, value in API_HEADERS)
-    kind = f"Content-Type: application/problem+json{more}"
-    util.write_nonblock(sock, f"{header}\r\n{kind}\r\n\r\n".encode() + body)
+    headers = [("Connection", "close"), ("Content-Length", len(body)), *API_HEADERS]
+    headers.append(("Content-Type", "application/problem+json"))
+    lines = [f"HTTP/1.1 {status} {reason}", *(f"{name}: {value}" for name, value in headers)]
+    util.write_nonblock(sock, "\r\n".join([*lines, "", ""]).encode() + body)
 
 
 class ResponseSocket:
-    """A client's socket, to which gunicorn writes one response, which is sent once it is whole.
+    """A client's socket, to which gunicorn writes one response: its header with the first part.
 
     gunicorn calls `sendall` for the header, and for each part of the body. A WebSocket uses `send`.
     """
 
     def __init__(self, sock: Any) -> None:
         self._sock = sock
-        self._parts: list[bytes] = []
-        self.sendall = self._parts.append
+        self._header: bytes | None = None  # b"" once it is sent
 
-    def __enter__(self) -> "ResponseSocket":
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def sendall(self, data: bytes) -> None:
         """Raises BrokenPipeError, which gunicorn ignores, for a client that does not read."""
-        if not self._parts:  # it was a WebSocket
+        if self._header is None:
+            self._header = data
             return
-        data = b"".join(self._parts)
+        data = self._header + data
+        self._header = b""
         try:
             sent = self._sock.send(data)  # nearly always all of it; sendall has more to do
             if sent < len(data):
                 self._sock.sendall(data[sent:])
         except TimeoutError as error:
             raise BrokenPipeError(errno.EPIPE, "the client does not read") from error
+
+    def __enter__(self) -> "ResponseSocket":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._header:  # of a response without a body
+            self.sendall(b"")
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._sock, name)

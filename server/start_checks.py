@@ -1,12 +1,13 @@
 """What a start checks and prepares, before anything is served."""
 
-import signal
 import sys
 from importlib.util import find_spec
 
-if sys.argv[0].endswith("app.py"):  # Ctrl-C ends the demo's start without a traceback
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-# An older Python must be able to parse this file and app.py.
+from server import signals
+
+if sys.argv[0].endswith("app.py"):
+    signals.end_silently()
+# An older Python must be able to parse this file, app.py and signals.py.
 if sys.version_info < (3, 10):  # noqa: UP036
     sys.exit(f"Python 3.10 or later is needed; this is {sys.version.split()[0]}.")
 if not all(map(find_spec, ["flask", "flask_sock", "gevent", "gunicorn", "peewee"])):
@@ -18,7 +19,7 @@ import flask.cli
 from settings import HERE, SettingsError
 
 
-def refuse_other_servers() -> None:
+def require_our_gunicorn() -> None:
     """Raises SystemExit under `flask run`, and under gunicorn without gunicorn.conf.py.
 
     They would save no counts and close no sockets.

@@ -4,24 +4,22 @@ The code that relies on internals of gunicorn 27.0 and gevent 26.9 is listed in 
 the tests that fail when one of them changes.
 """
 
-import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from traceback import walk_tb
 from typing import Any
 
 import gevent
 from gevent.lock import BoundedSemaphore
-from gevent.server import StreamServer
+from gunicorn import util
 from gunicorn.workers.ggevent import GeventWorker
 
-from server import gunicorn_patches
+from rest.headers import is_api
+from server.gunicorn_patches import ResponseSocket
 from ws.connection import TURN_SECONDS, drain
 
-SEND_SECONDS = 10  # how long a client may leave a response unread, or a body unsent
+SEND_SECONDS = 10  # how long a client may leave a part of a response unread, or a body unsent
 BODY_HEADERS = {"CONTENT-LENGTH", "TRANSFER-ENCODING"}
-MAX_ACCEPT = 16  # new connections that are accepted before others have their turn
-KERNEL_BYTES = 65_536  # size of the kernel's buffers for input and output of a connection
-# gunicorn takes up to 1 s to notice a stop. Requests then have GRACEFUL_SECONDS; ending idle
-# connections takes 1 s, the last save 1 s: together less than the graceful_timeout of the master.
-GRACEFUL_SECONDS = 1
 
 
 class Worker(GeventWorker):
@@ -37,19 +35,19 @@ class Worker(GeventWorker):
         AsyncWorker.handle_request   gunicorn: calls the app, and sends what that returns
     """
 
-    # Pages take long: one begins in each round of gevent's loop, with requests to the API between.
     page_turn = BoundedSemaphore()
-    syncing: gevent.Greenlet | None = None  # set by background.start
 
-    def set_bounds(self) -> None:
-        """Called in the worker's process, before it serves."""
-        for listener in self.sockets:
-            for option in (socket.SO_RCVBUF, socket.SO_SNDBUF):  # else the kernel may keep 6 MiB
-                listener.setsockopt(socket.SOL_SOCKET, option, KERNEL_BYTES)
-        StreamServer.max_accept = MAX_ACCEPT
-        self.cfg.set("workers", 1)  # with more, gunicorn would accept one connection at a time
-        self.cfg.set("graceful_timeout", GRACEFUL_SECONDS)
-        gunicorn_patches.apply(self.cfg)
+    def load_wsgi(self) -> None:
+        """With --reload, a mistake in an edited file ends nothing: the next edit may mend it."""
+        try:
+            super().load_wsgi()
+        except Exception as error:
+            if not self.cfg.reload:
+                raise
+            self.log.exception("the edited files cannot be imported")
+            for frame, _ in walk_tb(error.__traceback__):
+                self.reloader.add_extra_file(frame.f_code.co_filename)
+            self.wsgi = util.make_fail_app("The edited files cannot be imported; see the log.\n")
 
     def handle(self, listener: Any, client: Any, addr: Any) -> None:
         """Serve a connection.
@@ -59,28 +57,39 @@ class Worker(GeventWorker):
         super().handle(client, client, addr)
 
     def handle_request(self, listener_name: Any, req: Any, sock: Any, addr: Any) -> None:
-        """Answer a request, then let other connections have their turn.
-
-        A request that announces a body is the last one of its connection: before the next, gunicorn
-        would discard what the app did not read, of any length, and serve no other connection.
-        """
-        if not req.path.startswith("/api/"):
-            with self.page_turn:
-                gevent.sleep(TURN_SECONDS)
-        is_last = not BODY_HEADERS.isdisjoint(dict(req.headers))
-        if is_last:
-            req.force_close()  # gunicorn then sends Connection: close, and raises StopIteration
-        sock.settimeout(SEND_SECONDS)
-        try:
-            with gunicorn_patches.ResponseSocket(sock) as response:
-                super().handle_request(listener_name, req, response, addr)
-        finally:
-            if is_last:
-                drain(sock)
-        sock.settimeout(None)
+        """Answer a request, then let other connections have their turn."""
+        if not is_api(req.path):
+            self.wait_for_page_turn()
+        with bounded(req, sock) as response:
+            super().handle_request(listener_name, req, response, addr)
         gevent.sleep(TURN_SECONDS)
+
+    def wait_for_page_turn(self) -> None:
+        """Pages are slow to render: one starts per round of gevent's loop, and the API goes on."""
+        with self.page_turn:
+            gevent.sleep(TURN_SECONDS)
 
     def handle_error(self, req: Any, client: Any, addr: Any, exc: BaseException) -> None:
         """Log an error; a stop ends idle connections with GreenletExit, which is not an error."""
         if not isinstance(exc, gevent.GreenletExit):
             super().handle_error(req, client, addr, exc)
+
+
+@contextmanager
+def bounded(req: Any, sock: Any) -> Iterator[ResponseSocket]:
+    """Bound what a request may cost; yields the socket for its response.
+
+    A request that announces a body is the last one of its connection: before the next, gunicorn
+    would discard what the app did not read, of any length, and serve no other connection.
+    """
+    is_last = not BODY_HEADERS.isdisjoint(dict(req.headers))
+    if is_last:
+        req.force_close()  # gunicorn then sends Connection: close, and raises StopIteration
+    sock.settimeout(SEND_SECONDS)
+    try:
+        with ResponseSocket(sock) as response:
+            yield response
+    finally:
+        if is_last:
+            drain(sock)
+    sock.settimeout(None)

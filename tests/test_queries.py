@@ -13,7 +13,7 @@ import api_keys
 import models
 from models import ApiKey
 from paths import PROFILE, SECURITY
-from server.background import sync
+from server.lifecycle import flush
 from service import Service
 from settings import Settings
 from storage.sqlite import SAVE, SAVE_HOUR
@@ -97,7 +97,7 @@ def walk(app: Service) -> None:
         assert browser.get(asked, headers={"X-API-Key": key}).status_code == 200
     post(f"{path}/successor", grace="in 5 minutes")
     post(f"{path}/revoke")
-    sync(app)
+    flush(app)
     keys = [ApiKey(id=f"{number:08}", digest=f"{number}") for number in range(1200)]
     assert len(app.store.ended(keys)) == 1200
 

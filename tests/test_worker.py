@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from gevent import socket as gsocket
+from gevent.event import Event
 from gevent.pool import Pool
 from gunicorn import util
 from gunicorn.config import Config
@@ -59,6 +60,32 @@ def test_patches_spare_gunicorn_work(worker: Worker, monkeypatch: pytest.MonkeyP
     with connected(worker) as client:
         client.sendall(GET)
         assert b"\r\nDate: second " in client.recv(4096)
+
+
+def test_each_part_of_a_stream_is_sent_when_it_is_there(worker: Worker) -> None:
+    """And the header of a response without a body."""
+    may_go_on = Event()
+
+    def stream(environ: dict[str, Any], start_response: Any) -> Iterator[bytes]:
+        start_response("200 OK", [("Content-Length", "6" if environ["PATH_INFO"] == "/" else "0")])
+        if environ["PATH_INFO"] == "/":
+            yield b"one"
+            may_go_on.wait()
+            yield b"two"
+
+    worker.wsgi = stream
+    with connected(worker) as client:
+        client.sendall(GET)
+        assert client.recv(4096).endswith(b"\r\n\r\none")
+        may_go_on.set()
+        assert client.recv(4096) == b"two"
+        client.sendall(GET.replace(b"/ ", b"/empty "))
+        assert client.recv(4096).endswith(b"Content-Length: 0\r\n\r\n")
+
+
+def test_settings_of_a_worker_are_those_that_differ_there(worker: Worker) -> None:
+    gunicorn_patches.apply(worker.cfg, workers=7)
+    assert worker.cfg.workers == 7
 
 
 def test_response_is_sent_in_one_piece(worker: Worker) -> None:

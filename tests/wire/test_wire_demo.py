@@ -68,6 +68,7 @@ def test_first_start_prints_what_works_and_the_second_no_secret(demo: Demo) -> N
 
     again = demo().start()
     assert "sk_live_" not in again.log()
+    assert len(again.log_lines("flask user password demo, flask key create demo NAME")) == 1
 
 
 @pytest.mark.parametrize("output", [in_ci(">&-"), ">/dev/full"])
@@ -75,7 +76,7 @@ def test_secret_that_cannot_be_printed_makes_no_user(demo: Demo, output: str) ->
     server = demo()
     server.command = ["sh", "-c", f'exec "$@" {output}', "sh", *server.command]
     server.start()
-    assert server.log_lines("the demo's user and key were not created: ")
+    assert server.log_lines("skipped the demo user: ")
     assert "sk_live_" not in server.log()
     assert server.stop()[0] == 0
     assert server.execute("SELECT username FROM user") == []
@@ -116,7 +117,11 @@ def test_port_without_permission_is_named_as_the_reason(monkeypatch: pytest.Monk
         refuse_used_port(80)
 
 
-def test_demo_makes_no_user_beside_others(owner: User, capfd: pytest.CaptureFixture[str]) -> None:
+def test_demo_makes_no_user_beside_others(
+    owner: User, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
     welcome(8000)
     assert capfd.readouterr().out == ""
+    assert caplog.messages == ["To create a user: flask user create USERNAME EMAIL"]
     assert accounts.find_user("demo") is None

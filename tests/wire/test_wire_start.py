@@ -117,7 +117,7 @@ def test_old_python_is_one_line(tmp_path: Path) -> None:
     old.write_text(
         "import sys; sys.version_info, sys.version = (3, 9, 18), '3.9.18 (main)'; import app"
     )
-    for file in ("app.py", "server/start_checks.py"):
+    for file in ("app.py", "server/start_checks.py", "server/signals.py"):
         ast.parse((REPOSITORY / file).read_text(), feature_version=(3, 6))
     message = start_refusal(str(old), tmp_path, PYTHONPATH=str(REPOSITORY))
     assert message == "Python 3.10 or later is needed; this is 3.9.18."
@@ -161,6 +161,41 @@ def test_reload_serves_what_was_edited(start_server: StartServer, tmp_path: Path
     assert server.total(key) == 1
     assert server.stop()[0] == 0
     assert "Traceback" not in server.log()
+
+
+MISTAKES = [
+    ("auth.py", "def broken(:", 500),
+    ("auth.py", "nothing", 500),
+    ("models.py", "1 / 0", 200),
+]
+
+
+@pytest.mark.parametrize(("module", "mistake", "status"), MISTAKES)
+def test_reload_goes_on_after_a_mistake(
+    start_server: StartServer, tmp_path: Path, module: str, mistake: str, status: int
+) -> None:
+    """A module that the master has imported, too, serves as it was until it is mended."""
+    copy = tmp_path / "copy"
+    shutil.copytree(REPOSITORY, copy, ignore=shutil.ignore_patterns(".*", "tests", "*.db*"))
+    server = start_server(PYTHON, str(copy / "app.py"), GUNICORN_CMD_ARGS="--reload")
+    file, key = copy / module, server.new_key()
+    good = file.read_text()
+
+    def answer() -> int:
+        with contextlib.suppress(OSError):
+            return server.ask(TEST, X_API_Key=key).status
+        return 0
+
+    file.write_text(f"{good}\n{mistake}\n")
+    eventually(lambda: answer() == status and len(server.log_lines("Booting worker")) == 2, 30)
+
+    def is_mended() -> bool:
+        """gunicorn notices an edit only some time after a worker has begun to serve."""
+        file.write_text(good)
+        return len(server.log_lines("Booting worker")) > 2 and answer() == 200
+
+    eventually(is_mended, 30)
+    assert server.stop()[0] == 0
 
 
 @pytest.mark.one_process("only SQLite needs it")

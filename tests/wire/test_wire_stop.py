@@ -142,7 +142,7 @@ KeyStore.close = close
 
 def test_background_goes_on_after_a_bug(start_patched: StartServer) -> None:
     """Counts are saved, and one traceback is logged although each round fails."""
-    server = start_patched("background.SYNC_SECONDS = 0.05" + BUG)
+    server = start_patched("lifecycle.SYNC_SECONDS = 0.05" + BUG)
     eventually(lambda: server.log_lines("ValueError: a bug"))
     key = server.new_key()
     assert server.ask(TEST, X_API_Key=key).status == 200
