@@ -3,6 +3,7 @@
 import pytest
 
 from clock import NOON, Clock
+from models import DAY
 from ratelimit import Limiter, Quota, Usage, parse_quotas
 
 FIVE = Quota("five", 5, 60)
@@ -24,9 +25,10 @@ def use_up(limiter: Limiter, quota: Quota = FIVE) -> None:
 
 @pytest.mark.parametrize("back", [1, 60])
 def test_clock_set_back_opens_no_window(limiter: Limiter, clock: Clock, back: int) -> None:
-    use_up(limiter)
+    use_up(limiter, FIVE._replace(limit=4))
     clock.now -= back
-    assert limiter.hit("ada", FIVE) == (FIVE, False, 0, NOON + 60, 60 + back, 5)
+    for accepted in (True, False):
+        assert limiter.hit("ada", FIVE) == (FIVE, accepted, 0, NOON + 60, 60 + back, 5)
 
 
 @pytest.mark.parametrize(("window", "ahead"), [(60, 121), (60, 86_400), (1, 3), (1, 60)])
@@ -45,11 +47,20 @@ def test_total_goes_on_when_the_window_turns(limiter: Limiter, clock: Clock) -> 
     """Of what is stored, and of what is only counted."""
     stored = Usage(total=100, reset=NOON + 60, used=3)
     told = []
-    for clock.now in (NOON, NOON, NOON + 60):
-        allowance = limiter.hit("ada", FIVE, stored)
-        told.append((allowance.total, allowance.remaining, allowance.reset))
-    assert told == [(101, 1, NOON + 60), (102, 0, NOON + 60), (103, 4, NOON + 120)]
+    for clock.now in (NOON, NOON + 0.5, NOON + 60):
+        told.append(limiter.hit("ada", FIVE, stored))
+    assert told == [  # the seconds that are left are rounded up
+        (FIVE, True, 1, NOON + 60, 60, 101),
+        (FIVE, True, 0, NOON + 60, 60, 102),
+        (FIVE, True, 4, NOON + 120, 60, 103),
+    ]
     assert limiter.counted == {"ada": Usage(3, NOON + 120, 1)}
+
+
+def test_days_turn_at_midnight_in_utc(limiter: Limiter) -> None:
+    """Wherever the service runs; in conftest.py it is in Tokyo."""
+    reset = limiter.hit("ada", FIVE._replace(seconds=DAY)).reset
+    assert reset == NOON + DAY // 2, "a window turns in UTC: see window_end in ratelimit.py"
 
 
 MISTAKES = [
