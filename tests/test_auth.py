@@ -1,6 +1,8 @@
 """How keys are made, changed, checked and counted; what is not exactly a key is refused."""
 
+import random
 import re
+import secrets
 import string
 import time
 from collections.abc import Callable, Iterator
@@ -17,6 +19,7 @@ from clock import NOON, Clock
 from conftest import NewKey
 from models import DAY, ApiKey, Invalid, User
 from paths import STATS, TEST
+from ratelimit import Usage
 from rest.problems import Problem
 from rows import change, count, row
 from service import Service
@@ -69,6 +72,10 @@ def test_two_keys_share_nothing_and_use_the_whole_alphabet(new_key: NewKey) -> N
     keys = [new_key() for _ in range(25)]
     for part in (slice(8, 16), slice(17, 49)):
         assert len({key[part] for key in keys}) == 25
+    random.seed(1)
+    first = api_keys.random_text(32)
+    random.seed(1)
+    assert api_keys.random_text(32) != first, "use `secrets`: `random` can be foreseen"
     used = {character for key in keys for character in key[17:49]}
     assert used <= set(string.digits + string.ascii_letters)
     assert len(used) > 55, "800 characters at random lack few of the 62"
@@ -101,6 +108,7 @@ def test_successor_goes_on_with_the_window(owner: User, clock: Clock) -> None:
     assert stored == successor
     same = (stored.user_id, stored.name, stored.type, stored.tier)
     assert same == (owner.id, "my ci", "development", "pro")
+    assert row(key).usage == Usage(9, 8, 7), "save the columns of a rotation only: `only=[...]`"
     assert (stored.total, stored.reset, stored.used, stored.last_used_at) == (0, 8, 7, None)
     assert stored.expires_at == NOON + 900 + 1000, "the same lifetime"
     assert row(key).expires_at == NOON + 1000, "the grace makes no key last longer"
@@ -133,6 +141,22 @@ def test_only_a_right_checksum_asks_the_database(find: Find, key: str) -> None:
         find(key)
 
 
+class Digest(str):
+    """A digest whose comparison tells by its time how much of it is right, so none is allowed."""
+
+    __hash__ = str.__hash__
+
+    def __eq__(self, other: object) -> bool:
+        raise AssertionError("compare digests with hmac.compare_digest")
+
+
+def test_digests_are_compared_in_constant_time(
+    find: Find, key: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(auth, "digest", lambda key: Digest(api_keys.digest(key)))
+    assert find(key)
+
+
 def test_key_that_was_made_by_1_0_0_stays_valid(owner: User, find: Find) -> None:
     digest = "fa01ea3c65f267241808e524548f61f62c03900537fa1661dd7e8de7a6567838"
     with models.database.connection_context():
@@ -143,16 +167,14 @@ def test_key_that_was_made_by_1_0_0_stays_valid(owner: User, find: Find) -> None
 def test_unlisted_tier_is_treated_as_free_and_logged_once(
     client: FlaskClient, new_key: NewKey, caplog: pytest.LogCaptureFixture
 ) -> None:
-    keys = [new_key(tier=tier) for tier in ("dropped", "dropped", "gone")]
-    for key in keys * 2:
-        answer = client.get(TEST, headers={"X-API-Key": key})
-        assert answer.get_json()["rate_limit_tier"] == "free"
-        assert answer.headers["RateLimit-Policy"].startswith('"free";')
-    logged = [record.getMessage() for record in caplog.records]
-    assert logged == [
-        f"RATE_LIMITS has no tier {tier}; its keys are treated as free"
-        for tier in ("dropped", "gone")
-    ]
+    tiers = [secrets.token_hex(8) for _ in range(2)]  # none of which this process has named before
+    for key in [new_key(tier=tier) for tier in (tiers[0], *tiers)]:
+        for path in (TEST, STATS):
+            answer = client.get(path, headers={"X-API-Key": key})
+            assert answer.get_json()["rate_limit_tier"] == "free"
+            assert answer.headers["RateLimit-Policy"].startswith('"free";')
+    lines = [f"RATE_LIMITS has no tier {tier}; its keys are treated as free" for tier in tiers]
+    assert caplog.messages == lines
 
 
 def test_nothing_is_left_in_a_tier_with_a_lower_limit_than_what_is_used(
