@@ -18,7 +18,9 @@ import app as service
 from clock import Clock
 from models import User
 from paths import ECHO, ME, PROTECTED, PUBLIC, STATS, STATUS, TEST, TIME, YEAR
+from ratelimit import Allowance, Quota
 from rawsocket import Answer, handshake_bytes
+from service import Service
 from serving import Server, eventually, random_key
 
 
@@ -172,6 +174,21 @@ def test_user_who_was_just_deleted_has_no_key(client: FlaskClient, key: str, own
     accounts.delete(owner)
     answer = client.get(ME, headers={"X-API-Key": key})
     assert (answer.status_code, answer.get_json(force=True)["code"]) == (401, "invalid_api_key")
+
+
+def test_key_that_is_deleted_between_look_up_and_count_is_bad(
+    app: Service, client: FlaskClient, key: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By another process."""
+    hit = app.store.hit
+
+    def delete_and_hit(key_id: str, quota: Quota) -> Allowance | None:
+        assert api_keys.revoke_key(key_id)
+        app.store.forget()
+        return hit(key_id, quota)
+
+    monkeypatch.setattr(app.store, "hit", delete_and_hit)
+    assert client.get(TEST, headers={"X-API-Key": key}).status_code == 401
 
 
 def test_limit_refuses_the_sixth_of_five_calls(server: Server) -> None:
