@@ -68,6 +68,22 @@ def test_lock_file_that_cannot_be_opened_is_one_line(
         create_tables(load({"DATABASE_URL": f"sqlite:///{folder}/test.db"}), is_service=True)
 
 
+def test_log_of_a_file_that_was_moved_away_is_not_taken_over(
+    config: Settings, tmp_path: Path
+) -> None:
+    (tmp_path / "test.db-wal").touch()
+    with pytest.raises(SettingsError, match=r"the file is missing, but test\.db-wal is there: put"):
+        create_tables(config)
+    assert not (tmp_path / "test.db").exists()
+
+
+@pytest.mark.usefixtures("app")
+def test_what_a_page_stores_is_on_the_disk() -> None:
+    with models.database.connection_context():
+        (synchronous,) = models.database.execute_sql("PRAGMA synchronous").fetchone()
+    assert synchronous == 2, "pages need `synchronous = full`"
+
+
 def test_file_that_is_no_database_stays_as_it_was(config: Settings, tmp_path: Path) -> None:
     file = tmp_path / "test.db"
     file.write_text("This is no database. " * 100)
