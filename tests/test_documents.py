@@ -2,6 +2,8 @@
 
 import json
 import re
+import secrets
+import shlex
 import time
 from functools import reduce
 from operator import getitem
@@ -28,7 +30,7 @@ from ratelimit import UNITS
 from rest.problems import DEFAULTS
 from rows import change
 from server.worker import SEND_SECONDS
-from serving import REPOSITORY, Server, patience
+from serving import REPOSITORY, Server, bash, clean_environment, patience, serve_command
 from ws.connection import PING_SECONDS, STALLED_SECONDS, CloseCode
 
 CLIENTS = (REPOSITORY / "docs/testing-clients.md").read_text()
@@ -102,8 +104,8 @@ def test_settings_table_is_what_is_read() -> None:
 def test_every_setting_is_used() -> None:
     found = ("*.py", "[crsw]*/*.py", "web/templates/*.html")
     code = "".join(file.read_text() for form in found for file in REPOSITORY.glob(form))
-    unused = {name for name in settings.VARIABLES if f"settings.{name.lower()}" not in code}
-    assert not unused, "no code reads these settings"
+    used = {name.upper() for name in re.findall(r"\bsettings\.(\w+)", code)}
+    assert used >= settings.VARIABLES, "no code reads these settings"
 
 
 def test_keys_are_copied_by_the_names_of_their_columns() -> None:
@@ -292,6 +294,17 @@ def test_times_of_deployments_are_those_of_the_service() -> None:
     (seconds,) = re.findall(told, (REPOSITORY / "SECURITY.md").read_text())
     lost = PING_SECONDS + STALLED_SECONDS
     assert seconds == (str(SEND_SECONDS), str(lost)), "edit SECURITY.md: seconds"
+
+
+@pytest.mark.parametrize("hops", ["0", "1"])
+def test_seconds_of_gunicorn_are_those_that_are_promised(hops: str) -> None:
+    (told,) = re.findall(r"idle connections open for (\d+) seconds instead of (\d+)", DEPLOYING)
+    command = shlex.join([*serve_command(), "--print-config"])
+    env = clean_environment(SECRET_KEY=secrets.token_hex(), PROXY_HOPS=hops)
+    printed = dict(re.findall(r"(?m)^(\w+) += (.*)$", bash(command, REPOSITORY, env)))
+    kept = printed["keepalive"]
+    assert kept == told[hops == "0"], "edit keepalive in gunicorn.conf.py, or docs/deploying.md"
+    assert printed["graceful_timeout"] == "20", "a stop takes 5 s, and longer on a busy machine"
 
 
 def test_commands_are_those_of_flask(app: Flask) -> None:
