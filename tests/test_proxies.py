@@ -8,6 +8,7 @@ from flask import request
 import app as service
 import settings
 from rest.clients import caller
+from serving import Server
 from settings import Settings
 
 FORWARDED = {
@@ -45,6 +46,12 @@ def test_address_stays_if_a_router_is_missing(config: Settings) -> None:
     for entries in ("", CLIENT):
         headers = {"X-Forwarded-For": entries, "X-Forwarded-Proto": "https, gopher"}
         assert app.test_client().get("/seen", headers=headers).text == "127.0.0.1 http"
+
+
+def test_gunicorn_believes_no_header_about_the_scheme(server: Server) -> None:
+    """It would by default, because it takes every address for a proxy's."""
+    for header in ({"X_Forwarded_Proto": "https"}, {"X_Forwarded_Ssl": "on"}):
+        assert "Strict-Transport-Security" not in server.ask("/log-in", **header).headers
 
 
 @pytest.mark.parametrize(
