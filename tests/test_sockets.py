@@ -115,6 +115,12 @@ def test_nothing_follows_a_close_frame(accepted: Server, peer: RawSocket) -> Non
     assert serving.get(timeout=5) == CloseCode.GOING_AWAY
 
 
+def test_caller_without_sockets_is_forgotten(app: Service) -> None:
+    app.sockets.reserve("192.0.2.1")
+    app.sockets.release("192.0.2.1")
+    assert "192.0.2.1" not in app.sockets.admitted, "made-up callers would fill the memory"
+
+
 @pytest.fixture
 def serving(app: Flask, accepted: Server) -> Serving:
     """Serves the connection with this handler, in the greenlet that it returns."""
