@@ -74,6 +74,8 @@ def test_first_update_comes_within_200_ms(clock: Sleeper, tenth: int, offset: fl
     clock.run(1)
     assert all(0 < moments[0] - joined <= 0.2 for moments in listeners)
     assert all(0.099 < moments[0] % 1 < 0.901 for moments in listeners)
+    phases = {round(moments[0] % 1, 1) for moments in listeners}
+    assert len(phases) == (1 if tenth in (8, 9) else 2), "those that join together tick apart"
 
 
 def test_first_update_is_in_time_although_the_tenth_turns_meanwhile(clock: Sleeper) -> None:
