@@ -135,13 +135,13 @@ def test_start_and_save_of_nothing_wait_for_nobody_who_is_writing(
 def test_limiter_and_database_have_the_same_rule_for_a_window(
     store: Store, new_id: NewId, stored: Usage, granted: list[int | None], after: Usage
 ) -> None:
-    key = key_of(store, new_id(**stored._asdict()))
+    key = key_of(store, new_id(created_at=1, **stored._asdict()))
     assert [remaining(store.hit(key.id, LONG)) for _ in range(2)] == granted
     store.save()
     saved = key_of(store, key.id)
     assert saved.usage == after
     used_at = pytest.approx(models.now(), abs=60) if after != stored else None
-    assert saved.last_used_at == used_at
+    assert saved.last_used_at == used_at, "it is when a request was last counted, or saved"
 
     limiter = Limiter()
     assert [remaining(limiter.hit(key.id, LONG, stored)) for _ in range(2)] == granted
@@ -173,7 +173,8 @@ def test_chart_has_each_request_once(store: Store, new_id: NewId) -> None:
     for hits in (1, 3):
         for key_id in ids + ids[:1]:
             for _ in range(hits):
-                store.hit(key_id, Quota("much", 100, 86_400))
+                store.hit(key_id, LONG._replace(limit=100))
+        assert remaining(store.hit(ids[0], LONG._replace(limit=1))) is None, "it is in no chart"
         store.save()
     store.save()
     saved = by_hand("SELECT key_id, sum(requests) FROM hourly_usage GROUP BY key_id")
@@ -320,10 +321,11 @@ def rotated(key: ApiKey) -> bool:
 def test_of_rotations_at_once_one_makes_a_successor(place: Settings, new_id: NewId) -> None:
     """All have read the key before the first of them changes it."""
     with models.database.connection_context():
-        key = ApiKey.get_by_id(new_id())
+        key_id = new_id()
+        keys = [ApiKey.get_by_id(key_id) for _ in range(3)]
     with ThreadPoolExecutor(3) as threads:  # with SQLite, each transaction runs without a break
         run = map if place.sqlite else threads.map
-        assert sorted(run(rotated, [key] * 3)) == [False, False, True]
+        assert sorted(run(rotated, keys)) == [False, False, True]
     with models.database.connection_context():
         assert ApiKey.select().count() == 2
 
