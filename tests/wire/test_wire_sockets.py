@@ -20,6 +20,7 @@ from rawsocket import (
     PING,
     PONG,
     TEXT,
+    UPGRADE,
     Answer,
     RawSocket,
     close_frame,
@@ -172,6 +173,12 @@ class TestHandshake:
     def test_older_http_is_refused(self, server: Server) -> None:
         answer = server.send(handshake_bytes(ECHO, version="HTTP/1.0"))
         assert (answer.status, answer.json()["code"]) == (400, "bad_handshake")
+
+    def test_head_is_no_handshake(self, server: Server) -> None:
+        assert server.ask(ECHO, "HEAD", **UPGRADE).status == 400
+
+    def test_plain_get_is_told_to_upgrade_before_the_key_is_checked(self, server: Server) -> None:
+        assert [server.ask(path).status for path in (ECHO, TIME)] == [426, 426]
 
     def test_broken_one_with_a_key_is_not_counted(self, server: Server) -> None:
         key = server.new_key()
