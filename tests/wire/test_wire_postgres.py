@@ -214,6 +214,17 @@ def test_page_whose_connection_breaks_is_503(own: Cluster, start_server: StartSe
     eventually(lambda: server.sign_up("bob").status == 303)
 
 
+def test_page_that_waits_for_a_connection_keeps_nobody_from_giving_one_back(
+    cluster: Cluster, start_server: StartServer
+) -> None:
+    """As many sign-ups at once as passwords of a caller are hashed; a process has 3 connections."""
+    server = start_server(DATABASE_URL=cluster.new_database(), WEB_CONCURRENCY="1")
+    names = [f"user-{number}" for number in range(20)]
+    with ThreadPoolExecutor(20) as threads:
+        statuses = [page.status for page in threads.map(server.sign_up, names)]
+    assert statuses == [303] * 20, "PageDatabase must not hold peewee's lock while it connects"
+
+
 def test_pages_on_a_dead_network_are_503(cluster: Cluster, start_server: StartServer) -> None:
     direct, network = cluster.new_database(), Network(cluster)
     with ExitStack() as stack:
