@@ -69,7 +69,7 @@ def serve_command() -> list[str]:
     return [sys.executable, "-m", *shlex.split(command)]
 
 
-def eventually(condition: Callable[[], Any], seconds: float = 5, what: str = "") -> Any:
+def eventually(condition: Callable[[], Any], seconds: float = 20, what: str = "") -> Any:
     """Wait until the condition holds, and return what it says; fails when it does not in time."""
     deadline = time.monotonic() + seconds
     while not (found := condition()):
@@ -93,9 +93,13 @@ def writing(database: str, sql: str) -> Iterator[None]:
 def patience(seconds: float) -> float:
     """How long something may take here that is promised within these seconds.
 
-    A machine with more to do than it has processors takes up to so many times longer.
+    A machine with more to do than it has processors takes up to so many times longer. What is in
+    the average has been there for a minute, so what runs at this moment counts as well.
     """
-    return seconds * min(4, max(1, os.getloadavg()[0] / (os.cpu_count() or 1)))
+    load, at_present = os.getloadavg()[0], Path("/proc/loadavg")
+    if at_present.exists():
+        load = max(load, float(at_present.read_text().split()[3].partition("/")[0]))
+    return seconds * min(4, max(2, load / (os.cpu_count() or 1)))
 
 
 def bash(script: str, cwd: Path, env: dict[str, str] | None = None, seconds: float = 120) -> str:

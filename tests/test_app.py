@@ -21,7 +21,7 @@ from paths import ECHO, ME, PROTECTED, PUBLIC, STATS, STATUS, TEST, TIME, YEAR
 from ratelimit import Allowance, Quota
 from rawsocket import Answer, handshake_bytes
 from service import Service
-from serving import Server, eventually, random_key
+from serving import Server, eventually, patience, random_key
 
 
 @dataclasses.dataclass(eq=False)
@@ -160,7 +160,7 @@ def test_every_bad_key_gets_the_same_answer(server: Server, server_key: str) -> 
         alike = {(answer.status, answer.body) for answer in answers}
         return len(alike) == 1 and problem(answers[0])["code"] == "invalid_api_key"
 
-    eventually(are_refused_alike, 2)
+    eventually(are_refused_alike, patience(2))
     answer = server.ask(ME, X_API_Key=revoked)
     assert (answer.status, answer.headers["WWW-Authenticate"]) == (401, CHALLENGE)
     words = f"followed by {len(server_key) - 8} characters, without quotes"

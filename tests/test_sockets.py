@@ -89,7 +89,7 @@ def test_push_that_does_not_fit_ends_all(accepted: Server, peer: RawSocket, befo
         assert set(peer.sock.recv(100_000)) == {0}  # so that a little would fit again
     for _ in range(100):
         ws.push(b"\1" * 5000)
-    assert serving.get(timeout=5) == CloseCode.ABNORMAL
+    assert serving.get(timeout=30) == CloseCode.ABNORMAL
 
     data = b""
     peer.sock.settimeout(0.1)
@@ -112,7 +112,7 @@ def test_nothing_follows_a_close_frame(accepted: Server, peer: RawSocket) -> Non
     peer.send(frame(PING) + frame(TEXT, b"hi"))
     assert peer.ended()
     peer.sock.close()
-    assert serving.get(timeout=5) == CloseCode.GOING_AWAY
+    assert serving.get(timeout=30) == CloseCode.GOING_AWAY
 
 
 def test_caller_without_sockets_is_forgotten(app: Service) -> None:
@@ -153,7 +153,7 @@ def test_client_that_ignores_the_close_is_cut(
     assert peer.frame().close_code == 1001
     assert peer.ended()
     other.set()
-    served.get(timeout=5)
+    served.get(timeout=30)
 
 
 def test_handler_that_returns_closes_1000(serving: Serving, peer: RawSocket, app: Service) -> None:
@@ -166,7 +166,7 @@ def test_handler_that_returns_closes_1000(serving: Serving, peer: RawSocket, app
     served = serving(handle)
     assert peer.frame().close_code == 1000
     peer.sock.close()
-    served.get(timeout=5)
+    served.get(timeout=30)
     assert not app.sockets.open, "it would stay in memory"
 
 

@@ -40,7 +40,7 @@ def test_outage_under_load_is_503_within_two_seconds_and_no_count_is_wrong(
         eventually(lambda: refused(load.replies) > 100, 10)
         own.thaw() if outage == "freeze" else own.start()
         back = time.monotonic()
-        eventually(lambda: load.statuses(max(back, time.monotonic() - 0.5)) == {200}, 5)
+        eventually(lambda: load.statuses(max(back, time.monotonic() - 0.5)) == {200}, patience(5))
         replies = load.stop()
 
     assert {reply.status for reply in replies} == {200, 503}
@@ -71,7 +71,7 @@ def test_memory_does_not_grow_in_an_outage(own: Cluster, start_patched: StartSer
         eventually(lambda: refused(load.replies) > 1700, 20)
         assert server.resident_kib - before < 1500 * 17 / 4
         own.start()
-        eventually(lambda: load.statuses(time.monotonic() - 0.5) == {200}, 5)
+        eventually(lambda: load.statuses(time.monotonic() - 0.5) == {200}, patience(5))
 
 
 def test_workers_start_without_a_server(own: Cluster, start_server: StartServer) -> None:
@@ -200,7 +200,7 @@ def test_given_up_statements_end_on_the_server(own: Cluster, start_server: Start
     assert [server.ask(TEST, X_API_Key=key).status, server.sign_up("ada").status] == [200, 303]
     with writing(url, 'LOCK TABLE api_key, "user"'):
         assert [server.ask(TEST, X_API_Key=key).status, server.sign_up("bob").status] == [503] * 2
-        eventually(lambda: not own.query(own.url(), waiting), 2)
+        eventually(lambda: not own.query(own.url(), waiting), patience(2))
 
 
 def test_page_whose_connection_breaks_is_503(own: Cluster, start_server: StartServer) -> None:

@@ -47,7 +47,7 @@ class TestEcho:
             for part in (sent[start : start + 50] for start in range(0, len(sent), 50)):
                 for message in part:
                     ws.send(message)
-                assert [json.loads(ws.recv(timeout=5))["message"] for _ in part] == part
+                assert [json.loads(ws.recv(timeout=30))["message"] for _ in part] == part
 
     def test_client_that_never_reads(self, start_patched: StartServer) -> None:
         server = start_patched("from ws import connection; connection.STALLED_SECONDS = 1")
