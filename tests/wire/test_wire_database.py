@@ -25,8 +25,8 @@ class TestSqlite:
             with writing(str(server.database), "BEGIN IMMEDIATE"):
                 with Load(server.port, key, connections=1) as load:
                     assert server.sign_up("early").status == 503
+                    assert stream.close_code() == 1008
                     eventually(lambda: len(load.replies) > 100)
-                assert stream.close_code() == 1008
                 eventually(lambda: server.ask(TEST, X_API_Key=revoked).status == 401, patience(2))
             assert server.sign_up("late").status == 303
         assert load.statuses() == {200}
@@ -36,7 +36,7 @@ class TestSqlite:
         # A wait for the lock would come back at each sync; a pause of the machine hits one or two.
         seconds = sorted(reply.seconds for reply in load.replies)
         assert seconds[-3] < patience(0.1)
-        assert seconds[-1] < 4, "a page waits for 5 s: see `timeout` of PageDatabase"
+        assert seconds[-1] < 4, "who waits for a lock halts all: use BUSY_SECONDS"
         assert len(server.log_lines("database unavailable")) == 1
 
     def test_moved_file_loses_nothing(self, start_server: StartServer, tmp_path: Path) -> None:
