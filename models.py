@@ -13,8 +13,8 @@ CHART_HOURS = 24  # hours of usage to keep and show
 PREFIXES = {"production": "sk_live_", "development": "sk_test_"}  # key prefixes, by type
 DEFAULT_TYPE = next(iter(PREFIXES))
 
-# The connections of pages and commands, and with PostgreSQL of the background. To find and count
-# keys, each store has its own. `connection_context` may be nested: only the outermost one closes.
+# The connections of pages and commands; the store of keys and counts has its own.
+# `connection_context` may be nested: only the outermost one closes.
 database = peewee.DatabaseProxy()
 
 

@@ -25,13 +25,14 @@ FORM = {"Host": "a", "Content-Type": "application/x-www-form-urlencoded"}
 PAGES = ("/", "/log-in", "/sign-up", PROFILE, SECURITY, f"{KEYS}/ID/rotate", ME)
 
 
-def ask(server: Server, path: str, form: str = "", **headers: str) -> tuple[float, str]:
+def ask(server: Server, path: str, form: str | None = None, **headers: str) -> tuple[float, str]:
     """The milliseconds of the worker's main thread, and the body of the response."""
     thread = Path(f"/proc/{server.pids[-1]}/schedstat")  # begins with its nanoseconds
     before = int(thread.read_text().split()[0])
     with RawSocket(server.port) as client:
-        named = FORM | {"Content-Length": str(len(form))} | headers
-        client.send(request_bytes(path, named, "POST" if form else "GET") + form.encode())
+        named = FORM | {"Content-Length": str(len(form or ""))} | headers
+        method = "GET" if form is None else "POST"
+        client.send(request_bytes(path, named, method) + (form or "").encode())
         answer = client.answer()
         time.sleep(0.01)  # until the kernel has added it up
         assert answer.status in (200, 201, 303), (path, answer.status)
@@ -44,7 +45,7 @@ def pages(server: Server, key: str, cookie: str) -> dict[str, float]:
     took = {path: ask(server, path.replace("ID", key[8:16]), **asked)[0] for path in PAGES}
     took["a new key"], page = ask(server, KEYS, "name=a&type=production", **asked)
     made = re.findall(r"sk_live_(\w{8})_\w{38}", page)[0]
-    took["a revocation"], _ = ask(server, f"{KEYS}/{made}/revoke", "sure=yes", **asked)
+    took["a revocation"], _ = ask(server, f"{KEYS}/{made}/revoke", "", **asked)
     return took
 
 
