@@ -22,6 +22,8 @@ INVALID_KEY = (
     f"This API key is not valid. A key begins with {' or '.join(PREFIXES.values())}, followed by "
     "47 characters, without quotes, spaces, or Bearer."
 )
+# curl leaves out a header without a value, so none and an empty one cannot be told apart.
+EMPTY_KEY = "If you did, it was empty: check that the variable with the key, such as $KEY, is set."
 CHALLENGE = {"WWW-Authenticate": 'ApiKey realm="api", header="X-API-Key"'}
 QUOTA_EXCEEDED = "https://iana.org/assignments/http-problem-types#quota-exceeded"
 
@@ -52,7 +54,7 @@ def require_key(presented: str | None, also_accepted: str = "") -> ApiKey:
     `also_accepted` names another place where the client may send the key.
     """
     if not presented:
-        detail = f"Send your key in the X-API-Key header{also_accepted}."
+        detail = f"Send your key in the X-API-Key header{also_accepted}. {EMPTY_KEY}"
         raise Problem(401, "missing_api_key", detail, headers=CHALLENGE)
     key = find_key(presented)
     if not key:

@@ -15,6 +15,7 @@ from websockets.sync.client import connect
 import accounts
 import api_keys
 import app as service
+from auth import EMPTY_KEY
 from clock import Clock
 from models import User
 from paths import ECHO, ME, PROTECTED, PUBLIC, STATS, STATUS, TEST, TIME, YEAR
@@ -134,7 +135,7 @@ def test_no_key_is_refused(server: Server, server_key: str, path: str) -> None:
     in_query = f"{path}?api_key={server_key}"
     for answer in (server.ask(path), server.ask(path, X_API_Key=""), server.ask(in_query)):
         assert status_and_code(answer) == (401, "missing_api_key")
-        assert answer.json()["detail"] == "Send your key in the X-API-Key header."
+        assert answer.json()["detail"] == f"Send your key in the X-API-Key header. {EMPTY_KEY}"
         assert answer.headers["WWW-Authenticate"] == CHALLENGE
         assert "RateLimit" not in answer.headers
 

@@ -20,7 +20,7 @@ from werkzeug.datastructures import ImmutableMultiDict
 
 import api_keys
 import settings
-from auth import INVALID_KEY
+from auth import EMPTY_KEY, INVALID_KEY
 from commands.cli import PG_DUMP
 from conftest import NewKey, new_user
 from documents import ASYNCAPI, CONTRIBUTING, DOCUMENTS, OPENAPI, README, rows, section
@@ -241,8 +241,9 @@ def test_types_of_keys_are_described() -> None:
     assert set(types) == set(PREFIXES), "edit docs/openapi.json: api_key_type"
     listed = set(re.findall(r"`(\w+)`\s\(`(sk_\w+)`\)", README))
     assert listed == set(PREFIXES.items()), "edit README.md: the types of keys"
-    assert INVALID_KEY in OPENAPI, "edit docs/openapi.json: invalid_api_key"
-    assert INVALID_KEY in CLIENTS, "edit docs/testing-clients.md: invalid_api_key"
+    for detail in (EMPTY_KEY, INVALID_KEY):
+        assert detail in OPENAPI, f"edit docs/openapi.json: {detail}"
+        assert detail in CLIENTS, f"edit docs/testing-clients.md: {detail}"
 
 
 def test_units_are_those_of_the_limits() -> None:

@@ -233,7 +233,7 @@ class TestTime:
         answer = server.send(handshake_bytes(TIME + query))
         assert (answer.status, answer.json()["code"]) == (401, code)
         assert answer.headers["WWW-Authenticate"] == 'ApiKey realm="api", header="X-API-Key"'
-        where = "header, or as api_key in the query."
+        where = "header, or as api_key in the query. If you did, it was empty"
         assert (where in answer.json()["detail"]) == (code == "missing_api_key")
 
     def test_key_may_come_in_the_header(self, server: Server, server_key: str) -> None:
