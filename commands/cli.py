@@ -24,6 +24,10 @@ from storage.database import command_connection, create_tables, transaction
 from storage.outage import one_line
 
 SECONDS = {"s": 1, "m": 60, "h": HOUR, "d": DAY}
+NO_FILE = (
+    "If the service has never run, start it. If it uses another database, set its DATABASE_URL. If "
+    'the file was moved or deleted, see "A file that is gone" in docs/operating.md.'
+)
 PG_DUMP = """(umask 077 && pg_dump -Fc -f "backup-$(date +%F).dump" "$DATABASE_URL")"""
 USER_COLUMNS = ("id", "username", "email", "created_at")
 KEY_COLUMNS = (
@@ -41,7 +45,7 @@ class Command(click.Command):
         settings = current_service.settings
         try:
             if settings.sqlite and not settings.sqlite.exists() and self is not create_user:
-                fail(f"{settings.sqlite} does not exist; use the DATABASE_URL of the service")
+                fail(f"{settings.sqlite} does not exist. {NO_FILE}")
             create_tables(settings)
             with command_connection(settings):
                 return super().invoke(ctx)

@@ -25,7 +25,7 @@ from commands.cli import KEY_COLUMNS
 from conftest import new_user
 from models import ApiKey, User
 from rows import change, count, row
-from serving import clean_environment, eventually, writing
+from serving import REPOSITORY, clean_environment, eventually, writing
 from settings import HERE, Settings
 from storage import sqlite
 
@@ -251,7 +251,9 @@ def test_only_a_new_user_makes_a_database(shell: Shell, tmp_path: Path) -> None:
     other = f"DATABASE_URL=sqlite:///{tmp_path}/other.db $FLASK"
     result = shell(f"{other} key list")
     assert (result.returncode, result.stdout, result.stderr.count("\n")) == (1, "", 1)
-    assert f"{tmp_path}/other.db does not exist; use the DATABASE_URL of" in result.stderr
+    assert f"{tmp_path}/other.db does not exist. If the service has never run" in result.stderr
+    heading = re.findall('"(.*)" in docs/operating.md', result.stderr)[0]
+    assert f"## {heading}\n" in (REPOSITORY / "docs/operating.md").read_text()
     assert not (tmp_path / "other.db").exists()
     words = "user create bob bob@example.com --password-stdin"
     assert shell(f"echo long enough words | {other} {words}").returncode == 0
