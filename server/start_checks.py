@@ -31,6 +31,6 @@ def require_our_gunicorn() -> None:
     context = click.get_current_context(silent=True)
     if context and context.command is flask.cli.run_command:
         raise SettingsError(
-            "`flask run` cannot serve this app: run `python app.py`, or, to reload changed files, "
-            "`GUNICORN_CMD_ARGS=--reload python app.py`"
+            "`flask run` cannot serve this app: run `.venv/bin/python app.py`, or, to reload "
+            "changed files, `GUNICORN_CMD_ARGS=--reload .venv/bin/python app.py`"
         )

@@ -140,7 +140,7 @@ def test_few_open_files_are_one_line(start_server: StartServer) -> None:
 
 
 def test_flask_run_is_one_line_that_says_what_to_run(tmp_path: Path) -> None:
-    assert "python app.py" in start_refusal("-m flask run", tmp_path)
+    assert "run `.venv/bin/python app.py`" in start_refusal("-m flask run", tmp_path)
 
 
 def test_reload_serves_what_was_edited(start_server: StartServer, tmp_path: Path) -> None:
