@@ -83,7 +83,8 @@ def parse_quotas(text: str) -> dict[str, Quota]:
     for part in map(str.strip, text.split(",")):
         found = QUOTA.fullmatch(part)
         if not found:
-            raise ValueError(f"{part!r} is not like free=1000/hour (units: {', '.join(UNITS)})")
+            least = f"at least 1 per {' or '.join(UNITS)}"
+            raise ValueError(f"{part!r} is not like free=1000/hour ({least})")
         tier, limit, unit = found.groups()
         if tier in quotas:
             raise ValueError(f"tier {tier!r} is given twice")

@@ -72,7 +72,7 @@ MISTAKES = [
 
 @pytest.mark.parametrize("part", MISTAKES)
 def test_mistake_is_quoted_with_an_example(part: str) -> None:
-    with pytest.raises(ValueError, match=r"like free=1000/hour \(units: second, m") as mistake:
+    with pytest.raises(ValueError, match=r"like free=1000/hour \(at least 1 per s") as mistake:
         parse_quotas(f"pro=1000/hour,{part}")
     assert str(mistake.value).startswith(repr(part))
 
