@@ -893,6 +893,15 @@ def test_abort_in_a_view_is_a_page_with_its_own_words(app: Flask, client: FlaskC
     assert client.get("/own").text == "<p>My own page.</p>"
 
 
+def test_error_page_is_headed_as_its_status(app: Flask, client: FlaskClient) -> None:
+    """Also one for which error.html has no words, and a form that is sent to a page without one."""
+    app.add_url_rule("/later", "later", lambda: abort(501))
+    later, refused = client.get("/later").text, client.post("/")
+    assert "<h1>Not Implemented</h1>" in later, "error.html: fall back to error.name"
+    assert refused.status_code == 405
+    assert "This address does not accept POST requests." in refused.text
+
+
 @pytest.mark.parametrize(
     ("seconds", "words"),
     [(119, "119 s"), (120, "2 min"), (3541, "1 h"), (9372, "2 h 37 min"), (86400, "24 h")],
@@ -912,5 +921,5 @@ def test_database_that_is_away_is_a_page_that_claims_no_log_out(
     models.database.close_all()
     answer = ada.get(SECURITY)
     assert (answer.status_code, answer.headers["Retry-After"]) == (503, "1")
-    assert "its database cannot be reached." in answer.text
+    assert "its database cannot be used." in answer.text
     assert "Log in" not in answer.text
