@@ -839,7 +839,10 @@ def test_pages_are_headed_as_the_links_that_lead_to_them(ada: FlaskClient) -> No
 def test_form_says_what_a_type_sets_and_how_to_get_another_tier(ada: FlaskClient) -> None:
     page = re.sub("</?code>", "", ada.get(SECURITY).text)
     assert "sets the prefix only: sk_live_ for Production, sk_test_ for Development." in page
-    assert "flask key tier ID pro" in page
+    assert "For the tier pro or five or once, ask the operator of this service, with the ID" in page
+    pages = (settings.HERE / "web/templates").glob("*.html")
+    advice = "visitors cannot run commands: name them in docs/operating.md"
+    assert not [page.name for page in pages if "<code>flask" in page.read_text()], advice
 
 
 def test_pages_lead_to_what_the_console_explains(ada: FlaskClient) -> None:
