@@ -28,7 +28,7 @@ import models
 import settings
 from clock import Clock
 from models import ApiKey, HourlyUsage, User
-from paths import ECHO, KEYS, PROFILE, SECURITY, STATUS, TEST, TIME
+from paths import ECHO, KEYS, PROFILE, SECURITY, STATUS, TEST, TIME, YEAR
 from ratelimit import Limiter
 from rows import change, count, row
 from service import Service
@@ -811,6 +811,8 @@ def test_console_shows_what_is_added_to_the_descriptions(app: Flask, client: Fla
     url = '"http://localhost/api/v1/greetings/ada%20%26%20co?page=2&size=9"'
     assert f'curl -H "X-API-Key: $KEY" {url}' in greeting
     assert f"requests.get({url}, headers=headers)" in greeting
+    assert f'curl -H "X-API-Key: $KEY" http://localhost{STATUS}' in card[STATUS], "as Try it does"
+    assert f"curl http://localhost{YEAR}" in card[YEAR]
     count, shout = (card[f"/api/v1/ws/{name}"] for name in ("count", "shout"))
     assert ("data-public" in count, "data-public" in shout) == (False, True)
     assert ("API key<" in count, "public<" in shout) == (True, True)
