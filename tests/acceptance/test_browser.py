@@ -219,6 +219,7 @@ def test_console_is_live_and_its_command_works(page: Page, server: Server) -> No
     expect(card(page, TIME).get_by_role("log")).to_contain_text("time_update")
     for path in PUBLIC + PROTECTED:
         expect(press(page, path, "Try it")).to_contain_text("200 OK")
+    expect(code.locator("wbr")).to_have_count(4)  # an address breaks only after a slash
     line = code.text_content()
     assert '"success":true' in subprocess.check_output(["bash", "-c", line], text=True)
 

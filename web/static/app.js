@@ -236,22 +236,20 @@ for (const card of document.querySelectorAll(".endpoint")) {
 for (const card of document.querySelectorAll(".socket")) new SocketCard(card);
 
 const environment = document.getElementById("environment"); // on the console only
-const NAMED = /(\$KEY"|os\.environ\["KEY"\]|process\.env\.KEY)/;
+const NAMED = /\$KEY"|os\.environ\["KEY"\]|process\.env\.KEY/g;
 const examples = environment ? [...document.querySelectorAll("[data-language] code")] : [];
-const texts = examples.map((code) => code.textContent);
+const originals = examples.map((code) => code.innerHTML);
 
 /** Put the key from the field into the code, where it is as readable as in the field. */
 function fillIn() {
-  const key = /^\w+$/.test(typedKey()) ? typedKey() : ""; // nothing that a shell would run
-  const secret = Object.assign(document.createElement("span"), { className: "secret", textContent: key });
+  const key = /^\w+$/.test(typedKey()) ? typedKey() : ""; // nothing that is HTML, or that a shell would run
   // Its closing quote is a part of it, or would be alone on a line of a narrow page.
-  secret.append(Object.assign(document.createElement("span"), { className: "quote", textContent: '"' }));
-  const written = (name) => (name === '$KEY"' ? [secret.cloneNode(true)] : ['"', secret.cloneNode(true)]);
+  const secret = `<span class="secret">${key}<span class="quote">"</span></span>`;
+  const written = (name) => (name === '$KEY"' ? secret : `"${secret}`);
   environment.hidden = key !== "";
   for (const [index, code] of examples.entries()) {
-    const parts = texts[index].replace("import os\n", "").split(NAMED);
-    const filled = parts.flatMap((part) => (NAMED.test(part) ? written(part) : part));
-    code.replaceChildren(...(key ? filled : [texts[index]]));
+    const filled = originals[index].replace("import os\n", "").replace(NAMED, written);
+    code.innerHTML = key ? filled : originals[index];
   }
 }
 
