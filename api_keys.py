@@ -19,11 +19,7 @@ INHERITED = ("user_id", "name", "type", "tier", "reset", "used")  # by the succe
 
 
 class AlreadyMade(Exception):
-    """A form was sent again, and the key that it has made still exists."""
-
-    def __init__(self, key: ApiKey) -> None:
-        super().__init__(key.id)
-        self.key = key
+    """A form was sent again; the argument is the key that it has made, which still exists."""
 
 
 def create_key(

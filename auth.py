@@ -74,34 +74,23 @@ def find_key(presented: str) -> ApiKey | None:
 
 
 def count_request(key: ApiKey, enforce_limit: bool = True) -> Allowance:
-    """Count this request if something is left; the response shows the Allowance in its headers.
+    """Count this request if something is left; the response has the limit's headers.
 
     Raises Problem 401 if the key was just deleted, 429 if nothing was left and the limit is to be
     enforced, and PeeweeException.
     """
-    allowance = show_allowance(current_service.store.hit(key.id, quota_of(key)))
+    allowance = current_service.store.hit(key.id, quota_of(key))
+    if allowance is None:
+        raise invalid_key()
+    add_limit_headers(allowance)
     if enforce_limit and not allowance.accepted:
         raise rate_limited(allowance)
     return allowance
 
 
-def current_allowance(key: ApiKey) -> Allowance:
-    """What is left at this moment; counts nothing.
-
-    Raises Problem 401 if the key was deleted, and PeeweeException.
-    """
-    stored = current_service.store.find(key.id)
-    if stored is None:
-        raise invalid_key()
-    return current_service.store.peek(stored, quota_of(stored))
-
-
-def show_allowance(allowance: Allowance | None) -> Allowance:
-    """Let the headers of the response have it; raises Problem 401 if the key was deleted."""
-    if allowance is None:
-        raise invalid_key()
+def add_limit_headers(allowance: Allowance) -> None:
+    """Send this allowance in the headers of the response."""
     request.environ[ALLOWANCE] = allowance
-    return allowance
 
 
 def quota_of(key: ApiKey) -> Quota:

@@ -4,7 +4,6 @@ What happens from a start to a stop is in server/lifecycle.py.
 """
 
 import sys
-from functools import partial
 from pathlib import Path
 
 chdir = str(Path(__file__).parent)  # even when it is started from another folder
@@ -61,8 +60,9 @@ forwarded_allow_ips = "*"
 http2_cleartext = "off"
 
 # The hooks, in the order in which gunicorn calls them. `start` sets one more, `worker_exit`.
-nworkers_changed = partial(lifecycle.keep_one_worker, settings)
-on_starting = partial(lifecycle.prepare, settings)
-when_ready = partial(lifecycle.announce, settings)
+master = lifecycle.Master(settings)
+nworkers_changed = master.keep_one_worker
+on_starting = master.prepare
+when_ready = master.announce
 post_worker_init = lifecycle.start
-child_exit = lifecycle.restart
+child_exit = master.restart

@@ -33,10 +33,9 @@ class NumberField(AutoField):
     """A primary key whose values are never used again: in SQLite, that has to be asked for."""
 
     def ddl(self, ctx: peewee.Context) -> NodeList:
-        nodes = [super().ddl(ctx)]
-        if ctx.state.field_types[self.field_type] == "INTEGER":  # in PostgreSQL, it is SERIAL
-            nodes.append(SQL("AUTOINCREMENT"))
-        return NodeList(nodes)
+        ddl = super().ddl(ctx)
+        is_sqlite = ctx.state.field_types[self.field_type] == "INTEGER"  # in PostgreSQL, SERIAL
+        return NodeList((ddl, SQL("AUTOINCREMENT"))) if is_sqlite else ddl
 
 
 class User(Table):

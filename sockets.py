@@ -8,7 +8,7 @@ from flask_sock import Sock
 from simple_websocket import Server
 
 import auth
-from rest.clients import caller
+from rest.clients import client_network
 from rest.problems import Problem
 from rest.requests import SOCKETS
 from rest.timestamps import display, timestamp
@@ -53,11 +53,11 @@ def admit() -> None:
     if NEEDS_KEY[request.endpoint]:
         presented = request.args.get("api_key") or request.headers.get("X-API-Key")
         g.key = auth.require_key(presented, ", or as api_key in the query")
-        # A response that there is no room has the headers of the limit, too.
-        auth.show_allowance(auth.current_allowance(g.key))
-    client = g.key.id if g.key else caller(request.remote_addr)
-    current_service.sockets.reserve(client)
-    g.caller = client
+        # A 429 `too_many_sockets` carries the limit headers, too.
+        auth.add_limit_headers(current_service.store.peek(g.key, auth.quota_of(g.key)))
+    owner = g.key.id if g.key else client_network(request.remote_addr)
+    current_service.sockets.reserve(owner)
+    g.owner = owner
     if g.key:
         auth.count_request(g.key)
     request.environ = connection.plain_handshake(request.environ)  # for flask-sock
@@ -66,8 +66,8 @@ def admit() -> None:
 @bp.teardown_request
 def release(error: BaseException | None) -> None:
     """Give back the place that `admit` reserved, however the request has ended."""
-    if "caller" in g:
-        current_service.sockets.release(g.caller)
+    if "owner" in g:
+        current_service.sockets.release(g.owner)
 
 
 def serve(handler: Handler, server: Server) -> None:

@@ -190,12 +190,10 @@ def backup(file: str) -> None:
 
 
 def give_name(finished: str, path: Path) -> None:
-    """Let a file have this name, too; raises FileExistsError."""
+    """Give a file this name; raises FileExistsError."""
     try:
         os.link(finished, path)
-    except FileExistsError:
-        raise
-    except OSError:  # a file system without links
+    except OSError:  # a file system without links, or the name is taken
         path.touch(mode=0o600, exist_ok=False)
         Path(finished).replace(path)
 

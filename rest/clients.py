@@ -21,7 +21,7 @@ def trust_routers(environ: dict[str, Any], hops: int) -> None:
         environ["wsgi.url_scheme"] = scheme
 
 
-def caller(address: str | None) -> str:
+def client_network(address: str | None) -> str:
     """The address; for IPv6 its /64 network, because a single customer usually has all of it.
 
     All clients without a valid address count as one: a Unix socket has none, and a client might

@@ -2,7 +2,6 @@
 
 from ratelimit import Allowance
 
-API = "/api/"  # under which all paths are the API's
 ALLOWANCE = "demo.allowance"  # in the WSGI environ: the limiter's answer to this request
 EXPOSED = (
     "RateLimit-Policy, RateLimit, Retry-After, WWW-Authenticate, "
@@ -22,8 +21,8 @@ PREFLIGHT = {
 
 
 def is_api(path: str) -> bool:
-    """Whether a path is the API's; Flask ignores how many slashes it begins with."""
-    return f"/{path.lstrip('/')}/".startswith(API)
+    """Whether a path is under /api/; Flask ignores how many slashes it begins with."""
+    return f"{path.lstrip('/')}/".startswith("api/")
 
 
 def limit_headers(allowance: Allowance) -> list[tuple[str, str]]:

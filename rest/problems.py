@@ -26,7 +26,7 @@ DEFAULTS = {
     413: ("content_too_large", "The request body is too large; this API takes none."),
     426: ("upgrade_required", "Connect with a WebSocket client."),
     500: ("internal_error", "Something went wrong on our side."),
-    503: ("unavailable", "The database cannot be reached; try again shortly."),
+    503: ("unavailable", "The database cannot be used; try again shortly."),
 }
 RFC_9110_TITLES = {413: "Content Too Large", 414: "URI Too Long"}  # werkzeug has older ones
 OPEN_IT = ": query the database inside `with models.database.connection_context():`"
@@ -81,11 +81,13 @@ ABORTED: dict[int, Any] = {
 def register(app: Flask, page: Callable[[HTTPException], ResponseReturnValue]) -> None:
     """Turn every error under /api/ into a problem, and every other one into a page."""
 
+    @app.errorhandler(HTTPException)
     def respond(error: HTTPException) -> ResponseReturnValue:
         if isinstance(error, Problem):
             return error
         return problem(error) if is_api(request.path) else page(error)
 
+    @app.errorhandler(PeeweeException)
     def database_error(error: PeeweeException) -> ResponseReturnValue:
         if isinstance(error, DataError):  # PostgreSQL cannot store a NUL
             return respond(exceptions.BadRequest())
@@ -94,14 +96,12 @@ def register(app: Flask, page: Callable[[HTTPException], ResponseReturnValue]) -
         log_outage(error)
         return respond(exceptions.ServiceUnavailable(retry_after=1))
 
+    @app.errorhandler(Exception)
     def internal_error(error: Exception) -> ResponseReturnValue:
         advice = OPEN_IT if NOT_OPENED in str(error) else ""
         log.exception("bug in %s %s%s", request.method, request.path, advice)
         return respond(exceptions.InternalServerError())
 
-    app.register_error_handler(HTTPException, respond)
-    app.register_error_handler(PeeweeException, database_error)
-    app.register_error_handler(Exception, internal_error)
     for aborter in (app.aborter, exceptions._aborter):  # of Flask's `abort`, and of werkzeug's
         aborter.mapping.update(ABORTED)
 

@@ -36,11 +36,11 @@ def write_error(sock: Any, status: int, reason: str, message: str) -> None:
 
     gunicorn's own function of this name sends HTML, and from Python 3.14 on a malformed header.
     """
-    body = Problem(status, detail=message[:DETAIL_CHARACTERS]).get_response().data
-    headers = [("Connection", "close"), ("Content-Length", len(body)), *API_HEADERS]
-    headers.append(("Content-Type", "application/problem+json"))
-    lines = [f"HTTP/1.1 {status} {reason}", *(f"{name}: {value}" for name, value in headers)]
-    util.write_nonblock(sock, "\r\n".join([*lines, "", ""]).encode() + body)
+    problem = Problem(status, detail=message[:DETAIL_CHARACTERS], headers=dict(API_HEADERS))
+    response = problem.get_response()
+    response.headers["Connection"] = "close"
+    header = f"HTTP/1.1 {response.status}\r\n{response.headers}"  # which ends in an empty line
+    util.write_nonblock(sock, header.encode() + response.data)
 
 
 class ResponseSocket:
@@ -67,11 +67,9 @@ class ResponseSocket:
         except TimeoutError as error:
             raise BrokenPipeError(errno.EPIPE, "the client does not read") from error
 
-    def __enter__(self) -> "ResponseSocket":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._header:  # of a response without a body
+    def end(self) -> None:
+        """Send the header of a response that had no body."""
+        if self._header:
             self.sendall(b"")
 
     def __getattr__(self, name: str) -> Any:

@@ -1,8 +1,8 @@
 """The life of the service: what happens before the first request, beside requests, and at a stop.
 
-It is read from top to bottom: first what gunicorn's master does, which serves no request, then what
-each worker does, which is forked from it, and at last how both end. gunicorn calls these functions
-as the end of gunicorn.conf.py says. What signals do is in server/signals.py.
+It is read from top to bottom: what gunicorn's master does, which serves no request, then what each
+worker does, which is forked from it. gunicorn calls these functions as the end of gunicorn.conf.py
+says. What signals do is in server/signals.py.
 """
 
 import gc
@@ -44,36 +44,54 @@ def load_settings() -> Settings:
     return settings
 
 
-def prepare(settings: Settings, arbiter: Arbiter) -> None:
-    """Refuse options that would break a promise, and a database that cannot be used."""
-    cfg = arbiter.cfg
-    if cfg.worker_class != Worker:
-        raise SettingsError("--worker-class must be gevent")
-    if cfg.workers < 1 or (settings.sqlite and cfg.workers > 1):
-        allowed = "1 with SQLite" if settings.sqlite else "1 or more"
-        raise SettingsError(f"--workers must be {allowed}")
-    for option in ("certfile", "keyfile", "statsd_host"):  # TLS is for a router in front
-        if getattr(cfg, option):
-            raise SettingsError(f"--{option.replace('_', '-')} is not supported")
-    if settings.sqlite and cfg.uid != os.geteuid():  # the file belongs to this user
-        raise SettingsError("--user is not supported with SQLite; start gunicorn as that user")
-    create_tables(settings, is_service=True)
+class Master:
+    """gunicorn's master, which serves no request; these are its hooks."""
 
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
 
-def announce(settings: Settings, arbiter: Arbiter) -> None:
-    """Once the port is bound, say what is served, and take over the signals."""
-    arbiter.log.info("Database: %s", settings.sqlite or "PostgreSQL")
-    if settings.sqlite and settings.web_concurrency > 1:
-        arbiter.log.warning("WEB_CONCURRENCY: with SQLite, only one process serves")
-    for warning in misspelled():
-        arbiter.log.warning(warning)
-    signals.handle_in_master(serves_alone=settings.sqlite is not None)
+    def prepare(self, arbiter: Arbiter) -> None:
+        """Refuse options that would break a promise, and a database that cannot be used."""
+        cfg = arbiter.cfg
+        if cfg.worker_class != Worker:
+            raise SettingsError("--worker-class must be gevent")
+        if cfg.workers < 1 or (self.settings.sqlite and cfg.workers > 1):
+            allowed = "1 with SQLite" if self.settings.sqlite else "1 or more"
+            raise SettingsError(f"--workers must be {allowed}")
+        for option in ("certfile", "keyfile", "statsd_host"):  # TLS is for a router in front
+            if getattr(cfg, option):
+                raise SettingsError(f"--{option.replace('_', '-')} is not supported")
+        if self.settings.sqlite and cfg.uid != os.geteuid():  # the file belongs to this user
+            raise SettingsError("--user is not supported with SQLite; start gunicorn as that user")
+        create_tables(self.settings, is_service=True)
 
+    def announce(self, arbiter: Arbiter) -> None:
+        """Once the port is bound, say what is served, and take over the signals."""
+        arbiter.log.info("Database: %s", self.settings.sqlite or "PostgreSQL")
+        if self.settings.sqlite and self.settings.web_concurrency > 1:
+            arbiter.log.warning("WEB_CONCURRENCY: with SQLite, only one process serves")
+        for warning in misspelled():
+            arbiter.log.warning(warning)
+        signals.handle_in_master(serves_alone=self.settings.sqlite is not None)
 
-def keep_one_worker(settings: Settings, arbiter: Arbiter, number: int, before: int | None) -> None:
-    """With SQLite, whenever a signal asks for another worker."""
-    if settings.sqlite and number > 1:
-        arbiter.num_workers = 1
+    def keep_one_worker(self, arbiter: Arbiter, number: int, before: int | None) -> None:
+        """With SQLite, whenever a signal asks for another worker."""
+        if self.settings.sqlite and number > 1:
+            arbiter.num_workers = 1
+
+    def restart(self, arbiter: Arbiter, worker: Worker) -> None:
+        """With --reload, when a worker has ended: a new one would have the master's modules.
+
+        If the edited files cannot be imported, gunicorn forks one nevertheless, which waits for the
+        next edit. At a stop, the listeners are closed, and nothing is started.
+        """
+        if not arbiter.cfg.reload or not arbiter.LISTENERS:
+            return
+        command = [sys.executable, "-m", "gunicorn", *sys.argv[1:]]
+        if os.spawnv(os.P_WAIT, sys.executable, [*command, "--check-config"]) == 0:
+            for listener in arbiter.LISTENERS:
+                listener.close()
+            os.execv(sys.executable, command)
 
 
 def start(worker: Worker) -> None:
@@ -131,18 +149,3 @@ def flush(service: Service) -> None:
                 log_outage(error)
             else:
                 log.exception("bug in the background")
-
-
-def restart(arbiter: Arbiter, worker: Worker) -> None:
-    """With --reload, when a worker has ended, because a new one would have the master's modules.
-
-    If the edited files cannot be imported, gunicorn forks one nevertheless, which waits for the
-    next edit. At a stop, the listeners are closed, and nothing is started.
-    """
-    if not arbiter.cfg.reload or not arbiter.LISTENERS:
-        return
-    command = [sys.executable, "-m", "gunicorn", *sys.argv[1:]]
-    if os.spawnv(os.P_WAIT, sys.executable, [*command, "--check-config"]) == 0:
-        for listener in arbiter.LISTENERS:
-            listener.close()
-        os.execv(sys.executable, command)

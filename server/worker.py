@@ -86,10 +86,11 @@ def bounded(req: Any, sock: Any) -> Iterator[ResponseSocket]:
     if is_last:
         req.force_close()  # gunicorn then sends Connection: close, and raises StopIteration
     sock.settimeout(SEND_SECONDS)
+    response = ResponseSocket(sock)
     try:
-        with ResponseSocket(sock) as response:
-            yield response
+        yield response
     finally:
+        response.end()
         if is_last:
             drain(sock)
     sock.settimeout(None)

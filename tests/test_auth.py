@@ -20,9 +20,7 @@ from conftest import NewKey
 from models import DAY, ApiKey, Invalid, User
 from paths import STATS, TEST
 from ratelimit import Usage
-from rest.problems import Problem
 from rows import change, count, row
-from service import Service
 
 Find = Callable[[str], ApiKey | None]
 
@@ -184,21 +182,3 @@ def test_nothing_is_left_in_a_tier_with_a_lower_limit_than_what_is_used(
     answer = client.get(STATS, headers={"X-API-Key": key})
     assert (answer.status_code, answer.get_json()["requests_remaining"]) == (200, 0)
     assert answer.headers["X-RateLimit-Remaining"] == "0"
-
-
-def test_what_is_left_is_told_without_counting(
-    app: Service, client: FlaskClient, owner: User
-) -> None:
-    """Also by a row that was read long ago, as that of a socket is."""
-    read_before, key = api_keys.create_key(owner, "ci", tier="five")
-    client.get(TEST, headers={"X-API-Key": key})
-    with app.app_context():
-        for _ in range(2):
-            allowance = auth.current_allowance(read_before)
-            assert (allowance.remaining, allowance.total) == (4, 1)
-            app.store.save()
-        api_keys.revoke_key(read_before.id)
-        app.store.forget()
-        with pytest.raises(Problem) as refusal:
-            auth.current_allowance(read_before)
-    assert refusal.value.get_response().status_code == 401

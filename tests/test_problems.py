@@ -100,6 +100,7 @@ def test_any_abort_is_a_problem_with_the_words_of_the_view(
         assert body["detail"] == "Not on Mondays."
         described[status] = (body["title"], body["code"])
         page = client.get(f"/aborting/{status}")
+        assert "Unknown" not in page.text
         assert (page.status_code, "Not on Mondays." in page.text) == (status, True)
     for status, title, code in (
         (400, "Bad Request", "bad_request"),

@@ -7,7 +7,7 @@ from flask import request
 
 import app as service
 import settings
-from rest.clients import caller
+from rest.clients import client_network
 from serving import Server
 from settings import Settings
 
@@ -72,4 +72,4 @@ def test_gunicorn_believes_no_header_about_the_scheme(server: Server) -> None:
     ],
 )
 def test_one_caller_is_an_address_or_a_64_of_ipv6(address: str | None, who: str) -> None:
-    assert caller(address) == who
+    assert client_network(address) == who

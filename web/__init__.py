@@ -11,6 +11,7 @@ from werkzeug.exceptions import HTTPException
 import models
 from ratelimit import UNIT_NAMES
 from rest.headers import is_api
+from rest.problems import title_of
 from rest.timestamps import date_time, display
 from service import Service, current_service
 from settings import HERE
@@ -99,5 +100,6 @@ def error_page(error: HTTPException) -> ResponseReturnValue:
         with suppress(PeeweeException):
             sessions.load_user()
     response = error.get_response()
-    response.set_data(render_template("error.html", error=error, response=response))
+    phrase = title_of(error.code or 500)
+    response.set_data(render_template("error.html", error=error, response=response, phrase=phrase))
     return response

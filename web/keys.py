@@ -58,7 +58,7 @@ def create_key() -> ResponseReturnValue:
                 g.user, name, type, expires_at=expires_at, nonce=nonce
             )
     except api_keys.AlreadyMade as form:  # a second click, Reload or Back has sent it again
-        message = f"This form was already sent, and made the key “{form.key.name}”. "
+        message = f"This form was already sent, and made the key “{form.args[0].name}”. "
         message += "The key was shown only once. If you did not see it, rotate it or make another."
         return redirect_to("web.keys.security", message)
     return render_template("key.html", key=key, secret=secret)

@@ -10,7 +10,7 @@ from werkzeug.exceptions import ServiceUnavailable, TooManyRequests
 import accounts
 from models import User
 from ratelimit import Quota
-from rest.clients import caller
+from rest.clients import client_network
 from service import current_service
 
 FORMS = Quota("forms of a caller", 60, 60)
@@ -22,38 +22,35 @@ BUCKETS = 16384  # for each of these quotas
 HASH_SLOTS = BoundedSemaphore(100)  # how many passwords may wait to be hashed
 
 
-def throttle(quota: Quota, *counted_for: object) -> None:
-    """Count for this caller, user or account; raises TooManyRequests when the quota is used up."""
-    bucket = bucket_of(quota, *counted_for)
+def throttle(quota: Quota, *counted_for: object) -> str:
+    """Count for this caller, user or account; raises TooManyRequests when the quota is used up.
+
+    Made-up names must not fill the memory, so each is counted in one of a bounded number of
+    buckets, which is returned. An attacker cannot aim at another user's bucket, because Python's
+    hash of a string differs from process to process.
+    """
+    bucket = f"{quota.tier} {hash((quota.tier, *counted_for)) % BUCKETS}"
     allowance = current_service.throttles.hit(bucket, quota)
     if not allowance.accepted:
         raise TooManyRequests(retry_after=allowance.seconds_left)
+    return bucket
 
 
 def throttle_caller(*quotas: Quota) -> None:
     """Count for the caller in each of these quotas, in order; raises TooManyRequests."""
     for quota in quotas:
-        throttle(quota, caller(request.remote_addr))
+        throttle(quota, client_network(request.remote_addr))
 
 
 @contextmanager
 def throttled(quota: Quota, *counted_for: object) -> Iterator[None]:
     """As `throttle`, for what is done inside: if that raises an exception, it is not counted."""
-    throttle(quota, *counted_for)
+    bucket = throttle(quota, *counted_for)
     try:
         yield
     except BaseException:
-        current_service.throttles.take_back(bucket_of(quota, *counted_for))
+        current_service.throttles.take_back(bucket)
         raise
-
-
-def bucket_of(quota: Quota, *counted_for: object) -> str:
-    """One of a bounded number of buckets, because made-up names must not fill the memory.
-
-    An attacker cannot aim at another user's bucket, because Python's hash of a string differs from
-    process to process.
-    """
-    return f"{quota.tier} {hash((quota.tier, *counted_for)) % BUCKETS}"
 
 
 def hash_password(password: str, *more: Quota) -> str:
