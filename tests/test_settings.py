@@ -28,23 +28,23 @@ def refusal(**environ: str) -> str:
     return str(mistake.value)
 
 
-@pytest.mark.parametrize(
-    ("variable", "text", "value"),
-    [
-        ("PORT", "65535", 65_535),
-        ("DATABASE_URL", "sqlite:////tmp/a.db", Path("/tmp/a.db")),
-        ("DATABASE_URL", "sqlite:///tests/a.db", HERE / "tests" / "a.db"),
-        ("DATABASE_URL", "postgres://[::1]:5432,b/c", "postgresql://[::1]:5432,b/c"),
-        ("SECRET_KEY", "sixteen in words", "sixteen in words"),
-        ("RATE_LIMITS", "free=1/day", {"free": Quota("free", 1, 86_400)}),
-        ("RATE_LIMITS", "a=1/day, free=2/hour", {"a": Quota("a", 1, 86_400), "free": HOURLY}),
-        ("MAX_SOCKETS", "0", 0),
-        ("MAX_SOCKETS_PER_CALLER", "7", 7),
-        ("SIGNUPS", "closed", False),
-        ("PROXY_HOPS", "10", 10),
-        ("WEB_CONCURRENCY", "4", 4),
-    ],
-)
+RIGHT = [
+    ("PORT", "65535", 65_535),
+    ("DATABASE_URL", "sqlite:////tmp/a.db", Path("/tmp/a.db")),
+    ("DATABASE_URL", "sqlite:///tests/a.db", HERE / "tests" / "a.db"),
+    ("DATABASE_URL", "postgres://[::1]:5432,b/c", "postgresql://[::1]:5432,b/c"),
+    ("SECRET_KEY", "sixteen in words", "sixteen in words"),
+    ("RATE_LIMITS", "free=1/day", {"free": Quota("free", 1, 86_400)}),
+    ("RATE_LIMITS", "a=1/day, free=2/hour", {"a": Quota("a", 1, 86_400), "free": HOURLY}),
+    ("MAX_SOCKETS", "0", 0),
+    ("MAX_SOCKETS_PER_CALLER", "7", 7),
+    ("SIGNUPS", "closed", False),
+    ("PROXY_HOPS", "10", 10),
+    ("WEB_CONCURRENCY", "4", 4),
+]
+
+
+@pytest.mark.parametrize(("variable", "text", "value"), RIGHT)
 def test_setting_changes_its_field_alone(variable: str, text: str, value: object) -> None:
     changes: dict[str, Any] = {variable.lower(): value}
     assert load({variable: text}) == dataclasses.replace(load({}), **changes)
@@ -66,8 +66,18 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize("variable", WRONG)
+def test_environment_is_read_in_one_place() -> None:
+    """Elsewhere a variable would be neither checked at the start nor described."""
+    for path in [*HERE.glob("*.py"), *HERE.glob("[!bt.]*/*.py")]:
+        if path.relative_to(HERE).as_posix() not in ("settings.py", "commands/demo.py"):
+            found = re.findall(r"\bos\.environ|\bgetenv\b|import.* environ\b", path.read_text())
+            assert not found, f"{path}: add a setting to settings.py, see CONTRIBUTING.md: {found}"
+
+
+@pytest.mark.parametrize("variable", sorted(settings.VARIABLES))
 def test_wrong_value_is_one_line_with_the_variable_first(variable: str) -> None:
+    assert variable in {name for name, *_ in RIGHT}, f"add a value of {variable} to RIGHT above"
+    assert variable in WRONG, f'add to WRONG above: "{variable}": ["two\\nlines"],'
     for text in WRONG[variable]:
         assert refusal(**{variable: text}).startswith(f"{variable}: "), text
 
