@@ -105,11 +105,11 @@ def groups(item: pytest.Item) -> set[str]:
 
 
 @pytest.fixture
-def config(tmp_path: Path) -> settings.Settings:
+def config(tmp_path: Path, request: pytest.FixtureRequest) -> settings.Settings:
+    """The settings; a test that is parametrized by them may change some."""
     url = f"sqlite:///{tmp_path}/test.db"
-    return settings.load(
-        {"DATABASE_URL": url, "SECRET_KEY": secrets.token_hex(), "RATE_LIMITS": TIERS}
-    )
+    usual = {"DATABASE_URL": url, "SECRET_KEY": secrets.token_hex(), "RATE_LIMITS": TIERS}
+    return settings.load(usual | getattr(request, "param", {}))
 
 
 @pytest.fixture(scope="session")

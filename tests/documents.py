@@ -1,6 +1,10 @@
-"""The documents as text: their fenced blocks, sections and tables."""
+"""The documents as text, with their fenced blocks, sections and tables; the API's descriptions."""
 
+import json
 import re
+from functools import reduce
+from operator import getitem
+from typing import Any
 
 from serving import REPOSITORY
 
@@ -8,8 +12,16 @@ README = (REPOSITORY / "README.md").read_text()
 CONTRIBUTING = (REPOSITORY / "CONTRIBUTING.md").read_text()
 OPENAPI = (REPOSITORY / "docs/openapi.json").read_text()
 ASYNCAPI = (REPOSITORY / "docs/asyncapi.json").read_text()
+API, SOCKETS = json.loads(OPENAPI), json.loads(ASYNCAPI)
 FOLDERS = (REPOSITORY, REPOSITORY / "docs", REPOSITORY / "benchmarks")
 DOCUMENTS = [path for folder in FOLDERS for path in folder.glob("*.md")]
+
+
+def resolved(part: Any, description: Any) -> Any:
+    """What a part of a description is, or refers to."""
+    while "$ref" in part:
+        part = reduce(getitem, part["$ref"].split("/")[1:], description)
+    return part
 
 
 def blocks(language: str, text: str = README) -> list[str]:

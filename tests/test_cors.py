@@ -3,10 +3,11 @@
 import pytest
 from flask.testing import FlaskClient
 
+from documents import API
 from paths import SOCKETS
 from rawsocket import RawSocket
 from serving import Server
-from test_documents import API, filled_in, parameters
+from test_documents import filled_in, parameters
 
 EXPOSED = {
     *("RateLimit", "RateLimit-Policy", "Retry-After", "WWW-Authenticate"),

@@ -5,8 +5,6 @@ import re
 import secrets
 import shlex
 import time
-from functools import reduce
-from operator import getitem
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
@@ -17,13 +15,25 @@ from flask.testing import FlaskClient
 from websockets.exceptions import InvalidStatus
 from websockets.sync.client import connect
 from werkzeug.datastructures import ImmutableMultiDict
+from werkzeug.test import TestResponse
 
 import api_keys
+import models
 import settings
 from auth import EMPTY_KEY, INVALID_KEY
 from commands.cli import PG_DUMP
 from conftest import NewKey, new_user
-from documents import ASYNCAPI, CONTRIBUTING, DOCUMENTS, OPENAPI, README, rows, section
+from documents import (
+    API,
+    CONTRIBUTING,
+    DOCUMENTS,
+    OPENAPI,
+    README,
+    SOCKETS,
+    resolved,
+    rows,
+    section,
+)
 from models import PREFIXES, TABLES, Table
 from paths import TEST
 from ratelimit import UNITS
@@ -31,6 +41,7 @@ from rest.problems import DEFAULTS
 from rows import change
 from server.worker import SEND_SECONDS
 from serving import REPOSITORY, Server, bash, clean_environment, patience, serve_command
+from test_settings import CHANGED
 from ws.connection import PING_SECONDS, STALLED_SECONDS, CloseCode
 
 CLIENTS = (REPOSITORY / "docs/testing-clients.md").read_text()
@@ -38,16 +49,8 @@ DEPLOYING = (REPOSITORY / "docs/deploying.md").read_text()
 PLATFORMS = {"DYNO": "Heroku", "FLY_APP_NAME": "Fly", "RENDER": "Render"}
 PLATFORMS |= {"RAILWAY_ENVIRONMENT": "Railway", "RAILWAY_ENVIRONMENT_NAME": "Railway"}
 
-API, SOCKETS = json.loads(OPENAPI), json.loads(ASYNCAPI)
 GROWING = (REPOSITORY / "docs/growing.md").read_text()
 NONSENSE = ("x", "-1", "0", "\u00b2", "9" * 30, "x" * 300)  # as parameters
-
-
-def resolved(part: Any, description: Any) -> Any:
-    """What a part of a description is, or refers to."""
-    while "$ref" in part:
-        part = reduce(getitem, part["$ref"].split("/")[1:], description)
-    return part
 
 
 def fits(body: Any, schema: Any, description: Any) -> bool:
@@ -134,30 +137,64 @@ def test_sockets_are_those_of_the_app(app: Flask) -> None:
     assert described == rules, "edit docs/asyncapi.json: channels"
 
 
+def check_access(path: str, needs_key: bool) -> None:
+    named = {row[1].strip("`").partition("?")[0]: row[2] for row in rows("The API")}
+    told = {re.sub(r"<(?:\w+:)?(\w+)>", r"{\1}", name): access for name, access in named.items()}
+    is_right = told.get(path) == ("key" if needs_key else "public")
+    assert is_right, f"edit README.md: whether {path} is public or needs a key"
+
+
 @pytest.mark.parametrize("path", API["paths"])
 def test_answers_are_described(client: FlaskClient, new_key: NewKey, path: str) -> None:
-    """Without a key, with one, and when its limit is used up: status, headers, and fields."""
+    """Status, headers, and fields: without a key, with one, when its limit is used up, with a large
+    body, and without a database.
+    """
     endpoint, advice = API["paths"][path]["get"], f"edit docs/openapi.json: {path}"
     assert {"summary", "security"} <= set(endpoint), f"{advice}: summary, security"
     url, responses = filled_in(path, parameters(endpoint)), endpoint["responses"]
-    key = {"X-API-Key": new_key(tier="once")}
+    key, other = ({"X-API-Key": new_key(tier="once")} for _ in range(2))
     change(new_key("HIDDEN"), expires_at=1)
     api_keys.create_key(new_user("HIDDEN"), "HIDDEN")
     answers = [client.get(url), *(client.get(url, headers=key) for _ in range(2))]
+    answers.append(client.get(url, data=bytes(20_000)))
+    with models.database.connection_context():
+        models.database.drop_tables(TABLES)
+    answers.append(client.get(url, headers=other))
     given = {str(answer.status_code) for answer in answers}
     needs_key = bool(endpoint["security"]) and {} not in endpoint["security"]
     assert needs_key == ("401" in given), f"{advice}: security"
-    assert {"401", "429"} & set(responses) == given - {"200"}, f"{advice}: the errors"
+    check_access(path, needs_key)
+    missing = {"400", "500", *given} - responses.keys()
+    assert not missing, f"{advice}: add the errors {missing}"
+    wrong = {"401", "429"} & responses.keys() - given
+    assert not wrong, f"{advice}: without the errors {wrong}"
     for answer in answers:
-        response = resolved(responses[str(answer.status_code)], API)
-        sent = API["components"]["headers"].keys() & set(answer.headers.keys())
-        listed = set(response.get("headers", ()))
-        assert listed == sent, f"{advice}: the headers of {answer.status_code}"
+        check_answer(answer, responses, advice)
     assert "HIDDEN" not in answers[1].text, "it shows keys that have expired, or of other users"
     content = responses["200"]["content"]["application/json"]
-    body, schema = answers[1].get_json(), content["schema"]
-    for shown in (body, content.get("example", body)):
-        assert fits(shown, schema, API), f"{advice}: the fields"
+    example = content.get("example")
+    assert example is None or fits(example, content["schema"], API), f"{advice}: the example"
+
+
+def check_answer(answer: TestResponse, responses: Any, advice: str) -> None:
+    """The status is listed; the headers and fields are those of this status."""
+    status = str(answer.status_code)
+    assert status in responses, f"{advice}: {status}, {answer.text}"
+    response = resolved(responses[status], API)
+    sent = API["components"]["headers"].keys() & set(answer.headers.keys())
+    wrong = sent ^ set(response.get("headers", ()))
+    assert not wrong, f"{advice}: the headers of {status}: {wrong}"
+    schema = response["content"][answer.mimetype]["schema"]
+    assert fits(answer.get_json(force=True), schema, API), f"{advice}: the fields of {status}"
+
+
+@pytest.mark.parametrize("config", CHANGED, indirect=True)
+def test_answers_are_described_for_every_setting(client: FlaskClient, new_key: NewKey) -> None:
+    for path, methods in API["paths"].items():
+        endpoint, key = methods["get"], {"X-API-Key": new_key(tier="once")}
+        for headers in ({}, key, key, key):
+            answer = client.get(filled_in(path, parameters(endpoint)), headers=headers)
+            check_answer(answer, endpoint["responses"], f"edit docs/openapi.json: {path}")
 
 
 @pytest.mark.parametrize("path", API["paths"])
@@ -222,6 +259,7 @@ def test_messages_are_described(server: Server, server_key: str, name: str) -> N
     url = server.ws_url + SOCKETS["channels"][name]["address"]
     needs_key = any(each.get("security") for each in operations)
     assert needs_key == is_refused(url), f"{advice}: security"
+    check_access(SOCKETS["channels"][name]["address"], needs_key)
     described, received = [], []
     with connect(f"{url}?api_key={server_key}") as ws:
         for each in operations:

@@ -37,10 +37,16 @@ RIGHT = [
     ("RATE_LIMITS", "free=1/day", {"free": Quota("free", 1, 86_400)}),
     ("RATE_LIMITS", "a=1/day, free=2/hour", {"a": Quota("a", 1, 86_400), "free": HOURLY}),
     ("MAX_SOCKETS", "0", 0),
-    ("MAX_SOCKETS_PER_CALLER", "7", 7),
+    ("MAX_SOCKETS_PER_CALLER", "0", 0),
     ("SIGNUPS", "closed", False),
     ("PROXY_HOPS", "10", 10),
     ("WEB_CONCURRENCY", "4", 4),
+]
+# For the fixture `config`: each setting away from its default, in the same database.
+CHANGED = [
+    pytest.param({name: text}, id=f"{name}={text}")
+    for name, text, _ in RIGHT
+    if name != "DATABASE_URL"
 ]
 
 

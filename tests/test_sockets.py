@@ -15,18 +15,25 @@ from gevent import socket as gsocket
 from gevent.event import Event
 from simple_websocket import ConnectionClosed, Server
 from werkzeug.test import create_environ
+from werkzeug.wrappers import Response
 
+import models
+from conftest import NewKey
+from documents import API, SOCKETS, resolved
 from paths import ECHO
 from rawsocket import PING, TEXT, UPGRADE, RawSocket, frame
 from service import Service, current_service
 from sockets import serve
 from storage.time_limit import API_SECONDS, limit_waiting, waiting
+from test_settings import CHANGED
 from ws.connection import SERVER_OPTIONS, CloseCode, WebSocket, plain_handshake
 from ws.connection import frame as text_frame
 from ws.open_sockets import Handler
 from ws.ticker import Ticker
 
 Serving = Callable[[Handler], Any]
+# Of the headers of a refusal, those that are described.
+NAMED = {"Connection", "Upgrade", *API["components"]["headers"]} - {"Cache-Control"}
 
 
 @pytest.fixture
@@ -41,12 +48,16 @@ def ends() -> Iterator[tuple[Any, Any]]:
 @pytest.fixture
 def accepted(ends: tuple[Any, Any]) -> Server:
     """A connection that simple-websocket has accepted, as flask-sock hands it over."""
-    environ = create_environ(headers=UPGRADE)
-    environ |= {"SERVER_PROTOCOL": "HTTP/1.1", "gunicorn.socket": ends[1]}
-    environ = plain_handshake(environ)
+    return Server(plain_handshake(handshake("/", ends[1])), **SERVER_OPTIONS)
+
+
+def handshake(path: str, end: Any, **headers: str) -> dict[str, Any]:
+    """The WSGI environ of a client whose connection has this end."""
+    environ = create_environ(path, headers=UPGRADE | headers)
     unreader = SimpleNamespace(take_buffered=bytes)  # nothing came behind the handshake
-    environ["wsgi.input"] = SimpleNamespace(reader=SimpleNamespace(unreader=unreader))
-    return Server(environ, **SERVER_OPTIONS)
+    body = SimpleNamespace(reader=SimpleNamespace(unreader=unreader))
+    connection = {"SERVER_PROTOCOL": "HTTP/1.1", "gunicorn.socket": end, "wsgi.input": body}
+    return environ | connection
 
 
 @pytest.fixture
@@ -156,7 +167,7 @@ def test_client_that_ignores_the_close_is_cut(
     served.get(timeout=30)
 
 
-def test_handler_that_returns_closes_1000(serving: Serving, peer: RawSocket, app: Service) -> None:
+def test_handler_that_returns_closes_1000(serving: Serving, peer: RawSocket) -> None:
     """A handler may wait for the database again and again; a request waits for 1.8 s in all."""
 
     def handle(ws: WebSocket) -> None:
@@ -167,7 +178,6 @@ def test_handler_that_returns_closes_1000(serving: Serving, peer: RawSocket, app
     assert peer.frame().close_code == 1000
     peer.sock.close()
     served.get(timeout=30)
-    assert not app.sockets.open, "it would stay in memory"
 
 
 def test_what_a_ticker_sends_may_be_a_number_of_the_service(
@@ -199,3 +209,36 @@ def test_bug_closes_1011_and_is_logged(
     assert peer.frame().close_code == 1011
     assert error in caplog.text
     assert "private" not in caplog.text
+
+
+@pytest.mark.parametrize("config", [pytest.param({}, id="usual"), *CHANGED], indirect=True)
+@pytest.mark.parametrize("name", SOCKETS["channels"])
+def test_refusals_are_described_for_every_setting(app: Flask, new_key: NewKey, name: str) -> None:
+    channel, advice = SOCKETS["channels"][name], f"edit docs/asyncapi.json: {name}: x-refusals"
+    assert "x-refusals" in channel, f'{advice}: {{"$ref": "#/channels/echo/x-refusals"}} or "time"'
+    listed = {
+        (row["status"], row["code"]): set(row.get("headers", ()))
+        for row in resolved(channel["x-refusals"], SOCKETS)
+    }
+    key, other = ({"X-API-Key": new_key(tier="once")} for _ in range(2))
+
+    def refusal(headers: dict[str, str]) -> Response | None:
+        """None if the client was accepted; it leaves at once."""
+        here, there = gsocket.socketpair()
+        too_long = gevent.Timeout(10, AssertionError(f"{name}: the handler does not end"))
+        # flask-sock ends a request of gunicorn with StopIteration.
+        with here, there, too_long, suppress(StopIteration):
+            here.shutdown(socket.SHUT_WR)
+            return Response.from_app(app, handshake(channel["address"], there, **headers))
+        return None
+
+    asked = ({"Upgrade": "h2c"}, {"Sec-WebSocket-Key": "x"}, {}, {"X-API-Key": "x"}, *[key] * 3)
+    answers = [refusal(headers) for headers in asked]
+    with models.database.connection_context():
+        models.database.drop_tables(models.TABLES)
+    answers.append(refusal(other))
+    for answer in filter(None, answers):
+        what = answer.status_code, answer.get_json(force=True)["code"]
+        assert what in listed, f"{advice}: {what}"
+        wrong = listed[what] ^ NAMED & set(answer.headers.keys())
+        assert not wrong, f"{advice}: the headers of {what}: {wrong}"
