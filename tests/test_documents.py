@@ -5,6 +5,7 @@ import re
 import secrets
 import shlex
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
@@ -12,8 +13,7 @@ from urllib.parse import urlencode
 import pytest
 from flask import Flask
 from flask.testing import FlaskClient
-from websockets.exceptions import InvalidStatus
-from websockets.sync.client import connect
+from websockets.sync.client import ClientConnection, connect
 from werkzeug.datastructures import ImmutableMultiDict
 from werkzeug.test import TestResponse
 
@@ -22,7 +22,7 @@ import models
 import settings
 from auth import EMPTY_KEY, INVALID_KEY
 from commands.cli import PG_DUMP
-from conftest import NewKey, new_user
+from conftest import NewKey, StartServer, new_user
 from documents import (
     API,
     CONTRIBUTING,
@@ -37,10 +37,11 @@ from documents import (
 from models import PREFIXES, TABLES, Table
 from paths import TEST
 from ratelimit import UNITS
+from rawsocket import handshake_bytes
 from rest.problems import DEFAULTS
 from rows import change
 from server.worker import SEND_SECONDS
-from serving import REPOSITORY, Server, bash, clean_environment, patience, serve_command
+from serving import REPOSITORY, bash, clean_environment, eventually, patience, serve_command
 from test_settings import CHANGED
 from ws.connection import PING_SECONDS, STALLED_SECONDS, CloseCode
 
@@ -240,43 +241,82 @@ def filled_in(path: str, described: list[Any], value: str = "") -> str:
     return f"{path.format(**values)}?{urlencode(query)}"
 
 
-def is_refused(url: str) -> bool:
-    try:
-        with connect(url):
-            return False
-    except InvalidStatus:
-        return True
+# A path that tells how many WebSockets there are in the server's memory, open or not.
+COUNT_WEBSOCKETS = """
+import gc
+from ws.connection import WebSocket
+init = post_worker_init
+
+def post_worker_init(worker):
+    worker.wsgi.add_url_rule("/kept", "kept", kept)
+    init(worker)
+
+def kept():
+    gc.collect()
+    return str(sum(type(each) is WebSocket for each in gc.get_objects()))
+"""
+
+
+def of(each: Any) -> list[Any]:
+    """The messages of an operation or of a reply."""
+    return [resolved(message, SOCKETS) for message in each["messages"]]
+
+
+def received(ws: ClientConnection, schemas: dict[str, Any], advice: str) -> Iterator[str]:
+    """The messages that come until there was one of each type."""
+    missing, deadline = set(schemas), time.monotonic() + 10
+    while missing:
+        try:
+            yield (text := str(ws.recv(timeout=max(0, deadline - time.monotonic()))))
+        except TimeoutError:
+            pytest.fail(f"{advice}: {missing} was not received")
+        missing.discard(json.loads(text)["type"])
 
 
 @pytest.mark.parametrize("name", SOCKETS["channels"])
-def test_messages_are_described(server: Server, server_key: str, name: str) -> None:
-    """The first messages of each socket, and whether it needs a key."""
+def test_messages_are_described(start_patched: StartServer, name: str) -> None:
+    """One client sends the examples, and gets the replies; another gets what is sent besides.
+
+    It is there before and after the first one. When both have left, nothing of them is kept.
+    """
     advice = f"edit docs/asyncapi.json: {name}"
     channel, all_operations = f"#/channels/{name}", SOCKETS["operations"].values()
     operations = [each for each in all_operations if each["channel"]["$ref"] == channel]
     assert operations, f"{advice}: an operation, with the messages that are sent"
     assert "summary" in SOCKETS["channels"][name], f"{advice}: summary"
-    url = server.ws_url + SOCKETS["channels"][name]["address"]
+    path = SOCKETS["channels"][name]["address"]
+    server = start_patched(COUNT_WEBSOCKETS, WEB_CONCURRENCY="1")
     needs_key = any(each.get("security") for each in operations)
-    assert needs_key == is_refused(url), f"{advice}: security"
-    check_access(SOCKETS["channels"][name]["address"], needs_key)
-    described, received = [], []
-    with connect(f"{url}?api_key={server_key}") as ws:
-        for each in operations:
-            for message in each.get("reply", each)["messages"]:
-                if each["action"] == "receive":
-                    asked = resolved(each["messages"][0], SOCKETS)
-                    ws.send(asked["examples"][0]["payload"])
-                described.append(resolved(message, SOCKETS))
-                received.append(json.loads(ws.recv(timeout=10)))
-        left = time.monotonic()
-    assert time.monotonic() - left < patience(3), f"{name}: the handler has to go on reading"
-    named = {each["payload"]["properties"]["type"]["const"]: each for each in described}
-    assert {body["type"] for body in received} <= named.keys(), f"{advice}: {received}"
-    received += [each["payload"] for one in described for each in one.get("examples", ())]
-    for body in received:
-        schema = named[body["type"]]["payload"]
-        assert fits(body, schema, SOCKETS), f"{advice}: the message {body}"
+    assert needs_key == (server.send(handshake_bytes(path)).status == 401), f"{advice}: security"
+    check_access(path, needs_key)
+
+    asked = [each for each in operations if each["action"] == "receive"]
+    examples = [text["examples"][0]["payload"] for each in asked for text in of(each)]
+    replies = [text for each in asked if "reply" in each for text in of(each["reply"])]
+    others = [text for each in operations if each["action"] == "send" for text in of(each)]
+    to_one, to_other = (
+        {each["payload"]["properties"]["type"]["const"]: each["payload"] for each in described}
+        for described in (replies, others)
+    )
+    keys = [server.new_key(), server.new_key()]
+    urls = [f"{server.ws_url}{path}?api_key={key}" for key in keys]
+    with connect(urls[1]) as other:
+        with connect(urls[0]) as one:
+            for example in examples:
+                one.send(example if isinstance(example, str) else json.dumps(example))
+            texts = [*received(one, to_one, f"{advice}: a reply is for who has sent a message")]
+            left = time.monotonic()
+        assert time.monotonic() - left < patience(3), f"{name}: the handler has to go on reading"
+        texts += received(other, to_other, f"{advice}: what is sent is for all clients")
+    assert not [key for key in keys if key[17:] in "".join(texts)], f"{name}: it sends a key"
+    bodies = [json.loads(text) for text in texts]
+    bodies += [each["payload"] for one in (*replies, *others) for each in one.get("examples", ())]
+    schemas = to_one | to_other
+    for body in bodies:
+        is_right = body["type"] in schemas and fits(body, schemas[body["type"]], SOCKETS)
+        assert is_right, f"{advice}: the message {body}"
+    is_kept = f"{name}: a set, a queue or a greenlet keeps the WebSocket of a client who has left"
+    eventually(lambda: server.ask("/kept").body == b"0", 5, is_kept)
 
 
 def test_types_of_keys_are_described() -> None:
