@@ -27,7 +27,7 @@ import app as service
 import models
 import settings
 from clock import Clock
-from models import ApiKey, HourlyUsage, User
+from models import PREFIXES, ApiKey, HourlyUsage, User
 from paths import ECHO, KEYS, PROFILE, SECURITY, STATUS, TEST, TIME, YEAR
 from ratelimit import Limiter
 from rows import change, count, row
@@ -39,6 +39,20 @@ SECRET = re.compile(r"sk_(?:live|test)_\w{8}_\w{38}")
 PUBLIC_FORMS = {"/sign-up", "/log-in", "/log-out"}  # all others need a log-in
 EVIL = {"username": "mallory", "email": "m@example.com", "name": "m", "type": "production"}
 EVIL |= {"password": "chosen by Mallory", "current": PASSWORD}
+
+# For each field the first of these texts that its rule allows; the last ones have no HTML.
+TEXTS = (
+    "<i>\"&'",
+    "<i>@example.com",
+    "https://example.com/<i>",
+    "<i>long enough",
+    "ada",
+    *PREFIXES,
+)
+MARKUP = {
+    field: next((text for text in TEXTS if re.fullmatch(rule, text)), "")
+    for field, (rule, _) in models.RULES.items()
+}
 
 LogIn = Callable[[str], FlaskClient]
 
@@ -643,6 +657,7 @@ def test_every_page_and_form_of_a_user_needs_a_log_in(
 
 def test_what_is_typed_in_a_form_is_text_on_every_page(app: Flask, ada: FlaskClient) -> None:
     """Each form of each page, those of a new page, too; and no form sets what it does not show."""
+    assert all(MARKUP.values()), f"add to TEXTS what the rule allows, with <i> if it may: {MARKUP}"
     typed, sent = "<i>\"&'", 0
     hidden = dict.fromkeys(ApiKey._meta.columns, "mallory") | {"type": "production"}
     assert "<i>" not in create_key(ada, typed).text
@@ -656,15 +671,18 @@ def test_what_is_typed_in_a_form_is_text_on_every_page(app: Flask, ada: FlaskCli
             fields = re.findall('<(?:input|textarea)(?![^>]*type="hidden")[^>]* name="(.*?)"', form)
             if fields:
                 to = action[1] if action else page.request.path
-                for text in ("a\tb", "x" * 5000, typed):
-                    data = hidden | dict.fromkeys(fields, text)
+                for text in ("a\tb", "x" * 5000, typed, ""):
+                    data = hidden | (dict.fromkeys(fields, text) if text else MARKUP)
                     answer = ada.post(to, data=data, follow_redirects=True)
-                    assert "<i>" not in answer.text, (path, fields)
+                    assert "<i>" not in answer.text, f"HTML typed in {fields} of {path}: no | safe"
                 sent += 1
     assert sent > 5
     assert "<i>" not in ada.post(f"{path_of(0)}/successor").text
     assert not [path for path in routes(app, "GET") if "<i>" in ada.get(path).text]
     with models.database.connection_context():
+        stored = User.get().__data__ | ApiKey.get().__data__
+        lost = {name for name in MARKUP.keys() & stored if stored[name] != MARKUP[name]}
+        assert not lost, f"no page has stored {lost}: is what TEXTS has allowed?"
         for row in (*User.select(), *ApiKey.select()):
             for name, text in row.__data__.items():
                 if isinstance(text, str):
