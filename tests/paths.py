@@ -1,4 +1,8 @@
-"""The paths of the API and of the settings' pages."""
+"""The paths of the API and of the settings' pages, and those of all pages that an app has."""
+
+import re
+
+from flask import Flask
 
 YEAR, STATUS = PUBLIC = ("/api/v1/demo/year", "/api/v1/status")
 TEST, ME, STATS = PROTECTED = (
@@ -9,3 +13,29 @@ TEST, ME, STATS = PROTECTED = (
 ECHO, TIME = SOCKETS = ("/api/v1/ws/echo", "/api/v1/ws/time")
 PROFILE, SECURITY = "/settings/profile", "/settings/security"
 KEYS = f"{SECURITY}/keys"
+
+PARAMETER = re.compile(r"<(?:(\w+)(?:\((.*?)\))?:)?(\w+)>")  # its converter, arguments and name
+
+
+def pages(app: Flask, method: str, *texts: str) -> list[str]:
+    """The paths of the pages that take this method, without static files.
+
+    A parameter that is a number is 1, one that is a text is each of these texts in turn.
+    """
+    rules = [rule.rule for rule in app.url_map.iter_rules() if method in (rule.methods or ())]
+    paths = [path for rule in rules for path in filled(rule, texts)]
+    return [path for path in paths if not path.startswith(("/api/", "/static/"))]
+
+
+def filled(rule: str, texts: tuple[str, ...]) -> list[str]:
+    found = PARAMETER.search(rule)
+    if not found:
+        return [rule]
+    kinds = {
+        "int": ["1"],
+        "float": ["1.5"],
+        "uuid": ["00000000-0000-0000-0000-000000000001"],
+        "any": re.findall(r"[\w.-]+", found[2] or ""),
+    }
+    values = kinds.get(found[1], texts)
+    return [path for value in values for path in filled(rule.replace(found[0], value, 1), texts)]

@@ -1,5 +1,6 @@
 """The facts of the documents, compared with the code: what is told of both must be the same."""
 
+import ast
 import json
 import re
 import secrets
@@ -17,12 +18,11 @@ from websockets.sync.client import ClientConnection, connect
 from werkzeug.datastructures import ImmutableMultiDict
 from werkzeug.test import TestResponse
 
-import api_keys
 import models
 import settings
 from auth import EMPTY_KEY, INVALID_KEY
 from commands.cli import PG_DUMP
-from conftest import NewKey, StartServer, new_user
+from conftest import NewKey, StartServer
 from documents import (
     API,
     CONTRIBUTING,
@@ -35,11 +35,11 @@ from documents import (
     section,
 )
 from models import PREFIXES, TABLES, Table
-from paths import TEST
+from paths import PARAMETER, TEST
 from ratelimit import UNITS
 from rawsocket import handshake_bytes
-from rest.problems import DEFAULTS
-from rows import change
+from rest.problems import DEFAULTS, Problem
+from rows import HIDDEN, add_hidden_user, change
 from server.worker import SEND_SECONDS
 from serving import REPOSITORY, bash, clean_environment, eventually, patience, serve_command
 from test_settings import CHANGED
@@ -51,19 +51,28 @@ PLATFORMS = {"DYNO": "Heroku", "FLY_APP_NAME": "Fly", "RENDER": "Render"}
 PLATFORMS |= {"RAILWAY_ENVIRONMENT": "Railway", "RAILWAY_ENVIRONMENT_NAME": "Railway"}
 
 GROWING = (REPOSITORY / "docs/growing.md").read_text()
+JSON_TYPES: dict[type, str] = {
+    **{dict: "object", list: "array", str: "string", bool: "boolean", type(None): "null"},
+    **{int: "integer", float: "number"},
+}
 NONSENSE = ("x", "-1", "0", "\u00b2", "9" * 30, "x" * 300)  # as parameters
 
 
-def fits(body: Any, schema: Any, description: Any) -> bool:
-    """Whether objects have the fields of their schemas, and texts their form."""
+def misfits(body: Any, schema: Any, description: Any, name: str = "the body") -> list[str]:
+    """What differs from the schema: types, the fields of objects, the form of texts."""
     schema = resolved(schema, description)
-    if "items" in schema:
-        return all(fits(each, schema["items"], description) for each in body)
-    if parts := schema.get("properties"):
-        return parts.keys() == set(schema["required"]) == body.keys() and all(
-            fits(body[name], part, description) for name, part in parts.items()
-        )
-    return bool(re.search(schema.get("pattern", ""), str(body)))
+    kind = JSON_TYPES[type(body)]
+    types = schema.get("type", kind)
+    if (kind not in types and not (kind == "integer" and "number" in types)) or not re.search(
+        schema.get("pattern", ""), str(body)
+    ):
+        return [f"{name} is {body!r}, and described as {schema}"]
+    parts = schema.get("properties", {}) if body is not None else {}
+    if parts and not parts.keys() == set(schema["required"]) == body.keys():
+        return [f"{name} has {[*body]}, and described (and required) are {[*parts]}"]
+    inner = [(body[part], parts[part], part) for part in parts]
+    inner += [(each, schema["items"], name) for each in body or ()] if "items" in schema else []
+    return [found for each, part, name in inner for found in misfits(each, part, description, name)]
 
 
 def test_links_lead_to_files_and_headings() -> None:
@@ -123,13 +132,20 @@ def test_rows_are_copied_by_the_names_of_their_columns(table: type[Table]) -> No
     assert is_copied, f"edit docs/growing.md: {line}"
 
 
+def as_described(rule: str) -> str:
+    return PARAMETER.sub(r"{\3}", rule)
+
+
 def test_endpoints_are_those_of_the_app(app: Flask) -> None:
-    rules = {rule.rule for rule in app.url_map.iter_rules() if rule.rule.startswith("/api/")}
-    described = {path.replace("{", "<").replace("}", ">") for path in API["paths"]}
-    served = {re.sub(r"<\w+:", "<", rule) for rule in rules if "/ws/" not in rule}
-    assert described == served, "edit docs/openapi.json: paths"
+    """A parameter is written as {name}, in README's table also as Flask writes it."""
+    served = {as_described(rule.rule) for rule in app.url_map.iter_rules()}
+    served = {path for path in served if path.startswith("/api/")}
+    described = {path for path in served if "/ws/" not in path}
+    assert set(API["paths"]) == described, "edit docs/openapi.json: paths"
     listed = set(re.findall(r"`(/api/[^`?]+)", "".join(map(str, rows("The API")))))
-    assert listed == rules, "edit README.md: the table of endpoints"
+    assert {as_described(path) for path in listed} == served, (
+        "edit README.md: the table of endpoints"
+    )
 
 
 def test_sockets_are_those_of_the_app(app: Flask) -> None:
@@ -155,7 +171,7 @@ def test_answers_are_described(client: FlaskClient, new_key: NewKey, path: str) 
     url, responses = filled_in(path, parameters(endpoint)), endpoint["responses"]
     key, other = ({"X-API-Key": new_key(tier="once")} for _ in range(2))
     change(new_key("HIDDEN"), expires_at=1)
-    api_keys.create_key(new_user("HIDDEN"), "HIDDEN")
+    add_hidden_user()
     answers = [client.get(url), *(client.get(url, headers=key) for _ in range(2))]
     answers.append(client.get(url, data=bytes(20_000)))
     with models.database.connection_context():
@@ -171,10 +187,8 @@ def test_answers_are_described(client: FlaskClient, new_key: NewKey, path: str) 
     assert not wrong, f"{advice}: without the errors {wrong}"
     for answer in answers:
         check_answer(answer, responses, advice)
-    assert "HIDDEN" not in answers[1].text, "it shows keys that have expired, or of other users"
-    content = responses["200"]["content"]["application/json"]
-    example = content.get("example")
-    assert example is None or fits(example, content["schema"], API), f"{advice}: the example"
+    shown = HIDDEN.findall(answers[1].text)
+    assert not shown, "it shows rows of others, or keys that have expired: ask for those of the key"
 
 
 def check_answer(answer: TestResponse, responses: Any, advice: str) -> None:
@@ -185,8 +199,10 @@ def check_answer(answer: TestResponse, responses: Any, advice: str) -> None:
     sent = API["components"]["headers"].keys() & set(answer.headers.keys())
     wrong = sent ^ set(response.get("headers", ()))
     assert not wrong, f"{advice}: the headers of {status}: {wrong}"
-    schema = response["content"][answer.mimetype]["schema"]
-    assert fits(answer.get_json(force=True), schema, API), f"{advice}: the fields of {status}"
+    content, given = response["content"][answer.mimetype], answer.get_json(force=True)
+    for body in (given, content.get("example", given)):
+        wrong = misfits(body, content["schema"], API)
+        assert not wrong, f"{advice}: {status}: {'; '.join(wrong)}"
 
 
 @pytest.mark.parametrize("config", CHANGED, indirect=True)
@@ -313,8 +329,9 @@ def test_messages_are_described(start_patched: StartServer, name: str) -> None:
     bodies += [each["payload"] for one in (*replies, *others) for each in one.get("examples", ())]
     schemas = to_one | to_other
     for body in bodies:
-        is_right = body["type"] in schemas and fits(body, schemas[body["type"]], SOCKETS)
-        assert is_right, f"{advice}: the message {body}"
+        assert body["type"] in schemas, f"{advice}: the message {body}"
+        wrong = misfits(body, schemas[body["type"]], SOCKETS)
+        assert not wrong, f"{advice}: {body['type']}: {'; '.join(wrong)}"
     is_kept = f"{name}: a set, a queue or a greenlet keeps the WebSocket of a client who has left"
     eventually(lambda: server.ask("/kept").body == b"0", 5, is_kept)
 
@@ -334,11 +351,38 @@ def test_units_are_those_of_the_limits() -> None:
     assert units.replace("or ", "").split(", ") == [*UNITS], "edit README.md: RATE_LIMITS"
 
 
+def problems() -> Iterator[tuple[str, object, object]]:
+    """Where the sources make a Problem that has a code or a number: its status and code there."""
+    for path in [*REPOSITORY.glob("*.py"), *REPOSITORY.glob("[a-z]*/**/*.py")]:
+        file = path.relative_to(REPOSITORY)
+        calls = [
+            node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)
+        ]
+        for call in [] if file.parts[0] in ("tests", "benchmarks") else calls:
+            if ast.unparse(call.func).rpartition(".")[2] == "Problem":
+                written = [*zip(("status", "code"), call.args, strict=False)]
+                written += [(str(each.arg), each.value) for each in call.keywords]
+                given: dict[str, Any] = {
+                    name: node.value if isinstance(node, ast.Constant) else ast.unparse(node)
+                    for name, node in written
+                }
+                if isinstance(given["status"], int):
+                    given = Problem(given["status"]).get_response().get_json() | given
+                if "code" in given:
+                    yield f"{file}:{call.lineno}", given["status"], given["code"]
+
+
 def test_codes_of_errors_are_those_of_the_service() -> None:
     described = API["components"]["responses"], SOCKETS["channels"]
     codes = set(re.findall(r'"code": "([a-z_]+)"', json.dumps(described)))
     codes |= {code for code, _ in DEFAULTS.values()}
-    assert codes <= {row["code"] for row in API["x-codes"]}, "edit docs/openapi.json: x-codes"
+    listed = {(row["status"], row["code"]) for row in API["x-codes"]}
+    assert codes <= {code for _, code in listed}, "edit docs/openapi.json: x-codes"
+    for where, status, code in problems():
+        assert (status, code) in listed, (
+            f"{where}: add to x-codes in docs/openapi.json: "
+            f'{{"status": {status}, "code": "{code}", "when": "...", "then": "..."}}'
+        )
 
 
 def test_close_codes_are_those_of_the_service() -> None:
