@@ -12,10 +12,10 @@ import sockets
 import web
 from auth import require_api_key
 from commands import cli, demo
+from http_api import problems
+from http_api.timestamps import date_time, timestamp, utc
 from models import ApiKey
 from ratelimit import Allowance
-from rest import problems
-from rest.timestamps import date_time, timestamp, utc
 from service import Service, current_service
 from settings import Settings, load
 from storage.database import open_database

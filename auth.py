@@ -9,11 +9,11 @@ from typing import Any
 from flask import request
 
 from api_keys import KEY_START, checksum, digest
+from http_api.headers import ALLOWANCE
+from http_api.problems import Problem
+from http_api.timestamps import date_time
 from models import PREFIXES, ApiKey
 from ratelimit import DEFAULT_TIER, UNIT_NAMES, Allowance, Quota
-from rest.headers import ALLOWANCE
-from rest.problems import Problem
-from rest.timestamps import date_time
 from service import current_service
 
 log = logging.getLogger(__name__)

@@ -6,11 +6,11 @@ import flask
 from flask import Flask, Request, Response, send_from_directory
 from werkzeug.routing import MapAdapter
 
+from http_api.clients import trust_routers
+from http_api.headers import ALLOWANCE, API_HEADERS, is_api, limit_headers
+from http_api.problems import CompactJson
+from http_api.requests import SOCKETS, check_request
 from ratelimit import Limiter
-from rest.clients import trust_routers
-from rest.headers import ALLOWANCE, API_HEADERS, is_api, limit_headers
-from rest.problems import CompactJson
-from rest.requests import SOCKETS, check_request
 from settings import HERE, Settings, max_websockets
 from storage.database import backend
 from storage.store import Store

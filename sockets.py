@@ -8,10 +8,10 @@ from flask_sock import Sock
 from simple_websocket import Server
 
 import auth
-from rest.clients import client_network
-from rest.problems import Problem
-from rest.requests import SOCKETS
-from rest.timestamps import display, timestamp
+from http_api.clients import client_network
+from http_api.problems import Problem
+from http_api.requests import SOCKETS
+from http_api.timestamps import display, timestamp
 from service import current_service
 from storage.time_limit import SOCKET_SECONDS, limit_waiting
 from ws import connection

@@ -16,9 +16,9 @@ from peewee import ModelSelect, PeeweeException
 
 import accounts
 import api_keys
+from http_api.timestamps import date_time
 from models import DAY, DEFAULT_TYPE, HOUR, PREFIXES, ApiKey, User, check_fields, database, now
 from ratelimit import DEFAULT_TIER
-from rest.timestamps import date_time
 from service import current_service
 from storage.database import command_connection, create_tables, transaction
 from storage.outage import one_line

@@ -10,8 +10,8 @@ from typing import Any
 
 from gunicorn import http, util
 
-from rest.headers import API_HEADERS
-from rest.problems import Problem
+from http_api.headers import API_HEADERS
+from http_api.problems import Problem
 
 HEADER_BYTES = 32_768  # of a request's header
 DETAIL_CHARACTERS = 100  # of the answer to a request that gunicorn cannot parse

@@ -14,7 +14,7 @@ from gevent.lock import BoundedSemaphore
 from gunicorn import util
 from gunicorn.workers.ggevent import GeventWorker
 
-from rest.headers import is_api
+from http_api.headers import is_api
 from server.gunicorn_patches import ResponseSocket
 from ws.connection import TURN_SECONDS, drain
 

@@ -34,11 +34,11 @@ from documents import (
     rows,
     section,
 )
+from http_api.problems import DEFAULTS, Problem
 from models import PREFIXES, TABLES, Table
 from paths import PARAMETER, TEST
 from ratelimit import UNITS
 from rawsocket import handshake_bytes
-from rest.problems import DEFAULTS, Problem
 from rows import HIDDEN, add_hidden_user, change
 from server.worker import SEND_SECONDS
 from serving import REPOSITORY, bash, clean_environment, eventually, patience, serve_command
@@ -115,7 +115,7 @@ def test_settings_table_is_what_is_read() -> None:
 
 
 def test_every_setting_is_used() -> None:
-    found = ("*.py", "[crsw]*/*.py", "web/templates/*.html")
+    found = ("*.py", "[chsw]*/*.py", "web/templates/*.html")
     code = "".join(file.read_text() for form in found for file in REPOSITORY.glob(form))
     used = {name.upper() for name in re.findall(r"\bsettings\.(\w+)", code)}
     assert used >= settings.VARIABLES, "no code reads these settings"

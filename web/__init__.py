@@ -9,10 +9,10 @@ from peewee import PeeweeException
 from werkzeug.exceptions import HTTPException
 
 import models
+from http_api.headers import is_api
+from http_api.problems import title_of
+from http_api.timestamps import date_time, display
 from ratelimit import UNIT_NAMES
-from rest.headers import is_api
-from rest.problems import title_of
-from rest.timestamps import date_time, display
 from service import Service, current_service
 from settings import HERE
 from web import keys, profile, sessions

@@ -12,8 +12,8 @@ from flask.typing import ResponseReturnValue
 from werkzeug.exceptions import abort
 
 import accounts
+from http_api.headers import is_api
 from models import Invalid, User, check_fields, database
-from rest.headers import is_api
 from service import current_service
 from web.throttles import SIGN_UPS, hash_password, verify_password
 

@@ -8,9 +8,9 @@ from gevent.lock import BoundedSemaphore
 from werkzeug.exceptions import ServiceUnavailable, TooManyRequests
 
 import accounts
+from http_api.clients import client_network
 from models import User
 from ratelimit import Quota
-from rest.clients import client_network
 from service import current_service
 
 FORMS = Quota("forms of a caller", 60, 60)

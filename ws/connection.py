@@ -21,7 +21,7 @@ from simple_websocket import ConnectionClosed, Server
 from wsproto import events
 from wsproto.frame_protocol import FrameProtocol
 
-from rest.problems import Problem, json_text
+from http_api.problems import Problem, json_text
 
 # Sleeping for this time lets all other greenlets run. It must not be 0: greenlets that
 # call sleep(0) go on in the same round of gevent's loop, up to 50 times, before the loop looks for

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from flask import request
 from simple_websocket import ConnectionClosed
 
+from http_api.problems import Problem
 from models import ApiKey
-from rest.problems import Problem
 from ws.connection import CloseCode, WebSocket
 
 log = logging.getLogger(__name__)

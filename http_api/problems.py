@@ -14,7 +14,7 @@ from werkzeug import exceptions
 from werkzeug.exceptions import HTTPException
 from werkzeug.http import HTTP_STATUS_CODES
 
-from rest.headers import PREFLIGHT, is_api
+from http_api.headers import PREFLIGHT, is_api
 from storage.outage import NOT_OPENED, is_outage, log_outage
 
 log = logging.getLogger(__name__)

@@ -1,1 +1,0 @@
-"""What all REST responses share: headers, errors, and how times are written."""
