@@ -9,7 +9,7 @@ from gevent.threadpool import ThreadPool
 from peewee import IntegrityError, fn
 from werkzeug.security import check_password_hash, generate_password_hash
 
-from models import MAX_PASSWORD, Invalid, User, check_fields, database
+from models import MAX_PASSWORD, InvalidInput, User, check_fields, database
 from storage.database import transaction
 from storage.outage import one_line
 
@@ -18,14 +18,14 @@ UNMATCHABLE_HASH = f"scrypt:32768:8:1${'0' * 16}${'0' * 128}"
 
 
 def check_not_taken(username: str, email: str) -> None:
-    """Raises Invalid if the name or the address belongs to a user; costs less than a hash."""
+    """Raises InvalidInput if the name or the address belongs to a user; costs less than a hash."""
     for field, text in {"username": username, "email": email}.items():
         if find_user(text):
-            raise Invalid(**{field: TAKEN})
+            raise InvalidInput(**{field: TAKEN})
 
 
 def create(username: str, email: str, password_hash: str) -> User:
-    """Store a new user; raises Invalid."""
+    """Store a new user; raises InvalidInput."""
     check_fields(username=username, email=email)
     with _taken_is_invalid(), transaction():
         user: User = User.create(username=username, email=email, password_hash=password_hash)
@@ -33,7 +33,7 @@ def create(username: str, email: str, password_hash: str) -> User:
 
 
 def change(user: User, **columns: str) -> None:
-    """Update the row of a user, but not the object that was passed; raises Invalid and Changed."""
+    """Update the row of a user, but not the object; raises InvalidInput and Changed."""
     with _taken_is_invalid(), transaction(user):
         User.update(**columns).where(User.id == user.id).execute()
 
@@ -46,12 +46,12 @@ def delete(user: User) -> None:
 
 @contextmanager
 def _taken_is_invalid() -> Iterator[None]:
-    """Raises Invalid when the name or the address belongs to another user."""
+    """Raises InvalidInput when the name or the address belongs to another user."""
     try:
         yield
     except IntegrityError as error:
         field = "email" if "email" in one_line(error) else "username"  # the index is user_email
-        raise Invalid(**{field: TAKEN}) from None
+        raise InvalidInput(**{field: TAKEN}) from None
 
 
 def find_user(name: str) -> User | None:
@@ -63,7 +63,7 @@ def find_user(name: str) -> User | None:
 
 
 def hash_password(password: str) -> str:
-    """What is stored of a password; raises Invalid if it breaks the rule for passwords."""
+    """What is stored of a password; raises InvalidInput if it breaks the rule for passwords."""
     check_fields(password=password)
     return str(_scrypt(generate_password_hash, password))
 

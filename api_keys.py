@@ -7,7 +7,7 @@ from hashlib import sha256
 from string import ascii_letters, digits
 from typing import Any
 
-from models import DEFAULT_TYPE, PREFIXES, ApiKey, Changed, Invalid, User, check_fields, now
+from models import DEFAULT_TYPE, PREFIXES, ApiKey, Changed, InvalidInput, User, check_fields, now
 from storage.database import transaction
 
 BASE62 = digits + ascii_letters
@@ -27,7 +27,7 @@ def create_key(
 ) -> tuple[ApiKey, str]:
     """Store a new key; the second value is the key itself, which is stored nowhere.
 
-    Other columns may be given: `tier`, `expires_at`, `nonce`. Raises Invalid, Changed, and
+    Other columns may be given: `tier`, `expires_at`, `nonce`. Raises InvalidInput, Changed, and
     AlreadyMade if the user has a key with this nonce.
     """
     check_fields(name=name, type=type)
@@ -45,12 +45,12 @@ def rotate_key(
     """Store a successor to a key of the user; returns the old key, and then as `create_key`.
 
     It has the same name, type, tier and lifetime, and goes on with the window as it was last saved.
-    The old key ends after the grace period, or earlier by itself. Raises Invalid and Changed.
+    The old key ends after the grace period, or earlier by itself. Raises InvalidInput and Changed.
     """
     with transaction(user):
         old: ApiKey | None = user.keys.where(ApiKey.id == key_id, ApiKey.valid()).get_or_none()
         if not old or old.rotated_at:
-            raise Invalid(key="This key has ended or was rotated; create a new one.")
+            raise InvalidInput(key="This key has ended or was rotated; create a new one.")
         new = ApiKey(**{name: getattr(old, name) for name in INHERITED})
         if old.expires_at:
             new.expires_at = now() + old.expires_at - old.created_at
@@ -63,14 +63,14 @@ def rotate_key(
 def _store(key: ApiKey) -> tuple[ApiKey, str]:
     """Store a key, in a transaction of its user."""
     if key.has_expired:
-        raise Invalid(key="This key would have expired already.")
+        raise InvalidInput(key="This key would have expired already.")
     key.id = random_text(8)
     secret = f"{PREFIXES[key.type]}{key.id}_{random_text(32)}"
     secret += checksum(secret)
     key.digest = digest(secret)
     key.save(force_insert=True)
     if ApiKey.select().where(ApiKey.user == key.user_id, ApiKey.valid()).count() > MAX_KEYS:
-        raise Invalid(key=f"A user can have {MAX_KEYS} keys. Revoke one first.")
+        raise InvalidInput(key=f"A user can have {MAX_KEYS} keys. Revoke one first.")
     return key, secret
 
 

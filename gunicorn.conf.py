@@ -27,7 +27,8 @@ from server.log import RedactingLogger
 from server.worker import Worker
 from settings import max_connections
 
-settings = lifecycle.load_settings()
+master = lifecycle.Master()
+settings = master.settings
 
 wsgi_app = "app:create_app()"
 bind = f"0.0.0.0:{settings.port}"
@@ -60,7 +61,6 @@ forwarded_allow_ips = "*"
 http2_cleartext = "off"
 
 # The hooks, in the order in which gunicorn calls them. `start` sets one more, `worker_exit`.
-master = lifecycle.Master(settings)
 nworkers_changed = master.keep_one_worker
 on_starting = master.prepare
 when_ready = master.announce

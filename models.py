@@ -91,7 +91,10 @@ class ApiKey(Table):
 
 
 class HourlyUsage(Table):
-    """Requests per key and hour of the last day; no foreign key, as a key may just be deleted."""
+    """Requests per key and hour of the last day.
+
+    There is no foreign key: counts may arrive after the key was deleted.
+    """
 
     hour = BigIntegerField()
     key_id = CharField(max_length=8)
@@ -107,9 +110,11 @@ MAX_PASSWORD = 256  # characters
 USERNAME = r"[A-Za-z0-9][A-Za-z0-9_.-]{1,31}"
 EMAIL = r"(?=[!-~]{3,254}$)[^@]{1,64}@[^@.]+(\.[^@.]+)+"  # ASCII: databases differ in the rest
 PASSWORD = rf"[^\ud800-\udfff]{{10,{MAX_PASSWORD}}}"  # without lone surrogates
-NAMING = "Use 2 to 32 letters, digits, dots, dashes or underscores; start with a letter or digit."
-RULES = {
-    "username": (USERNAME, NAMING),
+USERNAME_HINT = (
+    "Use 2 to 32 letters, digits, dots, dashes or underscores; start with a letter or digit."
+)
+FIELD_RULES = {
+    "username": (USERNAME, USERNAME_HINT),
     "email": (EMAIL, "Enter an address like ada@example.com."),
     "password": (PASSWORD, f"Use 10 to {MAX_PASSWORD} characters."),
     "name": (r"\S.{0,63}", "Give the key a name of 1 to 64 printable characters."),
@@ -117,7 +122,7 @@ RULES = {
 }
 
 
-class Invalid(ValueError):
+class InvalidInput(ValueError):
     """Wrong input; `errors` has a message for each wrong field, or one for the whole `key`."""
 
     def __init__(self, **errors: str) -> None:
@@ -130,12 +135,14 @@ class Changed(ValueError):
 
 
 def check_fields(**fields: str) -> None:
-    """Raises Invalid unless every field matches its rule."""
-    errors = {field: RULES[field][1] for field, text in fields.items() if not _good(field, text)}
+    """Raises InvalidInput unless every field matches its rule."""
+    errors = {
+        field: FIELD_RULES[field][1] for field, text in fields.items() if not _matches(field, text)
+    }
     if errors:
-        raise Invalid(**errors)
+        raise InvalidInput(**errors)
 
 
-def _good(field: str, text: str) -> bool:
+def _matches(field: str, text: str) -> bool:
     printable = text.isprintable() or field == "password"
-    return bool(printable and re.fullmatch(RULES[field][0], text))
+    return bool(printable and re.fullmatch(FIELD_RULES[field][0], text))

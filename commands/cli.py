@@ -53,7 +53,7 @@ class Command(click.Command):
             fail(f"DATABASE_URL: {one_line(error)}")
         except BrokenPipeError:
             raise  # click ends quietly
-        except (ValueError, OSError) as error:  # Invalid, Changed, a full disk behind stdout
+        except (ValueError, OSError) as error:  # InvalidInput, Changed, a full disk behind stdout
             fail(str(error))
 
 

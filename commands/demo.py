@@ -15,7 +15,7 @@ from peewee import OperationalError
 
 import accounts
 import api_keys
-from models import Invalid, User, database
+from models import InvalidInput, User, database
 from server import signals
 from settings import HERE, SettingsError, load
 from storage.database import transaction
@@ -73,5 +73,5 @@ def welcome(port: int) -> None:
             user = accounts.create("demo", "demo@example.com", password_hash)
             _, key = api_keys.create_key(user, "demo")
             output.write(WELCOME.read_text().format(port=port, password=password, key=key))
-    except (Invalid, OSError, OperationalError) as error:
+    except (InvalidInput, OSError, OperationalError) as error:
         log.warning("skipped the demo user: %s", error)

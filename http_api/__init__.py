@@ -1,1 +1,1 @@
-"""What HTTP needs: checks of requests, whose they are, headers, errors, and how times are written."""
+"""What HTTP needs: checks of requests, who sent them, headers, errors, how times are written."""

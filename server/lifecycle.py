@@ -20,7 +20,7 @@ from models import database
 from server import gunicorn_patches, signals
 from server.worker import Worker
 from service import Service
-from settings import MAKE_SECRET, Settings, SettingsError, load, misspelled, raise_file_limit
+from settings import MAKE_SECRET, SettingsError, load, misspelled, raise_file_limit
 from storage.database import create_tables
 from storage.outage import is_outage, log_outage, once_per_minute
 
@@ -35,20 +35,15 @@ SYNC_SECONDS = 0.5
 GRACEFUL_SECONDS = 1
 
 
-def load_settings() -> Settings:
-    """The settings of a service; raises SettingsError."""
-    raise_file_limit()
-    settings = load()
-    if not settings.secret_key:
-        raise SettingsError(f"SECRET_KEY is not set; {MAKE_SECRET}")
-    return settings
-
-
 class Master:
     """gunicorn's master, which serves no request; these are its hooks."""
 
-    def __init__(self, settings: Settings) -> None:
-        self.settings = settings
+    def __init__(self) -> None:
+        """Load the settings; raises SettingsError."""
+        raise_file_limit()
+        self.settings = load()
+        if not self.settings.secret_key:
+            raise SettingsError(f"SECRET_KEY is not set; {MAKE_SECRET}")
 
     def prepare(self, arbiter: Arbiter) -> None:
         """Refuse options that would break a promise, and a database that cannot be used."""

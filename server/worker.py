@@ -35,6 +35,7 @@ class Worker(GeventWorker):
         AsyncWorker.handle_request   gunicorn: calls the app, and sends what that returns
     """
 
+    # Pages are slow to render, so only one starts per loop iteration; API requests run in between.
     page_turn = BoundedSemaphore()
 
     def load_wsgi(self) -> None:
@@ -59,15 +60,11 @@ class Worker(GeventWorker):
     def handle_request(self, listener_name: Any, req: Any, sock: Any, addr: Any) -> None:
         """Answer a request, then let other connections have their turn."""
         if not is_api(req.path):
-            self.wait_for_page_turn()
+            with self.page_turn:
+                gevent.sleep(TURN_SECONDS)
         with bounded(req, sock) as response:
             super().handle_request(listener_name, req, response, addr)
         gevent.sleep(TURN_SECONDS)
-
-    def wait_for_page_turn(self) -> None:
-        """Pages are slow to render: one starts per round of gevent's loop, and the API goes on."""
-        with self.page_turn:
-            gevent.sleep(TURN_SECONDS)
 
     def handle_error(self, req: Any, client: Any, addr: Any, exc: BaseException) -> None:
         """Log an error; a stop ends idle connections with GreenletExit, which is not an error."""

@@ -69,9 +69,9 @@ def create_tables(settings: Settings, is_service: bool = False) -> None:
             check_file(settings.sqlite)
             if is_service:
                 sqlite.lock(settings.sqlite)
-        own = backend(settings).CommandDatabase(settings.database_url)
-        with own.connection_context():
-            create_missing(own)
+        db = backend(settings).CommandDatabase(settings.database_url)
+        with db.connection_context():
+            create_missing(db)
     except (OSError, PeeweeException) as error:
         where, reason = settings.sqlite or "PostgreSQL", one_line(error)
         raise SettingsError(f"DATABASE_URL: {where}: {reason}") from None
@@ -95,25 +95,25 @@ def check_file(file: Path) -> None:
             raise OSError(f"no permission to read and write {path}; change its owner")
 
 
-def create_missing(own: Any) -> None:
+def create_missing(db: Any) -> None:
     """Create what is missing; a database that lacks nothing is only read, and nothing is locked."""
-    if not any(lacking(own, table) for table in TABLES):
+    if not any(missing_columns(db, table) for table in TABLES):
         return
-    with own.atomic():
-        if isinstance(own, PostgresqlDatabase):
-            own.execute_sql(ONE_AT_A_TIME)
-            own.execute_sql(SHORT_LOCKS)
-        migrator = SchemaMigrator.from_database(own)
+    with db.atomic():
+        if isinstance(db, PostgresqlDatabase):
+            db.execute_sql(ONE_AT_A_TIME)
+            db.execute_sql(SHORT_LOCKS)
+        migrator = SchemaMigrator.from_database(db)
         for table in TABLES:
-            name, columns = table._meta.table_name, lacking(own, table)  # as it is now
-            for column in columns if own.table_exists(name) else ():
+            name, columns = table._meta.table_name, missing_columns(db, table)  # as it is now
+            for column in columns if db.table_exists(name) else ():
                 field = table._meta.columns[column]
                 migrator.alter_add_column(name, column, field, allow_not_null=True).run()
             if columns:
-                SchemaManager(table, own).create_all()  # leaves alone what exists
+                SchemaManager(table, db).create_all()  # leaves alone what exists
 
 
-def lacking(own: Any, table: type[Model]) -> list[str]:
+def missing_columns(db: Any, table: type[Model]) -> list[str]:
     """The columns that the stored table lacks: all of them, if there is no table."""
-    stored = {column.name for column in own.get_columns(table._meta.table_name)}
+    stored = {column.name for column in db.get_columns(table._meta.table_name)}
     return [column for column in table._meta.columns if column not in stored]

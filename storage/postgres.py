@@ -23,6 +23,7 @@ from ratelimit import Allowance, Quota, Usage
 from storage.outage import once_per_minute
 from storage.store import Store
 from storage.time_limit import waiting
+from storage.window_sql import HIT
 
 CONNECTION_SECONDS = 1.3  # how long a request waits for a connection
 ANSWER_SECONDS = 0.5  # how long the answer to a statement may take
@@ -39,11 +40,6 @@ NO_SYNC = ", set_config('synchronous_commit', 'off', false)"  # no count waits f
 # may change "user", which all nodes have, after the keys.
 BEGIN = """BEGIN; SET LOCAL synchronous_commit = on;
     SET LOCAL citus.multi_shard_modify_mode = sequential"""
-GOES_ON = "reset IN (%(end)s, %(ahead)s)"  # as in Usage.within
-USED = f"1 + CASE WHEN {GOES_ON} THEN used ELSE 0 END"
-HIT = f"""UPDATE api_key SET total = total + 1, used = {USED}, last_used_at = %(now)s,
-    reset = CASE WHEN {GOES_ON} THEN reset ELSE %(end)s END
-    WHERE id = %(id)s AND {USED} <= %(limit)s RETURNING total, reset, used"""
 ADD_HOUR = """INSERT INTO hourly_usage (hour, key_id, requests)
     SELECT %s, * FROM unnest(%s::text[], %s::bigint[])
     ON CONFLICT (hour, key_id) DO UPDATE SET requests = hourly_usage.requests + excluded.requests"""

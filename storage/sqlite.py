@@ -19,24 +19,27 @@ from playhouse.pool import PooledSqliteDatabase
 from models import HOUR, ApiKey, now
 from ratelimit import Allowance, Limiter, Quota, Usage
 from storage.store import Store
+from storage.window_sql import SAVE
 
-SAVE = """UPDATE api_key SET total = total + ?,
-    used = ? + CASE WHEN reset = ? THEN used ELSE 0 END, reset = ?, last_used_at = ?
-    WHERE id = ?"""
 SAVE_HOUR = """INSERT INTO hourly_usage (hour, key_id, requests) VALUES (?, ?, ?)
     ON CONFLICT (hour, key_id) DO UPDATE SET requests = requests + excluded.requests"""
 BUSY_SECONDS = 0.05  # how long a request waits for the lock of another process
 LAST_MILLISECONDS = 1000  # how long the last save waits for it
 COMMAND_SECONDS = 10  # how long a command waits for it
-TRIES = 30  # in 3 s, for which a start waits for another service on the same file to stop
+TRIES = 30  # a start retries for 3 s: the previous service may still be stopping
 PRAGMAS = {"journal_mode": "wal", "foreign_keys": 1}
-DURABLE = PRAGMAS | {"synchronous": "full"}  # each commit waits for the disk
+PAGE_PRAGMAS = PRAGMAS | {"synchronous": "full"}  # each commit waits for the disk
 # A transaction takes its lock at the start, so reading and then writing needs no retry. A query
 # without a connection_context is a mistake, so it fails.
-STRICT = {"uri": True, "autoconnect": False, "lock_type": "IMMEDIATE", "pragmas": DURABLE}
+PAGE_OPTIONS = {
+    "uri": True,
+    "autoconnect": False,
+    "lock_type": "IMMEDIATE",
+    "pragmas": PAGE_PRAGMAS,
+}
 # Only a checkpoint waits for the disk, which SQLite makes after some 4 MiB. With a million keys, a
 # cache of 32 MB saves 10 % of a request.
-FAST = PRAGMAS | {"synchronous": "normal", "cache_size": -32_000}
+COUNT_PRAGMAS = PRAGMAS | {"synchronous": "normal", "cache_size": -32_000}
 
 
 def uri(file: Path) -> str:
@@ -66,7 +69,7 @@ class PageDatabase(PooledSqliteDatabase):
     """The connections of pages."""
 
     def __init__(self, file: Path) -> None:
-        super().__init__(uri(file), **STRICT)
+        super().__init__(uri(file), **PAGE_OPTIONS)
         self.timeout = BUSY_SECONDS  # SQLite's; as an option, it would be the pool's
 
 
@@ -74,7 +77,7 @@ class CommandDatabase(SqliteDatabase):
     """The connection of a command."""
 
     def __init__(self, file: Path) -> None:
-        super().__init__(uri(file), timeout=COMMAND_SECONDS, **STRICT)
+        super().__init__(uri(file), timeout=COMMAND_SECONDS, **PAGE_OPTIONS)
 
 
 class KeyStore(Store):
@@ -82,7 +85,12 @@ class KeyStore(Store):
 
     def __init__(self, file: Path) -> None:
         super().__init__()
-        options = {"uri": True, "timeout": BUSY_SECONDS, "thread_safe": False, "pragmas": FAST}
+        options = {
+            "uri": True,
+            "timeout": BUSY_SECONDS,
+            "thread_safe": False,
+            "pragmas": COUNT_PRAGMAS,
+        }
         self._database = SqliteDatabase(uri(file), **options)
         self._limiter = Limiter()
 
@@ -106,7 +114,7 @@ class KeyStore(Store):
             connection.executemany(SAVE, usage)  # peewee has no executemany
             connection.executemany(SAVE_HOUR, hours)
         self._limiter.counted = {}  # all of it was saved, because no other greenlet ran
-        self.forget()  # the rows lack what was saved
+        self.clear_cache()  # the rows lack what was saved
         self.delete_old_rows()
 
     def close(self) -> None:

@@ -15,8 +15,8 @@ from storage.outage import one_line
 log = logging.getLogger(__name__)
 
 CACHE_SECONDS = 0.5  # how long a row that was found is remembered
-# How many rows a query names at most; SQLite before 3.32 allows 999. After each save, so many old
-# rows are deleted, which takes 5 ms. That is 1,000 a second; a million keys in use make 280.
+# How many rows a query names at most; SQLite before 3.32 allows 999. Each save also deletes up to
+# this many old rows, in 5 ms. That is 1,000 a second; a million keys in use make 280.
 MAX_ROWS = 500
 # These queries are SQL, because peewee would take too long to build them.
 COLUMNS = ApiKey._meta.columns
@@ -35,24 +35,27 @@ class Store(ABC):
     """
 
     def __init__(self) -> None:
-        self.forget()
+        self._generation = 0
+        self.clear_cache()
 
     def find(self, key_id: str) -> ApiKey | None:
         """The key with this id, expired or not.
 
         An unknown id is not remembered: made-up keys take no memory, and a new key works at once.
         """
-        if monotonic() > self._forget_at:
-            self.forget()
-        rows = self._rows  # which `forget` replaces: a query that began before is not remembered
-        if key_id not in rows and (key := self._look_up(key_id)):
-            rows[key_id] = key
-        return rows.get(key_id)
+        if monotonic() > self._clear_at:
+            self.clear_cache()
+        generation = self._generation
+        key = self._rows.get(key_id) or self._look_up(key_id)
+        if key and generation == self._generation:  # or else it was read before it may have changed
+            self._rows[key_id] = key
+        return key
 
-    def forget(self) -> None:
+    def clear_cache(self) -> None:
         """Discard the cached rows, because a row may have changed."""
+        self._generation += 1
         self._rows: dict[str, ApiKey] = {}  # by id
-        self._forget_at = monotonic() + CACHE_SECONDS
+        self._clear_at = monotonic() + CACHE_SECONDS
 
     def _look_up(self, key_id: str) -> ApiKey | None:
         for row in self._query(FIND, key_id):

@@ -15,7 +15,7 @@ import accounts
 import api_keys
 import models
 from conftest import new_user
-from models import ApiKey, Changed, Invalid, User, check_fields
+from models import ApiKey, Changed, InvalidInput, User, check_fields
 from serving import REPOSITORY, sources
 
 RULES = {  # what is accepted, and what is refused
@@ -49,7 +49,7 @@ PASSWORD = secrets.token_urlsafe()
 def errors(**fields: str) -> dict[str, str]:
     try:
         check_fields(**fields)
-    except Invalid as invalid:
+    except InvalidInput as invalid:
         return invalid.errors
     return {}
 
@@ -68,7 +68,7 @@ def test_field_is_accepted_or_refused_by_its_name(field: str) -> None:
 def test_taken_name_or_address_is_refused_by_its_field(text: str) -> None:
     field = "email" if "@" in text else "username"
     bob = {"username": "bob", "email": "bob@example.com", "password_hash": ""}
-    with pytest.raises(Invalid) as invalid:
+    with pytest.raises(InvalidInput) as invalid:
         accounts.create(**bob | {field: text})
     assert invalid.value.errors == {field: "This is already taken."}
     assert accounts.find_user("bob") is accounts.find_user("bob@example.com") is None

@@ -185,7 +185,7 @@ def test_key_that_is_deleted_between_look_up_and_count_is_bad(
 
     def delete_and_hit(key_id: str, quota: Quota) -> Allowance | None:
         api_keys.revoke_key(key_id)
-        app.store.forget()
+        app.store.clear_cache()
         return hit(key_id, quota)
 
     monkeypatch.setattr(app.store, "hit", delete_and_hit)

@@ -17,7 +17,7 @@ import auth
 import models
 from clock import NOON, Clock
 from conftest import NewKey
-from models import DAY, ApiKey, Invalid, User
+from models import DAY, ApiKey, InvalidInput, User
 from paths import STATS, TEST
 from ratelimit import Usage
 from rows import change, count, row
@@ -85,11 +85,11 @@ def test_a_user_has_fifty_keys_with_those_in_their_grace(owner: User, new_key: N
     keys.append(api_keys.rotate_key(owner, keys[0][8:16], 60)[2])
     keys.append(new_key())
     for one_more in (new_key, lambda: api_keys.rotate_key(owner, keys[1][8:16], 60)):
-        with pytest.raises(Invalid, match=r"^A user can have 50 keys\. Revoke one first\.$"):
+        with pytest.raises(InvalidInput, match=r"^A user can have 50 keys\. Revoke one first\.$"):
             one_more()
     assert (count(), row(keys[1]).rotated_at) == (50, None)
     keys[1] = api_keys.rotate_key(owner, keys[1][8:16], 0)[2]
-    with pytest.raises(Invalid):
+    with pytest.raises(InvalidInput):
         new_key()
     assert change(keys[2], expires_at=models.now())
     keys[2] = new_key()
@@ -111,7 +111,7 @@ def test_successor_goes_on_with_the_window(owner: User, clock: Clock) -> None:
     assert stored.expires_at == NOON + 900 + 1000, "the same lifetime"
     assert row(key).expires_at == NOON + 1000, "the grace makes no key last longer"
     clock.now += 1000
-    with pytest.raises(Invalid, match="has ended"):
+    with pytest.raises(InvalidInput, match="has ended"):
         api_keys.rotate_key(owner, stored.id)
     assert not change(new, name="late")
 

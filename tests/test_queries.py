@@ -19,7 +19,8 @@ from paths import KEYS, PROFILE, SECURITY, pages
 from server.lifecycle import flush
 from service import Service
 from settings import Settings
-from storage.sqlite import SAVE, SAVE_HOUR
+from storage.sqlite import SAVE_HOUR
+from storage.window_sql import SAVE
 from test_cors import ENDPOINTS
 
 NUMBERS = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < {})"

@@ -24,7 +24,7 @@ from psycopg import waiting
 import api_keys
 import models
 from clock import Clock
-from models import DAY, HOUR, ApiKey, HourlyUsage, Invalid, User
+from models import DAY, HOUR, ApiKey, HourlyUsage, InvalidInput, User
 from postgresql import Cluster, connected
 from ratelimit import Allowance, Limiter, Quota, Usage, window_end
 from rows import change
@@ -91,7 +91,7 @@ def new_id(place: Settings) -> NewId:
 
 
 def key_of(store: Store, key_id: str) -> ApiKey:
-    store.forget()
+    store.clear_cache()
     found = store.find(key_id)
     assert found
     return found
@@ -259,7 +259,7 @@ def test_row_whose_query_began_before_a_change_is_not_remembered(
         patch.setattr(psycopg.Cursor, "execute", slow)
         finding = gevent.spawn(store.find, key_id)
         gevent.sleep(0.1)
-        store.forget()
+        store.clear_cache()
         may_go_on.set()
         old = finding.get(timeout=30)
     assert old
@@ -313,7 +313,7 @@ def test_each_look_deletes_more_old_hours_than_a_million_keys_make_between_two(
 
 
 def rotated(key: ApiKey) -> bool:
-    with suppress(Invalid), transaction():
+    with suppress(InvalidInput), transaction():
         return bool(api_keys.rotate_key(key.user, key.id, 60))
     return False
 
@@ -331,7 +331,7 @@ def test_of_rotations_at_once_one_makes_a_successor(place: Settings, new_id: New
 
 
 def created(key: ApiKey) -> bool:
-    with suppress(Invalid), transaction():
+    with suppress(InvalidInput), transaction():
         return bool(api_keys.create_key(key.user, "ci"))
     return False
 

@@ -676,7 +676,7 @@ def test_no_value_of_a_field_makes_a_page_fail_and_all_are_shown_as_text(
                 )
             for answer in answers:
                 what = f"{str(wrong)[:60]} sent to {to}: {answer.request.path}"
-                assert answer.status_code < 500, f"{what} fails: check it, by form_option or RULES"
+                assert answer.status_code < 500, f"{what} fails: use form_option or FIELD_RULES"
                 assert "<i>" not in answer.text or answer.is_json, f"{what} shows it as markup"
 
 
@@ -724,7 +724,7 @@ def check_texts() -> None:
         for name, text in [field for each in rows for field in each.items() if field[1]]:
             size = getattr(table._meta.fields[name], "max_length", None)  # a CharField has one
             assert not size or (text.isprintable() and len(text) <= size and text != "mallory"), (
-                f"{name} is {text!r}: see RULES in models.py"
+                f"{name} is {text!r}: see FIELD_RULES in models.py"
             )
 
 

@@ -59,10 +59,10 @@ def before_page() -> None:
 
 
 @bp.after_request
-def forget_keys(response: Response) -> Response:
+def clear_cache(response: Response) -> Response:
     """Let a change of a key hold from the next request on."""
     if request.method == "POST":
-        current_service.store.forget()
+        current_service.store.clear_cache()
     return response
 
 

@@ -4,7 +4,7 @@ from flask import Blueprint, g, render_template, request, session
 from flask.typing import ResponseReturnValue
 
 import accounts
-from models import Invalid, check_fields
+from models import InvalidInput, check_fields
 from web import keys
 from web.sessions import form_text, redirect_to, require_log_in, session_mark, show_errors_on
 from web.throttles import hash_password, verify_password
@@ -35,7 +35,7 @@ def save_profile() -> ResponseReturnValue:
 @show_errors_on(profile)
 def delete_account() -> ResponseReturnValue:
     if not verify_password(g.user, g.user.username, request.form.get("password", "")):
-        raise Invalid(password="This is not your password.")
+        raise InvalidInput(password="This is not your password.")
     accounts.delete(g.user)
     session.clear()
     return redirect_to("web.console", "Your account and its keys are deleted.")
@@ -47,7 +47,7 @@ def change_password() -> ResponseReturnValue:
     new = request.form.get("password", "")
     check_fields(password=new)
     if not verify_password(g.user, g.user.username, request.form.get("current", "")):
-        raise Invalid(current="This is not your current password.")
+        raise InvalidInput(current="This is not your current password.")
     password_hash = hash_password(new)
     accounts.change(g.user, password_hash=password_hash)
     session["mark"] = session_mark(password_hash)

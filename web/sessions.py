@@ -13,7 +13,7 @@ from werkzeug.exceptions import abort
 
 import accounts
 from http_api.headers import is_api
-from models import Invalid, User, check_fields, database
+from models import InvalidInput, User, check_fields, database
 from service import current_service
 from web.throttles import SIGN_UPS, hash_password, verify_password
 
@@ -48,7 +48,7 @@ def show_errors_on(page: Callable[..., str]) -> Callable[[View], View]:
         def handle(**arguments: str) -> ResponseReturnValue:
             try:
                 return view(**arguments)
-            except Invalid as invalid:
+            except InvalidInput as invalid:
                 g.errors = invalid.errors
                 return page(**arguments), 422  # Unprocessable Content
 
@@ -94,7 +94,7 @@ def log_in() -> ResponseReturnValue:
     name = form_text("username")
     user = accounts.find_user(name)
     if not verify_password(user, name, request.form.get("password", "")) or not user:
-        raise Invalid(password="Wrong user name or password.")
+        raise InvalidInput(password="Wrong user name or password.")
     return start_session(user)
 
 

@@ -56,7 +56,7 @@ def throttled(quota: Quota, *counted_for: object) -> Iterator[None]:
 def hash_password(password: str, *more: Quota) -> str:
     """Hash a new password, which is counted before, for the caller, as one of `more` too.
 
-    Raises Invalid, TooManyRequests and ServiceUnavailable.
+    Raises InvalidInput, TooManyRequests and ServiceUnavailable.
     """
     throttle_caller(PASSWORDS, *more)
     with _hash_slot():

@@ -5,7 +5,6 @@ here, and wsproto parses the frames. simple-websocket's own reader thread is not
 queues messages without limit and writes to the socket without a lock.
 """
 
-import os
 import re
 import socket
 import time
@@ -16,12 +15,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import gevent
-from gevent.socket import wait_write
 from simple_websocket import ConnectionClosed, Server
 from wsproto import events
 from wsproto.frame_protocol import FrameProtocol
 
 from http_api.problems import Problem, json_text
+from ws.outbox import Outbox
 
 # Sleeping for this time lets all other greenlets run. It must not be 0: greenlets that
 # call sleep(0) go on in the same round of gevent's loop, up to 50 times, before the loop looks for
@@ -114,9 +113,10 @@ class WebSocket:
 
     def __init__(self, server: Server) -> None:
         self.code = 0  # with which the connection closes; 0 while it is open
-        self._sock, self._protocol = server.sock, server.ws
+        self._sock = server.sock
+        self._protocol = server.ws
+        self._outbox = Outbox(self._sock)
         server.connected = False  # or flask-sock would send a close frame, too
-        self._unsent = b""  # what the kernel has not taken yet
         self._awaits_pong = False
         self._ping_deadline = time.monotonic() + PING_SECONDS  # for the next ping, or its pong
         # Frames may have come in the packet of the handshake, which gunicorn has read: this takes
@@ -159,8 +159,8 @@ class WebSocket:
         """Send a frame; a client whose connection does not take all of it at once is lost."""
         if not self.code:
             with suppress(OSError):
-                self._write(data)
-            if self._unsent:
+                self._outbox.write(data)
+            if not self._outbox.is_empty:
                 self.close(CloseCode.ABNORMAL)
 
     def close(self, code: int) -> None:
@@ -172,7 +172,7 @@ class WebSocket:
             self._cut()
             return
         with suppress(OSError):
-            self._write(self._protocol.send(events.CloseConnection(code)))
+            self._outbox.write(self._protocol.send(events.CloseConnection(code)))
         gevent.spawn_later(CLOSE_SECONDS, self._cut)
 
     def finish(self) -> int:
@@ -182,28 +182,20 @@ class WebSocket:
         """
         self._flush()
         drain(self._sock)
-        return CloseCode.ABNORMAL if self._unsent else self.code
+        return self.code if self._outbox.is_empty else CloseCode.ABNORMAL
 
     def _flush(self, data: bytes = b"") -> None:
         """Wait until the kernel has taken everything, or the client is lost."""
         try:
-            self._write(data)
-            while self._unsent:
-                wait_write(self._sock.fileno(), STALLED_SECONDS)
-                self._write()
+            self._outbox.write(data)
+            self._outbox.wait_empty(STALLED_SECONDS)
         except OSError:
             self.close(CloseCode.ABNORMAL)
-
-    def _write(self, data: bytes = b"") -> None:
-        """Write as much as the kernel takes at once; what other greenlets write stays in order."""
-        self._unsent += data
-        with suppress(BlockingIOError):  # gevent has made the descriptor non-blocking
-            self._unsent = self._unsent[os.write(self._sock.fileno(), self._unsent) :]
 
     def _cut(self) -> None:
         """End the connection; if its greenlet is waiting for it, that goes on with an OSError."""
         with suppress(OSError):
-            self._write()
+            self._outbox.write()
             self._sock.shutdown(socket.SHUT_RDWR)
 
     def _events(self) -> Iterator[events.Event]:
