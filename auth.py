@@ -113,9 +113,13 @@ def invalid_key() -> Problem:
 
 
 def rate_limited(allowance: Allowance) -> Problem:
-    quota, reset = allowance.quota, date_time(allowance.reset)
-    per = UNIT_NAMES[quota.seconds]
-    detail = f"The limit of {quota.limit:,} requests per {per} is used up."
-    retry = {"Retry-After": str(allowance.seconds_left)}
-    members = {"type": QUOTA_EXCEEDED, "violated-policies": [quota.tier], "reset_time": reset}
-    return Problem(429, "rate_limited", detail, headers=retry, **members)
+    quota = allowance.quota
+    detail = f"The limit of {quota.limit:,} requests per {UNIT_NAMES[quota.seconds]} is used up."
+    return Problem(
+        429,
+        "rate_limited",
+        detail,
+        headers={"Retry-After": str(allowance.seconds_left)},
+        **{"type": QUOTA_EXCEEDED, "violated-policies": [quota.tier]},
+        reset_time=date_time(allowance.reset),
+    )

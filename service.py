@@ -33,8 +33,9 @@ class Service(Flask):
         self.throttles = Limiter()  # of forms
         self.secret_key = settings.secret_key
         self.before_request(check_request)
-        descriptions = "/<any('openapi.json', 'asyncapi.json'):filename>"
-        self.add_url_rule(descriptions, "description", send_description)
+        self.add_url_rule(
+            "/<any('openapi.json', 'asyncapi.json'):filename>", "description", send_description
+        )
         self.url_map.merge_slashes = False  # or it would redirect to the address in the Host header
 
     def wsgi_app(self, environ: dict[str, Any], start_response: Any) -> Any:

@@ -15,8 +15,13 @@ from ratelimit import Quota, parse_quotas
 
 HERE = Path(__file__).parent
 # How many entries the routers of each platform append to X-Forwarded-For.
-PLATFORM_HOPS = {"DYNO": "1", "FLY_APP_NAME": "2", "RENDER": "3"}
-PLATFORM_HOPS |= {"RAILWAY_ENVIRONMENT": "2", "RAILWAY_ENVIRONMENT_NAME": "2"}
+PLATFORM_HOPS = {
+    "DYNO": "1",  # Heroku
+    "FLY_APP_NAME": "2",
+    "RENDER": "3",
+    "RAILWAY_ENVIRONMENT": "2",
+    "RAILWAY_ENVIRONMENT_NAME": "2",
+}
 URL_FORMS = "sqlite:///FILE or postgresql://USER:PASSWORD@HOST/NAME (percent-encoded)"
 NEEDS_DRIVER = "PostgreSQL needs a driver: run `pip install -r requirements-postgres.txt`"
 NEEDED_FILES = 128  # that a process must be able to have open
@@ -141,7 +146,7 @@ def max_connections() -> int:
 
 
 def max_websockets() -> int:
-    """The connections but a quarter, or 1,000 if that is less, which are reserved for requests."""
+    """All connections except a quarter (at most 1,000), which is reserved for requests."""
     return max_connections() - min(max_connections() // 4, 1000)
 
 

@@ -36,13 +36,13 @@ def time_update() -> bytes:
     return frame(type="time_update", formatted=display(now), timestamp=timestamp(now))
 
 
-clock = Ticker(time_update)
+time_ticker = Ticker(time_update)
 
 
 def stream_time(ws: WebSocket) -> None:
     """Confirm the key, then send the time once a second."""
     ws.send(frame(type="auth_success", api_key_name=g.key.name))
-    clock.serve(ws)
+    time_ticker.serve(ws)
 
 
 @bp.before_request

@@ -223,10 +223,10 @@ def print_rows(columns: tuple[str, ...], query: ModelSelect) -> None:
     if os.isatty(1):
         click.echo("\t".join(columns))
     for row in query.iterator():  # which keeps none of them in memory
-        click.echo("\t".join(shown(name, getattr(row, name)) for name in columns))
+        click.echo("\t".join(format_value(name, getattr(row, name)) for name in columns))
 
 
-def shown(column: str, value: Any) -> str:
+def format_value(column: str, value: Any) -> str:
     if value is None:
         return "never"
     return date_time(value) if column.endswith("_at") else str(value)

@@ -56,8 +56,14 @@ class Problem(HTTPException):
     ) -> None:
         title = title_of(status)
         known = DEFAULTS.get(status, (title.lower().replace(" ", "_"), title))
-        body = {"type": "about:blank", "title": title, "status": status}
-        body |= {"detail": detail or known[1], "code": code or known[0], **members}
+        body = {
+            "type": "about:blank",
+            "title": title,
+            "status": status,
+            "detail": detail or known[1],
+            "code": code or known[0],
+            **members,
+        }
         response = Response(json_text(body) + "\n", status, headers, "application/problem+json")
         super().__init__(detail, response)
         self.code = status

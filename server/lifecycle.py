@@ -135,6 +135,9 @@ class RunningService:
 
 def flush(service: Service) -> None:
     """Save counts, then close the sockets of keys that have ended, even if saving fails."""
+    file = service.settings.sqlite
+    if file and not file.exists():
+        log.error("%s is missing: put it back, or all of it is lost at the next stop", file)
     store = service.store
     for step in (store.save, lambda: service.sockets.close_ended(store.ended)):
         try:

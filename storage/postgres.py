@@ -86,7 +86,7 @@ def connection_pool(url: str, size: int, session: str) -> ConnectionPool[TimedCo
 
     def configure(connection: TimedConnection) -> None:
         # A pooler like PgBouncer, whose process ID is not the server's, may run each transaction in
-        # another session: a setting would be for others, and a prepared statement missing.
+        # another session: settings would reach other clients, and prepared statements be missing.
         query = f"SELECT {session} WHERE pg_backend_pid() = %s"
         if not connection.execute(query.encode(), [connection.info.backend_pid]).fetchone():
             connection.prepare_threshold = None
@@ -181,8 +181,13 @@ class KeyStore(Store):
     def hit(self, key_id: str, quota: Quota) -> Allowance | None:
         moment = time.time()
         end, ahead = quota.window_ends(moment)
-        values = {"id": key_id, "end": end, "ahead": ahead}
-        values |= {"now": int(moment), "limit": quota.limit}
+        values = {
+            "id": key_id,
+            "end": end,
+            "ahead": ahead,
+            "now": int(moment),
+            "limit": quota.limit,
+        }
         for row in self._execute(HIT, values):
             self._chart[key_id] += 1
             return Usage(*row).allowance(quota, moment, True)

@@ -25,13 +25,15 @@ bp.before_request(require_log_in)
 @bp.get("")
 def security() -> str:
     """The valid keys, their usage, and the password."""
-    order = ApiKey.created_at.desc(), fn.LOWER(ApiKey.name), ApiKey.id
     with models.database.connection_context():
-        listed = list(g.user.keys.where(ApiKey.valid()).order_by(*order))
+        keys = g.user.keys.where(ApiKey.valid())
+        listed = list(keys.order_by(ApiKey.created_at.desc(), fn.LOWER(ApiKey.name), ApiKey.id))
         hours = hourly_requests(g.user)
     usage = [(key, current_service.store.peek(key, auth.quota_of(key))) for key in listed]
-    form = {"lifetimes": LIFETIMES, "nonce": api_keys.random_text(8)}
-    return render_template("security.html", keys=usage, hours=hours, **form)
+    nonce = api_keys.random_text(8)
+    return render_template(
+        "security.html", keys=usage, hours=hours, lifetimes=LIFETIMES, nonce=nonce
+    )
 
 
 def hourly_requests(user: User) -> dict[int, int]:
@@ -40,9 +42,11 @@ def hourly_requests(user: User) -> dict[int, int]:
     hours = range(this_hour - (CHART_HOURS - 1) * HOUR, this_hour + 1, HOUR)
     # By hour and key, as the index is: a condition on the user alone would read all rows of a day.
     keys = ApiKey.select(ApiKey.id).where(ApiKey.user == user, ApiKey.last_used_at >= hours[0])
-    counts = HourlyUsage.select(HourlyUsage.hour, fn.SUM(HourlyUsage.requests))
-    counts = counts.where(HourlyUsage.hour.in_(list(hours)), HourlyUsage.key_id.in_(keys))
-    counts = counts.group_by(HourlyUsage.hour)
+    counts = (
+        HourlyUsage.select(HourlyUsage.hour, fn.SUM(HourlyUsage.requests))
+        .where(HourlyUsage.hour.in_(list(hours)), HourlyUsage.key_id.in_(keys))
+        .group_by(HourlyUsage.hour)
+    )
     return dict.fromkeys(hours, 0) | dict(counts.tuples())
 
 
@@ -58,9 +62,11 @@ def create_key() -> ResponseReturnValue:
                 g.user, name, type, expires_at=expires_at, nonce=nonce
             )
     except api_keys.AlreadyMade as form:  # a second click, Reload or Back has sent it again
-        message = f"This form was already sent, and made the key “{form.args[0].name}”. "
-        message += "The key was shown only once. If you did not see it, rotate it or make another."
-        return redirect_to("web.keys.security", message)
+        return redirect_to(
+            "web.keys.security",
+            f"This form was already sent, and made the key “{form.args[0].name}”. "
+            "The key was shown only once. If you did not see it, rotate it or make another.",
+        )
     return render_template("key.html", key=key, secret=secret)
 
 

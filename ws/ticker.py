@@ -17,7 +17,7 @@ class Ticker:
     """Sends a frame to many sockets: once a second to each, at its own tenth of a second.
 
     `make_frame` is called for each tenth that has sockets, in one greenlet for all of them: a timer
-    for each would cost more than sending. It runs in an app context, but in no request. If it
+    per socket would cost more than sending. It runs in an app context, but in no request. If it
     raises an exception, these sockets close with 1011. No tick falls on a full second, so a tick
     that is a little late neither skips nor repeats a second.
     """
