@@ -5,6 +5,7 @@ import json
 import re
 import secrets
 import shlex
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -101,6 +102,20 @@ def test_imports_run_one_way() -> None:
         imported = re.findall(r"(?m)^ *(?:from|import) (\w+)", path.read_text())
         lower = {name for name in imported if row_of.get(name, 0) > own}
         assert not lower, f"{path} imports {lower}"
+
+
+def test_what_is_above_http_loads_nothing_of_it() -> None:
+    """But what werkzeug.security loads, which hashes passwords."""
+    cells = " ".join(row[0] for row in rows("Where things are", CONTRIBUTING))
+    above = re.findall(r"\]\((\w+)", cells.partition("[http_api/]")[0])
+    forms = [form for name in above for form in (f"{name}.py", f"{name}/*.py")]
+    files = [file for form in forms for file in REPOSITORY.glob(form)]
+    names = [".".join(file.relative_to(REPOSITORY).with_suffix("").parts) for file in files]
+    script = f"""import sys, werkzeug.security; before = {{*sys.modules}}; import {", ".join(names)}
+print(*{{name.partition(".")[0] for name in {{*sys.modules}} - before}})"""
+    loaded = bash(f"{sys.executable} -c '{script}'", REPOSITORY).split()
+    assert {"settings", "accounts", "storage"} < set(loaded)
+    assert not {"flask", "werkzeug", "click", "jinja2", "simple_websocket"} & set(loaded)
 
 
 def test_settings_table_is_what_is_read() -> None:
