@@ -129,18 +129,18 @@ def test_after_a_failover_all_use_the_new_primary(
     assert "Traceback" not in server.log()
 
 
-@pytest.mark.parametrize(("delay", "statuses"), [(0.06, [200, 303]), (0.12, [503, 503])])
-def test_database_that_is_far_away_serves_or_is_503_within_two_seconds(
+@pytest.mark.parametrize(("delay", "statuses"), [(0.06, [200, 303]), (0.12, [503, 303])])
+def test_database_that_is_far_away_serves_pages_longer_than_the_api(
     own: Cluster, start_server: StartServer, delay: float, statuses: list[int]
 ) -> None:
-    """To connect takes five round trips. Each wait is short enough, but all of them may not be."""
+    """To connect takes five round trips. The API waits for 1.8 s in all, and pages for 5 s."""
     with closing(Network(own, delay)) as network:
         server = start_server(DATABASE_URL=network.url(own.new_database()), WEB_CONCURRENCY="1")
         key = server.new_key()
         began = time.monotonic()
         answers = [server.ask(ME, X_API_Key=key), server.sign_up("ada")]
         assert [answer.status for answer in answers] == statuses
-        assert time.monotonic() - began < patience(4)
+        assert time.monotonic() - began < patience(6)
 
 
 def test_burst_with_one_key_is_served_as_far_as_there_is_time(
