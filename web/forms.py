@@ -46,3 +46,13 @@ def sent_from_here() -> bool:
         return site == "same-origin" or (site == "none" and not origin)
     host = request.headers.get("Host")  # as it was sent: `request.host` is empty for odd names
     return not origin or (bool(host) and origin.partition("://")[2] == host)
+
+
+def form_text(field: str) -> str:
+    return request.form.get(field, "").strip()
+
+
+def form_option(field: str, choices: dict[str, int]) -> int:
+    """The option chosen from a list, by default the first; our pages send nothing else."""
+    choice = request.form.get(field, next(iter(choices)))
+    return choices[choice] if choice in choices else abort(400)

@@ -11,7 +11,8 @@ import auth
 import models
 from models import CHART_HOURS, DAY, HOUR, ApiKey, Changed, HourlyUsage, User, check_fields
 from service import current_service
-from web.sessions import form_option, form_text, redirect_to, require_log_in, show_errors_on
+from web.forms import form_option, form_text
+from web.sessions import redirect_to, require_log_in, show_errors_on
 from web.throttles import NEW_KEYS, throttled
 
 LIFETIMES = {"never": 0, "30 days": 30 * DAY, "90 days": 90 * DAY, "1 year": 365 * DAY}

@@ -6,7 +6,8 @@ from flask.typing import ResponseReturnValue
 import accounts
 from models import InvalidInput, check_fields
 from web import keys
-from web.sessions import form_text, redirect_to, require_log_in, session_mark, show_errors_on
+from web.forms import form_text
+from web.sessions import redirect_to, require_log_in, session_mark, show_errors_on
 from web.throttles import hash_password, verify_password
 
 bp = Blueprint("profile", __name__, url_prefix="/settings")

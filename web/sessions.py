@@ -1,4 +1,4 @@
-"""Signing up, logging in and out, who is logged in, and what all forms share."""
+"""Signing up, logging in and out, who is logged in, and what all pages share."""
 
 import re
 from collections.abc import Callable
@@ -15,6 +15,7 @@ import accounts
 from http_api.headers import is_api
 from models import InvalidInput, User, check_fields, database
 from service import current_service
+from web.forms import form_text
 from web.throttles import SIGN_UPS, hash_password, verify_password
 
 View = Callable[..., ResponseReturnValue]
@@ -136,16 +137,6 @@ def load_user() -> None:
 def session_mark(password_hash: str) -> str:
     """A value that changes with the password, which ends all sessions begun with an older one."""
     return sha256(password_hash.encode()).hexdigest()[:16]
-
-
-def form_text(field: str) -> str:
-    return request.form.get(field, "").strip()
-
-
-def form_option(field: str, choices: dict[str, int]) -> int:
-    """The option chosen from a list, by default the first; our pages send nothing else."""
-    choice = request.form.get(field, next(iter(choices)))
-    return choices[choice] if choice in choices else abort(400)
 
 
 def redirect_to(endpoint: str, message: str) -> ResponseReturnValue:
