@@ -87,7 +87,10 @@ def change_key(key_id: str, **columns: object) -> None:
 
 
 def revoke_key(key_id: str) -> None:
-    """Delete a key; raises Changed if there is no key with this id."""
+    """Delete a key; raises Changed if there is no key with this id.
+
+    Keys that have expired are deleted by Store.delete_old_rows, those of a user by accounts.delete.
+    """
     with transaction():
         if not ApiKey.delete().where(ApiKey.id == key_id).execute():
             raise Changed(KEY_IS_GONE)

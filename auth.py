@@ -10,10 +10,9 @@ from flask import request
 
 from api_keys import KEY_START, checksum, digest
 from http_api.headers import ALLOWANCE
-from http_api.problems import Problem
-from http_api.timestamps import date_time
+from http_api.problems import Problem, rate_limited
 from models import PREFIXES, ApiKey
-from ratelimit import DEFAULT_TIER, UNIT_NAMES, Allowance, Quota
+from ratelimit import DEFAULT_TIER, Allowance, Quota
 from service import current_service
 
 log = logging.getLogger(__name__)
@@ -25,7 +24,6 @@ INVALID_KEY = (
 # curl leaves out a header without a value, so none and an empty one cannot be told apart.
 EMPTY_KEY = "If you did, it was empty: check that the variable with the key, such as $KEY, is set."
 CHALLENGE = {"WWW-Authenticate": 'ApiKey realm="api", header="X-API-Key"'}
-QUOTA_EXCEEDED = "https://iana.org/assignments/http-problem-types#quota-exceeded"
 
 View = Callable[..., dict[str, object]]  # takes a key, its Allowance, the URL's arguments
 
@@ -110,16 +108,3 @@ def warn_once(tier: str) -> None:
 def invalid_key() -> Problem:
     """The same response for every kind of invalid key."""
     return Problem(401, "invalid_api_key", INVALID_KEY, headers=CHALLENGE)
-
-
-def rate_limited(allowance: Allowance) -> Problem:
-    quota = allowance.quota
-    detail = f"The limit of {quota.limit:,} requests per {UNIT_NAMES[quota.seconds]} is used up."
-    return Problem(
-        429,
-        "rate_limited",
-        detail,
-        headers={"Retry-After": str(allowance.seconds_left)},
-        **{"type": QUOTA_EXCEEDED, "violated-policies": [quota.tier]},
-        reset_time=date_time(allowance.reset),
-    )

@@ -6,7 +6,7 @@ import flask
 from flask import Flask, Request, Response, send_from_directory
 from werkzeug.routing import MapAdapter
 
-from http_api.clients import trust_routers
+from http_api.client_address import trust_routers
 from http_api.headers import ALLOWANCE, API_HEADERS, is_api, limit_headers
 from http_api.problems import CompactJson
 from http_api.requests import SOCKETS, check_request

@@ -8,7 +8,7 @@ from flask_sock import Sock
 from simple_websocket import Server
 
 import auth
-from http_api.clients import client_network
+from http_api.client_address import client_network
 from http_api.problems import Problem
 from http_api.requests import SOCKETS
 from http_api.timestamps import display, timestamp

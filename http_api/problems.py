@@ -15,6 +15,8 @@ from werkzeug.exceptions import HTTPException
 from werkzeug.http import HTTP_STATUS_CODES
 
 from http_api.headers import PREFLIGHT, is_api
+from http_api.timestamps import date_time
+from ratelimit import UNIT_NAMES, Allowance
 from storage.outage import NOT_OPENED, is_outage, log_outage
 
 log = logging.getLogger(__name__)
@@ -28,6 +30,7 @@ DEFAULTS = {
     500: ("internal_error", "Something went wrong on our side."),
     503: ("unavailable", "The database cannot be used; try again shortly."),
 }
+QUOTA_EXCEEDED = "https://iana.org/assignments/http-problem-types#quota-exceeded"
 RFC_9110_TITLES = {413: "Content Too Large", 414: "URI Too Long"}  # werkzeug has older ones
 OPEN_IT = ": query the database inside `with models.database.connection_context():`"
 # JSON without spaces, for all responses and frames; dates and UUIDs as Flask writes them. It is
@@ -48,7 +51,7 @@ class Problem(HTTPException):
     """An error response: a status, a stable code for programs, a sentence for people.
 
     A status in DEFAULTS brings its code and sentence; for others the code is made from the title.
-    `headers` are added to the response, and `members` to its body.
+    All codes are listed as `x-codes` in docs/openapi.json. `headers` are added to the response, and `members` to its body.
     """
 
     def __init__(
@@ -73,6 +76,20 @@ def title_of(status: int) -> str:
     """The phrase of a status; not Python's, because these differ from version to version."""
     phrase = RFC_9110_TITLES.get(status) or HTTP_STATUS_CODES.get(status)
     return phrase or f"Error {status}"
+
+
+def rate_limited(allowance: Allowance) -> Problem:
+    """The 429 of a key whose limit is used up."""
+    quota = allowance.quota
+    detail = f"The limit of {quota.limit:,} requests per {UNIT_NAMES[quota.seconds]} is used up."
+    return Problem(
+        429,
+        "rate_limited",
+        detail,
+        headers={"Retry-After": str(allowance.seconds_left)},
+        **{"type": QUOTA_EXCEEDED, "violated-policies": [quota.tier]},
+        reset_time=date_time(allowance.reset),
+    )
 
 
 # What `abort` raises for a status of which werkzeug has no class, or one whose first argument is

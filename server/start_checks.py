@@ -1,4 +1,7 @@
-"""What a start checks and prepares, before anything is served."""
+"""The first checks of a start: which Python, which packages, which server.
+
+server/lifecycle.py has those of the settings, the options of gunicorn, and the database.
+"""
 
 import sys
 from importlib.util import find_spec

@@ -1,4 +1,7 @@
-"""How long a request may wait for PostgreSQL in all, however many statements it makes."""
+"""How long a request may wait for PostgreSQL in all, however many statements it makes.
+
+service.py sets the limit of each request, and sockets.py that of a socket.
+"""
 
 import math
 import time

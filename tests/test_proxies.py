@@ -7,7 +7,7 @@ from flask import request
 
 import app as service
 import settings
-from http_api.clients import client_network
+from http_api.client_address import client_network
 from serving import Server
 from settings import Settings
 

@@ -8,7 +8,7 @@ from gevent.lock import BoundedSemaphore
 from werkzeug.exceptions import ServiceUnavailable, TooManyRequests
 
 import accounts
-from http_api.clients import client_network
+from http_api.client_address import client_network
 from models import User
 from ratelimit import Quota
 from service import current_service

@@ -50,7 +50,8 @@ CLOSE_SECONDS = 0.8  # how long a client may take to read a close frame, and to 
 class CloseCode(IntEnum):
     """The close codes of this service (RFC 6455 part 7.4.1); wsproto adds 1002 and 1007.
 
-    ABNORMAL is never sent, only logged: the connection was lost.
+    `messages` closes with NOT_TEXT and TOO_BIG, OpenSockets with the others. ABNORMAL is never
+    sent, only logged: the connection was lost.
     """
 
     NORMAL = 1000
