@@ -51,7 +51,9 @@ class Problem(HTTPException):
     """An error response: a status, a stable code for programs, a sentence for people.
 
     A status in DEFAULTS brings its code and sentence; for others the code is made from the title.
-    All codes are listed as `x-codes` in docs/openapi.json. `headers` are added to the response, and `members` to its body.
+    All codes are listed as `x-codes` in docs/openapi.json.
+
+    `headers` are added to the response, and `members` to its body.
     """
 
     def __init__(
