@@ -29,8 +29,11 @@ api = Blueprint("api", __name__, url_prefix="/api/v1")
 def year() -> dict[str, object]:
     now = time.time()
     number = utc(now).year
-    message = f"The current year is {number}."
-    return {"year": number, "message": message, "timestamp": timestamp(now)}
+    return {
+        "year": number,
+        "message": f"The current year is {number}.",
+        "timestamp": timestamp(now),
+    }
 
 
 @api.get("/status")

@@ -28,8 +28,9 @@ class Service(Flask):
         self.settings = settings
         self.is_demo = is_demo
         self.store: Store = backend(settings).KeyStore(settings.database_url)
-        sockets = min(settings.max_sockets, max_websockets())
-        self.sockets = OpenSockets(sockets, settings.max_sockets_per_caller)
+        self.sockets = OpenSockets(
+            min(settings.max_sockets, max_websockets()), settings.max_sockets_per_caller
+        )
         self.throttles = Limiter()  # of forms
         self.secret_key = settings.secret_key
         self.before_request(check_request)

@@ -138,8 +138,7 @@ def flush(service: Service) -> None:
     file = service.settings.sqlite
     if file and not file.exists():
         log.error("%s is missing: put it back, or all of it is lost at the next stop", file)
-    store = service.store
-    for step in (store.save, lambda: service.sockets.close_ended(store.ended)):
+    for step in (service.store.save, lambda: service.sockets.close_ended(service.store.ended)):
         try:
             step()
         except Exception as error:  # of any kind, or nothing would be saved any more
