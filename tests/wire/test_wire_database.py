@@ -9,7 +9,7 @@ import pytest
 
 from conftest import StartServer
 from load import Load, accepted
-from paths import STATUS, TEST, TIME
+from paths import TEST, TIME
 from rawsocket import RawSocket
 from serving import eventually, newer_version, patience, writing
 
@@ -94,17 +94,6 @@ class TestEither:
         replies = Load(server.port, server.new_key(), connections=64, requests=3000).join()
         assert {reply.status for reply in replies} == {200, 429}
         assert sorted(reply.remaining for reply in accepted(replies)) == list(range(2500))
-
-    def test_missing_table_is_503_until_it_is_back(self, start_server: StartServer) -> None:
-        server = start_server()
-        key = server.new_key()
-        server.execute("ALTER TABLE api_key RENAME TO gone")
-        answer = server.ask(TEST, X_API_Key=key)
-        assert (answer.status, answer.json()["code"]) == (503, "unavailable")
-        assert server.ask(STATUS).status == 200
-        server.execute("ALTER TABLE gone RENAME TO api_key")
-        eventually(lambda: server.ask(TEST, X_API_Key=key).status == 200)
-        assert server.log_lines("database unavailable: ")
 
     def test_new_column_is_one_line(self, start_server: StartServer, tmp_path: Path) -> None:
         """Beside an open write, for which the new version does not wait long, and nobody else."""

@@ -185,14 +185,6 @@ def test_idle_process_has_no_connection(own: Cluster, start_patched: StartServer
     eventually(lambda: server.ask(ME, X_API_Key=key).status == 200)
 
 
-def test_cause_of_an_outage_is_in_the_log(own: Cluster, start_server: StartServer) -> None:
-    server = start_server(DATABASE_URL=own.new_database())
-    key = server.new_key()
-    own.query(own.url(), "ALTER ROLE demo PASSWORD 'another one'")
-    eventually(lambda: server.ask(TEST, X_API_Key=key).status == 503, 30)
-    eventually(lambda: server.log_lines("password authentication failed"))
-
-
 def test_given_up_statements_end_on_the_server(own: Cluster, start_server: StartServer) -> None:
     """Or they would soon have all of its connections."""
     server = start_server(DATABASE_URL=(url := own.new_database()))
