@@ -37,7 +37,7 @@ from documents import (
 )
 from http_api.problems import DEFAULTS, Problem
 from models import PREFIXES, TABLES, Table
-from paths import PARAMETER, TEST
+from paths import PARAMETER
 from ratelimit import UNITS
 from rawsocket import handshake_bytes
 from rows import HIDDEN, add_hidden_user, change
@@ -406,9 +406,7 @@ def test_close_codes_are_those_of_the_service() -> None:
     assert described == codes, "edit docs/asyncapi.json: x-close-codes"
 
 
-def test_end_of_a_window_is_in_unix_time(client: FlaskClient, key: str) -> None:
-    headers = client.get(TEST, headers={"X-API-Key": key}).headers
-    assert 0 <= int(headers["X-RateLimit-Reset"]) - time.time() <= 3600
+def test_end_of_a_window_is_in_unix_time() -> None:
     (row,) = [row for row in rows("HTTP", CLIENTS) if "X-RateLimit-Reset" in row[0]]
     description = API["components"]["headers"]["X-RateLimit-Reset"]["description"]
     assert "Unix time" in row[1], "edit docs/testing-clients.md: X-RateLimit-Reset"

@@ -1,6 +1,5 @@
 """docs/testing-clients.md: its commands."""
 
-import os
 import re
 import sys
 from pathlib import Path
@@ -11,7 +10,6 @@ from conftest import StartServer
 from serving import REPOSITORY, bash
 
 PAGE = (REPOSITORY / "docs/testing-clients.md").read_text()
-PATH = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
 
 
 @pytest.mark.parametrize("start", ["**429.**", "**401.**", "A message of more than"])
