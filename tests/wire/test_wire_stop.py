@@ -60,7 +60,7 @@ class TestStop:
         assert not server.log_lines("the last save has failed")
         assert server.start().total(key) == 25 + 3
 
-    def test_who_waits_to_be_accepted_is_answered(self, start_server: StartServer) -> None:
+    def test_pending_connections_are_served_at_a_stop(self, start_server: StartServer) -> None:
         """Not with pages, of which a busy machine may not make forty in the time of a stop."""
         server = start_server()
         with server.connections(40) as clients:
