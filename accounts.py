@@ -74,8 +74,8 @@ def verify_password(user: User | None, password: str) -> bool:
     One that is longer than any password is not read: to normalize it might take 0.3 s.
     """
     stored = user.password_hash if user else UNMATCHABLE_HASH
-    is_read = len(password) <= MAX_PASSWORD
-    return is_read and bool(_scrypt(check_password_hash, stored, password))
+    could_match = len(password) <= MAX_PASSWORD
+    return could_match and bool(_scrypt(check_password_hash, stored, password))
 
 
 @cache

@@ -48,15 +48,17 @@ def rotate_key(
     The old key ends after the grace period, or earlier by itself. Raises InvalidInput and Changed.
     """
     with transaction(user):
-        old: ApiKey | None = user.keys.where(ApiKey.id == key_id, ApiKey.valid()).get_or_none()
-        if not old or old.rotated_at:
+        # Before it is read: this locks the row, so what is read stays as it is.
+        is_live = (ApiKey.id == key_id) & (ApiKey.user == user) & ApiKey.valid()
+        first = ApiKey.update(rotated_at=now()).where(is_live, ApiKey.rotated_at.is_null())
+        if not first.execute():
             raise InvalidInput(key="This key has ended or was rotated; create a new one.")
+        old = ApiKey.get_by_id(key_id)
         new = ApiKey(**{name: getattr(old, name) for name in INHERITED})
         if old.expires_at:
             new.expires_at = now() + old.expires_at - old.created_at
-        old.rotated_at = now()
         old.expires_at = min(old.expires_at or math.inf, now() + grace_seconds)
-        old.save(only=["rotated_at", "expires_at"])
+        old.save(only=["expires_at"])
         return old, *_store(new)
 
 

@@ -25,11 +25,11 @@ class Quota(NamedTuple):
     seconds: int
 
     def window_ends(self, now: float) -> tuple[int, int]:
-        """When the current window ends by this clock, and by one that is a minute ahead.
+        """The end of the window by this clock, and by a clock that is CLOCK_SKEW ahead.
 
-        A stored window with either end goes on: such a clock has begun it. So clocks that differ
-        by less than CLOCK_SKEW, and by less than a window, open no window twice, and neither does
-        a clock that is set back by so little.
+        A row that has either of them was written in the current window. So clocks that differ by
+        less than CLOCK_SKEW, and by less than a window, open no window twice, and neither does a
+        clock that is set back by so little.
         """
         skew = min(CLOCK_SKEW, self.seconds)
         return window_end(now, self.seconds), window_end(now + skew, self.seconds)
@@ -117,7 +117,7 @@ class Limiter:
         return usage.allowance(quota, now, accepted)
 
     def take_back(self, key: str) -> None:
-        """Take back the request that was counted last, because it did nothing after all."""
+        """Count one request less, because it did nothing after all."""
         usage = self.counted[key]
         self.counted[key] = usage._replace(total=usage.total - 1, used=max(0, usage.used - 1))
 

@@ -78,15 +78,16 @@ def serve(handler: Handler, server: Server) -> None:
 
 @bp.errorhandler(ConnectionError)
 def client_left(error: ConnectionError) -> Problem:
-    """flask-sock sends the response to a handshake inside the view; this one reaches nobody."""
+    """flask-sock answers a handshake inside the view: a client that left then is no bug."""
     return Problem(400)
 
 
 def add_route(name: str, handler: Handler, *, needs_key: bool) -> None:
     """Serve a WebSocket at this path, to clients with an API key only or to everybody.
 
-    The handler is called for each client. When it returns, the socket closes with 1000; after an
-    exception with 1011, and the exception is logged.
+    The handler is called for each client; there, `request` has the headers of a handshake only.
+    When it returns, the socket closes with 1000; after an exception with 1011, and the exception is
+    logged.
     """
     NEEDS_KEY[f"{bp.name}.{name}"] = needs_key
     Sock().route(f"/{name}", bp=bp, endpoint=name)(partial(serve, handler))

@@ -53,9 +53,10 @@ class Master:
         if cfg.workers < 1 or (self.settings.sqlite and cfg.workers > 1):
             allowed = "1 with SQLite" if self.settings.sqlite else "1 or more"
             raise SettingsError(f"--workers must be {allowed}")
-        for option in ("certfile", "keyfile", "statsd_host"):  # TLS is for a router in front
+        # TLS is for a router in front; the environment has been read before `--env`.
+        for option in ("certfile", "keyfile", "statsd_host", "raw_env"):
             if getattr(cfg, option):
-                raise SettingsError(f"--{option.replace('_', '-')} is not supported")
+                raise SettingsError(f"{cfg.settings[option].cli[-1]} is not supported")
         if self.settings.sqlite and cfg.uid != os.geteuid():  # the file belongs to this user
             raise SettingsError("--user is not supported with SQLite; start gunicorn as that user")
         create_tables(self.settings, is_service=True)
@@ -96,7 +97,8 @@ def start(worker: Worker) -> None:
         for option in (socket.SO_RCVBUF, socket.SO_SNDBUF):  # else the kernel may keep 6 MiB
             listener.setsockopt(socket.SOL_SOCKET, option, KERNEL_BYTES)
     StreamServer.max_accept = MAX_ACCEPT
-    # With more workers, gunicorn would accept one connection at a time.
+    # With more workers, gunicorn would accept one connection at a time. It calls `worker_exit` when
+    # the worker ends; the one set here belongs to this worker and its service.
     changed: dict[str, object] = {"workers": 1, "graceful_timeout": GRACEFUL_SECONDS}
     if isinstance(worker.wsgi, Service):  # and not a page that says that an edit failed
         changed["worker_exit"] = RunningService(worker, worker.wsgi).stop

@@ -22,7 +22,7 @@ SHORT_LOCKS = "SELECT set_config('lock_timeout', '20ms', true)"
 
 
 def backend(settings: Settings) -> Any:
-    """The module for the database of DATABASE_URL; both have the same three names."""
+    """The module of the database; each has a KeyStore, a PageDatabase and a CommandDatabase."""
     return import_module("storage.sqlite" if settings.sqlite else "storage.postgres")
 
 
@@ -46,7 +46,7 @@ def command_connection(settings: Settings) -> Iterator[None]:
 def transaction(user: User | None = None) -> Iterator[None]:
     """A transaction for whatever stores or ends a key, a user or a password; may be nested.
 
-    Everything that changes a user, or the set of their keys, is done in a transaction of this user.
+    Everything that changes a user, or adds a key to them, is done in a transaction of this user.
     It raises Changed if the user was deleted, or has another password, since `user` was read; a
     number alone may be that of somebody else by now. Transactions of the same user run one after
     another, as all do with SQLite.

@@ -195,7 +195,7 @@ class KeyStore(Store):
         return key and key.usage.within(quota, moment).allowance(quota, moment, False)
 
     def _look_up(self, key_id: str) -> ApiKey | None:
-        """Of many requests with the same key, the first looks it up for all."""
+        """Of many requests with the same key, the first ones look it up for all."""
         with waiting(CONNECTION_SECONDS, reserved=ANSWER_SECONDS) as seconds:
             if not self._look_ups.acquire(timeout=seconds):
                 raise OperationalError("too many keys are looked up at once")

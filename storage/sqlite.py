@@ -81,7 +81,10 @@ class CommandDatabase(SqliteDatabase):
 
 
 class KeyStore(Store):
-    """A Store of one process. The usage of a key is its row, plus what the Limiter has counted."""
+    """A Store of one process. The usage of a key is its row, plus what the Limiter has counted.
+
+    `hit` and `save` must never yield to another greenlet: each is one step for all the others.
+    """
 
     def __init__(self, file: Path) -> None:
         super().__init__()

@@ -16,7 +16,7 @@ log = logging.getLogger(__name__)
 
 CACHE_SECONDS = 0.5  # how long a row that was found is remembered
 # How many rows a query names at most; SQLite before 3.32 allows 999. Each save also deletes up to
-# this many old rows, in 5 ms. That is 1,000 a second; a million keys in use make 280.
+# this many old rows, in 5 ms. That is 1,000 a second; a million keys in use make 280 rows.
 MAX_ROWS = 500
 # These queries are SQL, because peewee would take too long to build them.
 COLUMNS = ApiKey._meta.columns
@@ -47,7 +47,7 @@ class Store(ABC):
             self.clear_cache()
         generation = self._generation
         key = self._rows.get(key_id) or self._look_up(key_id)
-        if key and generation == self._generation:  # or else it was read before it may have changed
+        if key and generation == self._generation:  # not if the cache was cleared meanwhile
             self._rows[key_id] = key
         return key
 

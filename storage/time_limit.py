@@ -24,8 +24,9 @@ def limit_waiting(seconds: float) -> None:
 
 @contextmanager
 def waiting(timeout: float, reserved: float = 0) -> Iterator[float]:
-    """Yields a timeout for what waits inside, and counts the seconds that it has waited.
+    """Yields a timeout for what waits inside, and counts the seconds that it has waited, once.
 
+    Inside of another one, it would count them twice.
     It is `timeout`, but no more than this request has left, without what is `reserved` for later.
     """
     began = time.monotonic()

@@ -1,6 +1,7 @@
 """`Usage.within` and `Usage.plus` of ratelimit.py in SQL: for what a key has used of its window."""
 
-# SQLite: adds a Usage to the row. The window is the same one, or `used` starts again.
+# SQLite: adds a Usage to the row. The window is the same one, or `used` starts again. `Limiter.hit`
+# has compared the two ends already: a window that goes on has the `reset` of the row.
 SAVE = """UPDATE api_key SET total = total + ?,
     used = ? + CASE WHEN reset = ? THEN used ELSE 0 END, reset = ?, last_used_at = ?
     WHERE id = ?"""

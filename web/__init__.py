@@ -60,7 +60,7 @@ def before_page() -> None:
 
 @bp.after_request
 def clear_cache(response: Response) -> Response:
-    """Let a change of a key hold from the next request on."""
+    """Let a change of a key hold from the next request on; so each change is a POST of a page."""
     if request.method == "POST":
         current_service.store.clear_cache()
     return response
@@ -83,7 +83,8 @@ def add_security_headers(response: Response) -> Response:
 @bp.errorhandler(models.Changed)
 def nothing_was_changed(error: models.Changed) -> ResponseReturnValue:
     """Say so on the page with the keys, or to log in, if the account itself was changed."""
-    sessions.load_user()
+    with suppress(PeeweeException):  # an error here would be a bug, and not a 503
+        sessions.load_user()
     page = "web.keys.security" if g.user else "web.sessions.log_in_form"
     return redirect_to(page, str(error))
 

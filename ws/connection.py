@@ -194,7 +194,7 @@ class WebSocket:
             self.close(CloseCode.ABNORMAL)
 
     def _cut(self) -> None:
-        """End the connection; if its greenlet is waiting for it, that goes on with an OSError."""
+        """End the connection; if its greenlet is waiting for it, that goes on."""
         with suppress(OSError):
             self._outbox.write()
             self._sock.shutdown(socket.SHUT_RDWR)

@@ -206,6 +206,7 @@ class TestOneWorker:
             ("--workers 0", "--workers must be 1 with SQLite"),
             ("--statsd-host a:1", "--statsd-host is not supported"),
             ("--certfile a.pem", "--certfile is not supported"),
+            ("--env DATABASE_URL=sqlite:///b.db", "--env is not supported"),
             ("--user 65534", "--user is not supported with SQLite; start gunicorn as that user"),
             pytest.param("-k sync", "--worker-class must be gevent", marks=pytest.mark.ci),
             ("--config=/dev/null", "needs its settings"),
