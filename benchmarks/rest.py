@@ -1,8 +1,9 @@
-"""Compare GET /api/v1/protected/test with three rivals, with /user/me, and with many keys.
+"""Compare GET /api/v1/protected/test with /demo/year, /user/me, many keys, and three rivals.
 
-A ratio says how much more processor time a request takes: of a rival compared with the service, of
-"many keys" and of /user/me compared with one key. Besides, it prints how long `python app.py` takes
-until the first answer, and the memory of its worker.
+A ratio compares the processor time of a request with that of /protected/test with one key. What
+/demo/year takes less, for the same request, is what a key, a count, and the limit's headers cost.
+The Flask view runs under plain gunicorn, without what makes the service's own gunicorn faster.
+Besides, it prints how long `python app.py` takes until the first answer, and its worker's memory.
 """
 
 import sys
@@ -12,7 +13,7 @@ from tempfile import TemporaryDirectory
 
 from servers import GUNICORN, HERE, Case, Server, arguments, checkouts, in_turns
 
-from paths import ME
+from paths import ME, YEAR
 
 DEMO = (sys.executable, "app.py")
 GEVENT = (*GUNICORN, "-k", "gevent")
@@ -45,7 +46,9 @@ def main() -> None:
             large = Case(f"{name}, many keys", stack.enter_context(many), used, of=single)
             rate = large.measure()[1]
             large.measure(1 + 1.2 * options.used / rate)  # until all used keys have been seen
-            cases += [single, large, Case(f"{name}, /user/me", one, keys, of=single, path=ME)]
+            cases += [single, large]
+            for path in (YEAR, ME):
+                cases.append(Case(f"{name}, {path}", one, keys, of=single, path=path))
         database = f"{cases[0].server.folder}/service.db"
         for name, command in RIVALS.items():
             server = Server(Path(folder, name), *command, checkout=HERE, DATABASE=database)
