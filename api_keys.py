@@ -49,9 +49,9 @@ def rotate_key(
     """
     with transaction(user):
         # Before it is read: this locks the row, so what is read stays as it is.
-        is_live = (ApiKey.id == key_id) & (ApiKey.user == user) & ApiKey.valid()
-        first = ApiKey.update(rotated_at=now()).where(is_live, ApiKey.rotated_at.is_null())
-        if not first.execute():
+        is_own = (ApiKey.id == key_id) & (ApiKey.user == user)
+        is_live = is_own & ApiKey.valid() & ApiKey.rotated_at.is_null()
+        if not ApiKey.update(rotated_at=now()).where(is_live).execute():
             raise InvalidInput(key="This key has ended or was rotated; create a new one.")
         old = ApiKey.get_by_id(key_id)
         new = ApiKey(**{name: getattr(old, name) for name in INHERITED})

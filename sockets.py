@@ -27,8 +27,9 @@ def echo(ws: WebSocket) -> None:
     """Send every message back, in order."""
     for text in ws.messages():
         now = time.time()
-        times = {"timestamp": timestamp(now), "server_time": display(now)}
-        ws.send(frame(type="echo", message=text, **times))
+        ws.send(
+            frame(type="echo", message=text, timestamp=timestamp(now), server_time=display(now))
+        )
 
 
 def time_update() -> bytes:

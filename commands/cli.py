@@ -4,9 +4,9 @@ import os
 import re
 import select
 import sys
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, NoReturn
 
 import click
@@ -176,26 +176,26 @@ def backup(file: str) -> None:
     if os.path.lexists(path):  # a link, too, whose target might be replaced
         fail(f"{path} exists, and is not replaced")
     # Beside it, under a name that backup-*.db does not match: a command may be ended at any moment.
-    descriptor, unfinished = tempfile.mkstemp(prefix=".", suffix=".unfinished", dir=path.parent)
-    try:
-        database.execute_sql("VACUUM INTO ?", (unfinished,))  # an empty file is accepted
-        os.fsync(descriptor)
-        give_name(unfinished, path)
-    except BaseException as error:  # the disk is full, or Ctrl-C was pressed
-        fail(f"no backup was made: {one_line(error) or 'interrupted'}")
-    finally:
-        os.close(descriptor)
-        Path(unfinished).unlink(missing_ok=True)
+    with TemporaryDirectory(prefix=".", suffix=".unfinished", dir=path.parent) as folder:
+        unfinished = Path(folder) / path.name
+        unfinished.touch(mode=0o600)  # an empty file is accepted
+        try:
+            database.execute_sql("VACUUM INTO ?", (str(unfinished),))
+            with unfinished.open("rb") as copy:
+                os.fsync(copy.fileno())
+            give_name(unfinished, path)
+        except BaseException as error:  # the disk is full, or Ctrl-C was pressed
+            fail(f"no backup was made: {one_line(error) or 'interrupted'}")
     say(f"The database was copied to {path}.")
 
 
-def give_name(finished: str, path: Path) -> None:
+def give_name(finished: Path, path: Path) -> None:
     """Give a file this name; raises FileExistsError."""
     try:
         os.link(finished, path)
     except OSError:  # a file system without links, or the name is taken
         path.touch(mode=0o600, exist_ok=False)
-        Path(finished).replace(path)
+        finished.replace(path)
 
 
 def read_password(from_stdin: bool) -> str:
@@ -233,9 +233,10 @@ def format_value(column: str, value: Any) -> str:
 
 
 def user_named(username: str) -> User:
-    where, how = current_service.settings.sqlite or "PostgreSQL", "flask user create USERNAME EMAIL"
-    missing = f"There is no user {username!r} in {where}. To create one: {how}"
-    return accounts.find_user(username) or fail(missing)
+    where = current_service.settings.sqlite or "PostgreSQL"
+    return accounts.find_user(username) or fail(
+        f"There is no user {username!r} in {where}. To create one: flask user create USERNAME EMAIL"
+    )
 
 
 def valid_key(key_id: str) -> ApiKey:

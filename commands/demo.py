@@ -36,10 +36,9 @@ def main() -> None:
     os.environ["SECRET_KEY"] = settings.secret_key or secrets.token_hex()
     # gunicorn reads it, too, and an empty one would end it with a traceback.
     os.environ["WEB_CONCURRENCY"] = str(settings.web_concurrency)
-    bind = f"127.0.0.1:{settings.port}"
-    gunicorn = [sys.executable, "-m", "gunicorn", "--bind", bind, "app:create_app(is_demo=True)"]
-    signals.hold_back_interrupt()
-    os.execv(sys.executable, gunicorn)
+    gunicorn = [sys.executable, "-m", "gunicorn", "--bind", f"127.0.0.1:{settings.port}"]
+    signals.hold_back()
+    os.execv(sys.executable, [*gunicorn, "app:create_app(is_demo=True)"])
 
 
 def refuse_used_port(port: int) -> None:
@@ -50,8 +49,9 @@ def refuse_used_port(port: int) -> None:
         advice = f"is the service running already? If not, try PORT={port + 1}"
         if isinstance(error, PermissionError):
             advice = "below 1024, root or the capability CAP_NET_BIND_SERVICE is needed"
-        reason = os.strerror(error.errno or 0)
-        raise SettingsError(f"PORT: {port} on 127.0.0.1: {reason}; {advice}") from None
+        raise SettingsError(
+            f"PORT: {port} on 127.0.0.1: {os.strerror(error.errno or 0)}; {advice}"
+        ) from None
 
 
 def welcome(port: int) -> None:

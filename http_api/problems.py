@@ -114,7 +114,7 @@ def register(app: Flask, page: Callable[[HTTPException], ResponseReturnValue]) -
 
     @app.errorhandler(PeeweeException)
     def database_error(error: PeeweeException) -> ResponseReturnValue:
-        if isinstance(error, DataError):  # PostgreSQL cannot store a NUL
+        if isinstance(error, DataError) and "NUL" in str(error):  # PostgreSQL cannot store it
             return respond(exceptions.BadRequest())
         if not is_outage(error):
             return internal_error(error)

@@ -16,8 +16,9 @@ def check_request() -> ResponseReturnValue | None:
     environ = request.environ
     for name in ("HTTP_RANGE", "HTTP_IF_MODIFIED_SINCE"):  # files are small, and have an ETag
         environ.pop(name, None)
-    host, is_needed = environ.get("HTTP_HOST", ""), environ["SERVER_PROTOCOL"] != "HTTP/1.0"
-    is_bad = len(host) > MAX_HOST_BYTES or (is_needed and not host)  # RFC 9112 part 3.2
+    host = environ.get("HTTP_HOST", "")
+    is_missing = not host and environ["SERVER_PROTOCOL"] != "HTTP/1.0"  # RFC 9112 part 3.2
+    is_bad = is_missing or len(host) > MAX_HOST_BYTES
     if is_bad and not request.path.startswith(SOCKETS):  # a bad handshake has an error of its own
         abort(400)
     length = int(environ.get("CONTENT_LENGTH") or 0)

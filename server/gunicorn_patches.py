@@ -68,8 +68,8 @@ class ResponseSocket:
             raise BrokenPipeError(errno.EPIPE, "the client does not read") from error
 
     def end(self) -> None:
-        """Send the header of a response that had no body."""
-        if self._header:
+        """Send the header of a response that had no body, unless gunicorn has closed the socket."""
+        if self._header and self._sock.fileno() >= 0:
             self.sendall(b"")
 
     def __getattr__(self, name: str) -> Any:

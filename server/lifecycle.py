@@ -51,8 +51,9 @@ class Master:
         if cfg.worker_class != Worker:
             raise SettingsError("--worker-class must be gevent")
         if cfg.workers < 1 or (self.settings.sqlite and cfg.workers > 1):
-            allowed = "1 with SQLite" if self.settings.sqlite else "1 or more"
-            raise SettingsError(f"--workers must be {allowed}")
+            raise SettingsError(
+                f"--workers must be {'1 with SQLite' if self.settings.sqlite else '1 or more'}"
+            )
         # TLS is for a router in front; the environment has been read before `--env`.
         for option in ("certfile", "keyfile", "statsd_host", "raw_env"):
             if getattr(cfg, option):
@@ -83,11 +84,13 @@ class Master:
         """
         if not arbiter.cfg.reload or not arbiter.LISTENERS:
             return
+        signals.hold_back()
         command = [sys.executable, "-m", "gunicorn", *sys.argv[1:]]
         if os.spawnv(os.P_WAIT, sys.executable, [*command, "--check-config"]) == 0:
             for listener in arbiter.LISTENERS:
                 listener.close()
             os.execv(sys.executable, command)
+        signals.let_through()
 
 
 def start(worker: Worker) -> None:

@@ -18,9 +18,16 @@ def end_silently() -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
 
 
-def hold_back_interrupt() -> None:
-    """Until `end_silently` is called: a Python that is just starting would print a traceback."""
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+def hold_back() -> None:
+    """Hold signals back until `let_through` is called, also by the program that is started next.
+
+    A Python that is just starting would print a traceback, and gunicorn forget the signal.
+    """
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
+
+
+def let_through() -> None:
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGTERM})
 
 
 def handle_in_master(serves_alone: bool) -> None:
@@ -33,6 +40,7 @@ def handle_in_master(serves_alone: bool) -> None:
     if serves_alone:
         signal.signal(signal.SIGHUP, signal.SIG_IGN if IGNORES_HANGUP else terminate)
         signal.signal(signal.SIGUSR2, signal.SIG_IGN)  # it would start a second master
+    let_through()  # what has come during the start
 
 
 def terminate(*_: object) -> None:

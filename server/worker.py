@@ -46,7 +46,7 @@ class Worker(GeventWorker):
             if not self.cfg.reload:
                 raise
             self.log.exception("the edited files cannot be imported")
-            for frame, _ in walk_tb(error.__traceback__):
+            for frame, _ in walk_tb(error.__traceback__):  # a module that failed is in no list
                 self.reloader.add_extra_file(frame.f_code.co_filename)
             self.wsgi = util.make_fail_app("The edited files cannot be imported; see the log.\n")
 

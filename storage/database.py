@@ -87,8 +87,10 @@ def check_file(file: Path) -> None:
     wal = Path(f"{real}-wal")
     if not file.exists():
         if wal.exists():
-            advice = f"put the file back, or delete {wal.name} to start with an empty database"
-            raise OSError(f"the file is missing, but {wal.name} is there: {advice}")
+            raise OSError(
+                f"the file is missing, but {wal.name} is there: put the file back, or delete "
+                f"{wal.name} to start with an empty database"
+            )
         file.touch(mode=0o600)
     for path in (real, real.parent):  # SQLite creates other files beside it
         if not os.access(path, os.R_OK | os.W_OK):

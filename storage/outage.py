@@ -2,6 +2,7 @@
 
 import logging
 import re
+import sqlite3
 import time
 
 from peewee import IntegrityError, PeeweeException
@@ -10,13 +11,13 @@ log = logging.getLogger(__name__)
 
 QUIET_SECONDS = 60
 NOT_OPENED = "connection not opened"  # peewee's InterfaceError for a query without a connection
-# What SQLite says of a statement that is wrong. A table that is missing may come back.
-MISTAKE = re.compile(
-    f"{NOT_OPENED}|no such (column|function)|syntax error|incomplete input|ambiguous column|"
-    "wrong number of arguments|unrecognized token"
+# What SQLite says when it cannot do what it was asked; everything else that it refuses is wrong. A
+# table that is missing may come back, and a full disk has ended the transaction.
+SQLITE_OUTAGE = re.compile(
+    "is locked|locking protocol|disk I/O error|disk is full|unable to open|readonly database|"
+    "malformed|is not a database|out of memory|no such table|no transaction is active"
 )
-# PostgreSQL's codes of class 42, for a wrong statement or a missing right, that are an outage: a
-# missing table, a missing right.
+# PostgreSQL's codes of class 42, wrong statements, that are an outage: a missing table or right.
 OUTAGES = ("42P01", "42501")
 
 
@@ -37,12 +38,13 @@ log.addFilter(once_per_minute)
 
 def is_outage(error: Exception) -> bool:
     """Whether the database cannot be used; or else the error is a mistake in the program."""
-    code = str(
-        getattr(getattr(error, "orig", None), "sqlstate", "")
-    )  # peewee keeps psycopg's error
-    is_mistake = (code.startswith("42") and code not in OUTAGES) or MISTAKE.search(str(error))
+    original = getattr(error, "orig", None)  # of sqlite3 or psycopg, kept by peewee
+    code = str(getattr(original, "sqlstate", ""))
+    is_wrong = code[:2] in ("22", "42") and code not in OUTAGES  # 22: a value that does not fit
+    if isinstance(original, sqlite3.Error):
+        is_wrong = not SQLITE_OUTAGE.search(str(original))
     is_database = isinstance(error, PeeweeException) and not isinstance(error, IntegrityError)
-    return is_database and not is_mistake
+    return is_database and not is_wrong and NOT_OPENED not in str(error)
 
 
 def log_outage(error: BaseException) -> None:

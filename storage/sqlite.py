@@ -61,8 +61,10 @@ def lock(file: Path) -> None:
         with suppress(BlockingIOError):
             return fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         time.sleep(0.1)
-    advice = "stop it, or start this one with DATABASE_URL=sqlite:///other.db"
-    raise OSError(f"another service uses this file; {advice}")
+    raise OSError(
+        "another service uses this file; stop it, or start this one with "
+        "DATABASE_URL=sqlite:///other.db"
+    )
 
 
 class PageDatabase(PooledSqliteDatabase):
@@ -137,4 +139,4 @@ def peewee_errors() -> Iterator[None]:
     try:
         yield
     except sqlite3.Error as error:
-        raise OperationalError(str(error)) from None
+        raise OperationalError(error, str(error)) from None

@@ -35,7 +35,7 @@ def in_postgresql(kind: type[psycopg.Error]) -> Exception:
         (in_postgresql(psycopg.errors.SyntaxError), 500, "bug in GET"),
         (in_postgresql(psycopg.errors.UndefinedTable), 503, "database unavailable: no x"),
         (in_postgresql(psycopg.errors.InsufficientPrivilege), 503, "database unavailable: no x"),
-        (peewee.OperationalError("no such table: x"), 503, "database unavailable: no such table"),
+        (in_postgresql(psycopg.errors.DivisionByZero), 500, "bug in GET"),
     ],
 )
 def test_only_what_is_a_bug_is_logged_as_one(
@@ -64,6 +64,9 @@ def test_only_what_is_a_bug_is_logged_as_one(
         ("SELECT no_function(1)", 500),
         ("SELCT 1", 500),
         ("SELECT (1", 500),
+        ("INSERT INTO user (no_column) VALUES (1)", 500),
+        ("SELECT 1; SELECT 2", 500),
+        ("SELECT ?", 500),
         ("SELECT 1 FROM no_table", 503),
     ],
 )

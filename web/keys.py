@@ -55,12 +55,15 @@ def hourly_requests(user: User) -> dict[int, int]:
 @show_errors_on(security)
 def create_key() -> ResponseReturnValue:
     name, type, lifetime = form_text("name"), form_text("type"), form_option("expires", LIFETIMES)
-    expires_at = models.now() + lifetime if lifetime else None
     nonce = api_keys.digest(request.form.get("nonce") or api_keys.random_text(8))[:8]
     try:
         with throttled(NEW_KEYS, g.user.id):
             key, secret = api_keys.create_key(
-                g.user, name, type, expires_at=expires_at, nonce=nonce
+                g.user,
+                name,
+                type,
+                expires_at=models.now() + lifetime if lifetime else None,
+                nonce=nonce,
             )
     except api_keys.AlreadyMade as form:  # a second click, Reload or Back has sent it again
         return redirect_to(

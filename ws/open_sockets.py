@@ -31,8 +31,12 @@ class OpenSockets:
     def reserve(self, caller: str) -> None:
         """Admit a socket of this caller; raises Problem if there is no room for it."""
         if self.is_stopping or self.admitted.total() >= self.limit:
-            detail = "The server accepts no more sockets at the moment."
-            raise Problem(503, "too_many_sockets", detail, headers=RETRY)
+            raise Problem(
+                503,
+                "too_many_sockets",
+                "The server accepts no more sockets at the moment.",
+                headers=RETRY,
+            )
         if self.admitted[caller] >= self.limit_per_caller:
             raise Problem(429, "too_many_sockets", "You have too many sockets open.", headers=RETRY)
         self.admitted[caller] += 1
