@@ -56,10 +56,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Let the servers heed SIGHUP also when the tests are started with nohup, and start fast."""
+    """Let the servers heed signals that nohup or a background job ignores, and start fast."""
     for name, what in GROUPS.items():
         config.addinivalue_line("markers", f"{name}: {what}")
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     workers = config.getoption("numprocesses", None)  # of xdist; in them, and with -n 0, none
     signal.signal(signal.SIGTERM, end_workers if workers else signal.default_int_handler)
     # Hundreds of processes start; each would compile all modules again where this is set.
