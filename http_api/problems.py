@@ -51,7 +51,8 @@ class Problem(HTTPException):
     """An error response: a status, a stable code for programs, a sentence for people.
 
     A status in DEFAULTS brings its code and sentence; for others the code is made from the title.
-    All codes are listed as `x-codes` in docs/openapi.json.
+    A new code is given where the error is raised, and listed as one of `x-codes` in
+    docs/openapi.json.
 
     `headers` are added to the response, and `members` to its body.
     """

@@ -1,4 +1,4 @@
-"""What signals do, from the start of a process to its end; what a stop does is in lifecycle.py.
+"""Which signals stop the service, and which are ignored; what a stop does is in lifecycle.py.
 
 This module is imported before gevent's patches, and before the version of Python is checked.
 """

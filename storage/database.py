@@ -1,4 +1,4 @@
-"""The connections of pages and commands: opening the database, and creating its tables."""
+"""The database of pages and commands: connections, `transaction(user)`, and creating the tables."""
 
 import os
 from collections.abc import Iterator
