@@ -33,6 +33,7 @@ from paths import ECHO, KEYS, PROFILE, SECURITY, STATUS, TEST, TIME, YEAR, pages
 from ratelimit import Limiter
 from rows import HIDDEN, add_hidden_user, change, count, row
 from service import Service
+from serving import sources
 from test_cors import ENDPOINTS
 from test_documents import NONSENSE
 from web import throttles
@@ -234,6 +235,17 @@ def test_passwords_at_once_are_counted_before_they_are_hashed(
     monkeypatch.setattr(accounts, "verify_password", check)
     assert log_in_as(client, "ada").status_code == 303
     assert [answer.status_code for answer in answers] == [422] * 18 + [429] * 2
+
+
+def test_pages_and_views_hash_passwords_by_way_of_the_throttles() -> None:
+    """Commands and the demo, in which nobody guesses, do without."""
+    unthrottled = re.compile(r"accounts\.(hash|verify)_password|accounts import .*_password")
+    for file in sources():
+        where = str(file.relative_to(settings.HERE))
+        if where != "web/throttles.py" and not where.startswith("commands/"):
+            assert not unthrottled.search(file.read_text()), (
+                f"{where}: use those of web/throttles.py"
+            )
 
 
 def test_password_that_finds_all_places_taken_is_503(
