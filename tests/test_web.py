@@ -559,6 +559,18 @@ def hidden_rows() -> list[dict[str, Any]]:
     return [row for kept in snapshot().values() for row in kept if "HIDDEN" in row.values()]
 
 
+def test_form_of_another_site_makes_no_request_look_up_its_key_again(
+    ada: FlaskClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Anybody can send such forms, as fast as they like."""
+    monkeypatch.setattr("storage.store.monotonic", lambda: 0)
+    key = secret_in(create_key(ada, "ci"))
+    assert ask_api(ada, key).status_code == 200
+    assert change(key, name="edited by hand")
+    assert ada.post("/log-in", headers={"Sec-Fetch-Site": "cross-site"}).status_code == 403
+    assert ask_api(ada, key).get_json()["api_key_name"] == "ci"
+
+
 def test_nothing_of_another_user_is_shown_or_changed(app: Flask, log_in: LogIn) -> None:
     add_hidden_user()
     ada = log_in("ada")

@@ -3,7 +3,7 @@
 import json
 from contextlib import suppress
 
-from flask import Blueprint, Response, g, redirect, render_template, request
+from flask import Blueprint, Response, after_this_request, g, redirect, render_template, request
 from flask.typing import ResponseReturnValue
 from peewee import PeeweeException
 from werkzeug.exceptions import HTTPException
@@ -56,13 +56,13 @@ def before_page() -> None:
     """Check the form, and find out who is logged in, before a view is called."""
     receive_form()
     sessions.load_user()
+    if request.method == "POST":  # but not after one that was refused: anybody can send those
+        after_this_request(clear_cache)
 
 
-@bp.after_request
 def clear_cache(response: Response) -> Response:
     """Let a change of a key hold from the next request on; so each change is a POST of a page."""
-    if request.method == "POST":
-        current_service.store.clear_cache()
+    current_service.store.clear_cache()
     return response
 
 
