@@ -18,13 +18,13 @@ CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 class RedactingFormatter(logging.Formatter):
     """Redacts every line: gunicorn quotes request lines that it cannot parse.
 
-    Control characters are removed before that: they might break a key, or begin a forged line.
-    Long lines are cut off, or a client could fill the disk with them.
+    Control characters are removed before that: they might break a key, or begin a forged line in
+    a message. Long lines are cut off, or a client could fill the disk with them.
     """
 
     def format(self, record: logging.LogRecord) -> str:
-        lines = SECRET.sub(r"\1[redacted]", super().format(record)).split("\n")
-        return "\n".join(line[:LINE_CHARACTERS] for line in lines)
+        lines = [CONTROL.sub("", line) for line in super().format(record).split("\n")]
+        return "\n".join(SECRET.sub(r"\1[redacted]", line)[:LINE_CHARACTERS] for line in lines)
 
     def formatMessage(self, record: logging.LogRecord) -> str:
         text = super().formatMessage(record)[:LINE_CHARACTERS]

@@ -149,13 +149,14 @@ def test_background_goes_on_after_a_bug(start_patched: StartServer) -> None:
     eventually(lambda: server.execute("SELECT total FROM api_key") == [(1,)])
     eventually(lambda: len(server.log_lines("Traceback")) == len(server.worker_pids))
     assert max(map(len, server.log().splitlines())) <= 1000
+    assert "\x1b" not in server.log(), "a terminal would obey it"
 
 
 BUG = """
 from ws.open_sockets import OpenSockets
 
 def close_ended(self, ended):
-    raise ValueError("a bug" * 1000)
+    raise ValueError("a bug\\x1b[1m" * 1000)
 
 OpenSockets.close_ended = close_ended
 """
