@@ -14,11 +14,15 @@ import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from traceback import walk_stack
+from typing import Any
 
+import greenlet  # type: ignore[import-untyped]
 import jinja2
 import pytest
 from flask import Flask
 from flask.testing import FlaskClient, FlaskCliRunner
+from peewee import SqliteDatabase
 from werkzeug.security import generate_password_hash
 
 import accounts
@@ -32,6 +36,7 @@ from ratelimit import Limiter
 from service import Service
 from serving import REPOSITORY, Server
 from storage.database import create_tables
+from storage.sqlite import KeyStore
 from web import throttles
 
 # Beside the defaults, tiers small enough to use up.
@@ -103,6 +108,25 @@ def groups(item: pytest.Item) -> set[str]:
     if "cluster" in getattr(item, "fixturenames", ()):
         found.add("postgres")
     return found
+
+
+@pytest.fixture(autouse=True)
+def nothing_waits_while_sqlite_is_locked() -> Iterator[None]:
+    """Other greenlets would find the file locked, or only a part of what was counted."""
+    one_step = {KeyStore.hit.__code__, KeyStore.save.__code__}
+    found = []
+
+    def trace(event: str, greenlets: Any) -> None:
+        stack = [frame.f_code for frame, _ in walk_stack(greenlets[0].gr_frame)]
+        database = models.database.obj
+        is_locked = isinstance(database, SqliteDatabase) and database.in_transaction()
+        if is_locked or not one_step.isdisjoint(stack):
+            found.append([code.co_name for code in stack])
+
+    before = greenlet.settrace(trace)
+    yield
+    greenlet.settrace(before)
+    assert not found, "a greenlet waits in a transaction, `hit` or `save`: do this before, or after"
 
 
 @pytest.fixture
