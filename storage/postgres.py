@@ -9,7 +9,6 @@ import logging
 import time
 from collections import Counter
 from contextlib import nullcontext, suppress
-from contextvars import Context
 from typing import Any
 
 from gevent.lock import BoundedSemaphore
@@ -32,7 +31,7 @@ SHRINK_SECONDS = 7  # between closing two idle connections of a pool
 KEY_CONNECTIONS = 7  # of each process, for keys
 PAGE_CONNECTIONS = 3  # of each process, for pages
 LOOK_UPS = 3  # of the connections for keys, how many look keys up; the others are left to hits
-MAX_WAITING = 500  # requests that wait for a connection, or have given up: `get_connection`
+MAX_WAITING = 500  # requests that wait; a pool keeps those that gave up, too: `get_connection`
 # A statement that was given up ends on the server, too, and does not keep its connection there.
 SESSION = f"set_config('statement_timeout', '{int(1000 * ANSWER_SECONDS)}', false)"
 NO_SYNC = ", set_config('synchronous_commit', 'off', false)"  # no count waits for the disk
@@ -113,7 +112,7 @@ def get_connection(
     Until there is a connection, the pool keeps all requests that gave up waiting, with all that
     belongs to them. Once it has MAX_WAITING of them, it would not even try to connect.
     """
-    Context().run(pool.open)  # so that its threads have no limit of a request
+    pool.open()
     try:
         with waiting(timeout, reserved=ANSWER_SECONDS) as seconds:
             return pool.getconn(seconds)
