@@ -72,7 +72,8 @@ class TestEcho:
                 assert client.frame() == (PING, b"")
                 client.send(frame(PONG))
             answered = time.monotonic()
-            assert 5 * 0.05 < answered - started < patience(2), "each is due after the last pong"
+            # Each is due after the last pong; the first one may be on its way already.
+            assert 4 * 0.05 < answered - started < patience(2)
             client.send(frame(TEXT, b"not a pong"))
             assert [client.frame().opcode for _ in range(2)] == [TEXT, PING]
             assert client.ended()
