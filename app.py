@@ -61,7 +61,7 @@ def protected_test(key: ApiKey, allowance: Allowance) -> dict[str, object]:
 def user_me(key: ApiKey, allowance: Allowance) -> dict[str, object]:
     owner = current_service.store.owner(key)
     if owner is None:
-        raise auth.invalid_key()  # deleted since the key was looked up
+        raise auth.invalid_key()  # it has ended since it was looked up
     user_id, username, email, created_at, key_count = owner
     return {
         "user_id": user_id,

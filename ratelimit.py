@@ -1,7 +1,5 @@
 """Fixed-window rate limits, counted in memory; independent of Flask and of any database.
 
-The response 429 is raised in auth.py, and made in http_api/problems.py.
-
 limiter = Limiter()
 limiter.hit("some key", Quota("free", limit=1000, seconds=3600)).remaining
 """

@@ -40,7 +40,10 @@ class Service(Flask):
         self.url_map.merge_slashes = False  # or it would redirect to the address in the Host header
 
     def wsgi_app(self, environ: dict[str, Any], start_response: Any) -> Any:
-        """Add the API's headers: in `after_request`, werkzeug would take longer."""
+        """Decide who the client is and how long it may wait; add the API's headers.
+
+        In `after_request`, werkzeug would take longer to add them.
+        """
 
         def start(status: str, headers: list[tuple[str, str]], *args: Any) -> Any:
             more = limit_headers(environ[ALLOWANCE]) if ALLOWANCE in environ else []

@@ -56,19 +56,20 @@ def admit() -> None:
         g.key = auth.require_key(presented, ", or as api_key in the query")
         # A 429 `too_many_sockets` carries the limit headers, too.
         auth.add_limit_headers(current_service.store.peek(g.key, auth.quota_of(g.key)))
-    owner = g.key.id if g.key else client_network(request.remote_addr)
-    current_service.sockets.reserve(owner)
-    g.owner = owner
+    caller = g.key.id if g.key else client_network(request.remote_addr)
+    current_service.sockets.reserve(caller)
+    g.caller = caller
     if g.key:
         auth.count_request(g.key)
-    request.environ = connection.plain_handshake(request.environ)  # for flask-sock
+    # For flask-sock; last, because what is written to this copy reaches no header of the response.
+    request.environ = connection.plain_handshake(request.environ)
 
 
 @bp.teardown_request
 def release(error: BaseException | None) -> None:
     """Give back the place that `admit` reserved, however the request has ended."""
-    if "owner" in g:
-        current_service.sockets.release(g.owner)
+    if "caller" in g:
+        current_service.sockets.release(g.caller)
 
 
 def serve(handler: Handler, server: Server) -> None:
@@ -86,7 +87,7 @@ def client_left(error: ConnectionError) -> Problem:
 def add_route(name: str, handler: Handler, *, needs_key: bool) -> None:
     """Serve a WebSocket at this path, to clients with an API key only or to everybody.
 
-    The handler is called for each client; there, `request` has the headers of a handshake only.
+    The handler is called for each client; there, `request.headers` are those that were sent.
     When it returns, the socket closes with 1000; after an exception with 1011, and the exception is
     logged.
     """

@@ -41,7 +41,7 @@ json_text = json.JSONEncoder(
 
 
 class CompactJson(DefaultJSONProvider):
-    """Writes what views return in the same form."""
+    """Writes what views return in the same form; takes no options."""
 
     def dumps(self, obj: Any, **kwargs: Any) -> str:
         return json_text(obj)

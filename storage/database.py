@@ -47,9 +47,9 @@ def transaction(user: User | None = None) -> Iterator[None]:
     """A transaction for whatever stores or ends a key, a user or a password; may be nested.
 
     Everything that changes a user, or adds a key to them, is done in a transaction of this user.
-    It raises Changed if the user was deleted, or has another password, since `user` was read; a
-    number alone may be that of somebody else by now. Transactions of the same user run one after
-    another, as all do with SQLite.
+    It raises Changed if the user was deleted, or has another password, since `user` was read.
+    Transactions of the same user run one after another, as all do with SQLite; so a page must not
+    wait inside for anything but the database.
     """
     with database.connection_context(), database.transaction():
         if user is not None:  # in PostgreSQL, this locks the row

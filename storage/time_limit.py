@@ -24,10 +24,10 @@ def limit_waiting(seconds: float) -> None:
 
 @contextmanager
 def waiting(timeout: float, reserved: float = 0) -> Iterator[float]:
-    """Yields a timeout for what waits inside, and counts the seconds that it has waited, once.
+    """Yields a timeout for what waits inside, and counts the seconds for which that has waited.
 
-    Inside of another one, it would count them twice.
-    It is `timeout`, but no more than this request has left, without what is `reserved` for later.
+    The timeout is the given one, or what this request has left without what is `reserved` for
+    later, if that is less. One `waiting` inside another would count the seconds twice.
     """
     began = time.monotonic()
     try:

@@ -22,6 +22,7 @@ class Outbox:
         """Send as much as the kernel takes at once, and keep the rest; never waits."""
         self._unsent += data
         with suppress(BlockingIOError):
+            # `send` of gevent would wait.
             self._unsent = self._unsent[os.write(self._sock.fileno(), self._unsent) :]
 
     def wait_empty(self, seconds: float) -> None:
