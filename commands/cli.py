@@ -31,8 +31,16 @@ NO_FILE = (
 PG_DUMP = """(umask 077 && pg_dump -Fc -f "backup-$(date +%F).dump" "$DATABASE_URL")"""
 USER_COLUMNS = ("id", "username", "email", "created_at")
 KEY_COLUMNS = (
-    *("id", "username", "name", "type", "tier"),
-    *("created_at", "last_used_at", "expires_at", "rotated_at", "total"),
+    "id",
+    "username",
+    "name",
+    "type",
+    "tier",
+    "created_at",
+    "last_used_at",
+    "expires_at",
+    "rotated_at",
+    "total",
 )
 
 

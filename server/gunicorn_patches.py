@@ -1,6 +1,6 @@
 """Repairs of gunicorn 27.0, and what makes it faster.
 
-What uses private APIs is in a row of the table in docs/design.md, and works without the others.
+Each of them can be removed alone. Those that use private APIs are in the table of docs/design.md.
 """
 
 import errno

@@ -59,7 +59,7 @@ def show_errors_on(page: Callable[..., str]) -> Callable[[View], View]:
 
 
 @bp.before_request
-def redirect_if_logged_in() -> ResponseReturnValue | None:
+def check_visitor() -> ResponseReturnValue | None:
     """Send users who are logged in to their pages; refuse a sign-up when that is closed."""
     if request.path == "/sign-up" and not current_service.settings.signups:
         abort(403, "Sign-up is closed. Ask the operator of this service for an account.")
