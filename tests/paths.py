@@ -14,6 +14,9 @@ ECHO, TIME = SOCKETS = ("/api/v1/ws/echo", "/api/v1/ws/time")
 PROFILE, SECURITY = "/settings/profile", "/settings/security"
 KEYS = f"{SECURITY}/keys"
 
+# Pages and endpoints that are meant to show what all users have in all.
+TOTALS: set[str] = set()
+
 PARAMETER = re.compile(r"<(?:(\w+)(?:\((.*?)\))?:)?(\w+)>")  # its converter, arguments and name
 
 

@@ -7,7 +7,7 @@ from documents import API
 from paths import SOCKETS
 from rawsocket import RawSocket
 from serving import Server
-from test_documents import filled_in, parameters
+from test_documents import filled_in, misfits, parameters
 
 EXPOSED = {
     *("RateLimit", "RateLimit-Policy", "Retry-After", "WWW-Authenticate"),
@@ -15,7 +15,11 @@ EXPOSED = {
 }
 
 
-ENDPOINTS = [filled_in(path, parameters(each["get"])) for path, each in API["paths"].items()]
+DESCRIBED = {
+    filled_in(path, parameters(each["get"])): each["get"]["responses"]["200"]
+    for path, each in API["paths"].items()
+}
+ENDPOINTS = list(DESCRIBED)
 
 
 @pytest.mark.parametrize("path", ENDPOINTS)
@@ -31,6 +35,8 @@ def test_cors_and_json_everywhere(server: Server, server_key: str, path: str) ->
     assert set(get.headers["Access-Control-Expose-Headers"].split(", ")) >= EXPOSED
     assert "Set-Cookie" not in get.headers
     assert get.body.endswith(b"}\n")
+    schema = DESCRIBED[path]["content"]["application/json"]["schema"]
+    assert not misfits(get.json(), schema, API), f"{path}: not as in docs/openapi.json"
 
 
 @pytest.mark.parametrize("path", [*ENDPOINTS, *SOCKETS, "/api/v1/x", "//api/v1/status"])
