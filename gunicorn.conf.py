@@ -66,3 +66,4 @@ on_starting = master.prepare
 when_ready = master.announce
 post_worker_init = lifecycle.start
 child_exit = master.restart
+on_exit = signals.hold_back

@@ -18,16 +18,17 @@ def end_silently() -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
 
 
-def hold_back() -> None:
+def hold_back(arbiter: object = None) -> None:
     """Hold signals back until `let_through` is called, also by the program that is started next.
 
-    A Python that is just starting would print a traceback, and gunicorn forget the signal.
+    A Python that is just starting would print a traceback, and gunicorn forget the signal. One that
+    is just ending would be killed by it.
     """
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
+    signal.pthread_sigmask(signal.SIG_BLOCK, {*STOPS, signal.SIGTERM, signal.SIGHUP})
 
 
 def let_through() -> None:
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGTERM})
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
 
 
 def handle_in_master(serves_alone: bool) -> None:

@@ -246,6 +246,9 @@ class Server:
             os.kill(self.pid, how)
         return self.wait(), time.monotonic() - started
 
+    def has_ended(self) -> bool:
+        return self._process is not None and self._process.poll() is not None
+
     def wait(self) -> int:
         assert self._process
         return self._process.wait(timeout=20)

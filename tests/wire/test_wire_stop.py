@@ -1,6 +1,7 @@
 """How the real server starts, stops, is killed, and what it logs meanwhile."""
 
 import contextlib
+import itertools
 import os
 import re
 import signal
@@ -110,7 +111,7 @@ class TestStop:
         assert "Traceback" not in server.log()
 
     def test_no_second_signal_loses_a_count(self, start_server: StartServer) -> None:
-        """Under load, beside idle connections; nothing of it leaves a traceback."""
+        """Under load, beside idle connections, until the end; nothing of it leaves a traceback."""
         server = start_server(RATE_LIMITS="free=1000000/day")
         key = server.new_key()
         with server.connections(20) as idle, Load(server.port, key, connections=8) as load:
@@ -118,8 +119,10 @@ class TestStop:
             eventually(lambda: len(load.replies) > 500)
             os.kill(server.pid, signal.SIGTERM)
             eventually(lambda: server.log_lines("Handling signal"))
-            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGQUIT):
-                os.kill(server.pid, number)
+            others = itertools.cycle([signal.SIGINT, signal.SIGTERM, signal.SIGQUIT])
+            while not server.has_ended():
+                os.kill(server.pid, next(others))
+                time.sleep(0.002)
             assert server.wait() == 0
             replies = load.stop()
         assert "Traceback" not in server.log()
