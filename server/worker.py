@@ -67,7 +67,12 @@ class Worker(GeventWorker):
         gevent.sleep(TURN_SECONDS)
 
     def handle_error(self, req: Any, client: Any, addr: Any, exc: BaseException) -> None:
-        """Log an error; a stop ends idle connections with GreenletExit, which is not an error."""
+        """Log an error, without the query of the request.
+
+        A stop ends idle connections with GreenletExit, which is not an error.
+        """
+        if req:
+            req.uri = req.path
         if not isinstance(exc, gevent.GreenletExit):
             super().handle_error(req, client, addr, exc)
 

@@ -83,6 +83,19 @@ def test_each_part_of_a_stream_is_sent_when_it_is_there(worker: Worker) -> None:
         assert client.recv(4096).endswith(b"Content-Length: 0\r\n\r\n")
 
 
+def test_bug_that_flask_does_not_see_is_logged_without_the_query(
+    worker: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as a header that cannot be encoded, or the first part of a stream."""
+    log: list[str] = []
+    monkeypatch.setattr(worker.log, "exception", lambda text, *values: log.append(text % values))
+    worker.wsgi = lambda environ, start_response: 1 / 0
+    with connected(worker) as client:
+        client.sendall(GET.replace(b"/ ", b"/path?token=secret "))
+        assert client.recv(4096).startswith(b"HTTP/1.1 500 ")
+    assert log == ["Error handling request GET /path"]
+
+
 def test_settings_of_a_worker_are_those_that_differ_there(worker: Worker) -> None:
     gunicorn_patches.apply(worker.cfg, workers=7)
     assert worker.cfg.workers == 7
