@@ -15,7 +15,8 @@ NOT_OPENED = "connection not opened"  # peewee's InterfaceError for a query with
 # table that is missing may come back, and a full disk has ended the transaction.
 SQLITE_OUTAGE = re.compile(
     "is locked|locking protocol|disk I/O error|disk is full|unable to open|readonly database|"
-    "malformed|is not a database|out of memory|no such table|no transaction is active"
+    "disk image is malformed|malformed database|is not a database|out of memory|no such table|"
+    "no transaction is active"
 )
 # PostgreSQL's codes of class 42, wrong statements, that are an outage: a missing table or right.
 OUTAGES = ("42P01", "42501")

@@ -67,6 +67,7 @@ def test_only_what_is_a_bug_is_logged_as_one(
         ("INSERT INTO user (no_column) VALUES (1)", 500),
         ("SELECT 1; SELECT 2", 500),
         ("SELECT ?", 500),
+        ("SELECT json('malformed')", 500),
         ("SELECT 1 FROM no_table", 503),
     ],
 )
