@@ -77,8 +77,7 @@ class Problem(HTTPException):
 
 def title_of(status: int) -> str:
     """The phrase of a status; not Python's, because these differ from version to version."""
-    phrase = RFC_9110_TITLES.get(status) or HTTP_STATUS_CODES.get(status)
-    return phrase or f"Error {status}"
+    return RFC_9110_TITLES.get(status) or HTTP_STATUS_CODES.get(status) or f"Error {status}"
 
 
 def rate_limited(allowance: Allowance) -> Problem:
@@ -134,6 +133,10 @@ def register(app: Flask, page: Callable[[HTTPException], ResponseReturnValue]) -
 
 def problem(error: HTTPException) -> Problem:
     """The same error as a problem, with the words that a view gave to `abort`."""
-    detail = vars(error).get("description") or ""  # the class has a description of werkzeug's
-    # The headers are needed for Allow and Retry-After; Problem sets the content type.
-    return Problem(error.code or 500, detail=detail, headers=error.get_headers())
+    # The class has a description of werkzeug's. The headers are needed for Allow and Retry-After;
+    # Problem sets the content type.
+    return Problem(
+        error.code or 500,
+        detail=vars(error).get("description") or "",
+        headers=error.get_headers(),
+    )
