@@ -23,7 +23,7 @@ PARAMETER = re.compile(r"<(?:(\w+)(?:\((.*?)\))?:)?(\w+)>")  # its converter, ar
 def pages(app: Flask, method: str, *texts: str) -> list[str]:
     """The paths of the pages that take this method, without static files.
 
-    A parameter that is a number is 1, one that is a text is each of these texts in turn.
+    A parameter that is a number is 1 or 2**63, one that is a text is each of these texts in turn.
     """
     rules = [rule.rule for rule in app.url_map.iter_rules() if method in (rule.methods or ())]
     paths = [path for rule in rules for path in filled(rule, texts)]
@@ -35,7 +35,7 @@ def filled(rule: str, texts: tuple[str, ...]) -> list[str]:
     if not found:
         return [rule]
     kinds = {
-        "int": ["1"],
+        "int": ["1", f"{2**63}"],  # of a row, and of none: SQLite has no number that large
         "float": ["1.5"],
         "uuid": ["00000000-0000-0000-0000-000000000001"],
         "any": re.findall(r"[\w.-]+", found[2] or ""),

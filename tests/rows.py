@@ -3,6 +3,8 @@
 import re
 from contextlib import suppress
 
+from peewee import ForeignKeyField
+
 import accounts
 import api_keys
 import models
@@ -26,12 +28,11 @@ def change(key: str, **columns: object) -> bool:
 
 def count() -> int:
     with models.database.connection_context():
-        keys: int = ApiKey.select().count()
-    return keys
+        return int(ApiKey.select().count())
 
 
 def add_hidden_user() -> None:
-    """Store a user with a key and requests; what others see must not match HIDDEN."""
+    """Store a user with a row in each table; what others see must not match HIDDEN."""
     user = accounts.create("HIDDEN", "HIDDEN@example.com", "long enough")
     hour = models.now() // HOUR * HOUR
     key, _ = api_keys.create_key(
@@ -45,3 +46,11 @@ def add_hidden_user() -> None:
     )
     with models.database.connection_context():
         HourlyUsage.create(hour=hour, key_id=key.id, requests=777_777)
+        for table in set(models.TABLES) - {models.User, ApiKey, HourlyUsage}:
+            table.create(
+                **{
+                    field.name: user if isinstance(field, ForeignKeyField) else "HIDDEN"
+                    for field in table._meta.sorted_fields
+                    if not (field.null or field.primary_key) and field.default is None
+                }
+            )
