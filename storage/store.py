@@ -16,7 +16,7 @@ log = logging.getLogger(__name__)
 
 CACHE_SECONDS = 0.5  # how long a row that was found is remembered
 # How many rows a query names at most; SQLite before 3.32 allows 999. Each save also deletes up to
-# this many old rows, in 5 ms. That is 1,000 a second; a million keys used each hour make 280.
+# this many old rows, in 5 ms. That is 1,000 a second; a million keys in use make 280 rows.
 MAX_ROWS = 500
 # These queries are SQL, because peewee would take too long to build them.
 COLUMNS = ApiKey._meta.columns
@@ -67,10 +67,7 @@ class Store(ABC):
         """Count a request if the window's allowance is not used up; None if the key is deleted."""
 
     def peek(self, key: ApiKey, quota: Quota) -> Allowance:
-        """What is left of the window for a key that was just read; counts nothing.
-
-        With SQLite, no other greenlet may have run since then, or what it saved is missing.
-        """
+        """What is left of the window for a key that was just read; counts nothing."""
         moment = time()
         return self.usage_of(key).within(quota, moment).allowance(quota, moment, False)
 
@@ -81,18 +78,18 @@ class Store(ABC):
     def owner(self, key: ApiKey) -> tuple[int, str, str, int, int] | None:
         """The id, name, address and creation time of the key's user, and their number of keys.
 
-        None if the user has no valid key any more.
+        None if the key has just ended.
         """
         return next(iter(self._query(OWNER, now(), key.user_id)), None)
 
     def ended(self, keys: list[ApiKey]) -> set[str]:
-        """The ids of those keys that have ended."""
-        ended = {key.id for key in keys}
-        for ids in chunked(list(ended), MAX_ROWS):
+        """The digests of those keys that have ended, or whose row was given another digest."""
+        digests = {key.digest for key in keys}
+        for ids in chunked({key.id for key in keys}, MAX_ROWS):
             condition = f"{ApiKey.VALID} AND id IN ({placeholders(ids)})"
-            query = f"SELECT id FROM api_key WHERE {condition}"
-            ended -= {key_id for (key_id,) in self._query(query, now(), *ids)}
-        return ended
+            query = f"SELECT digest FROM api_key WHERE {condition}"
+            digests -= {digest for (digest,) in self._query(query, now(), *ids)}
+        return digests
 
     @abstractmethod
     def save(self) -> None:

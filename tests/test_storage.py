@@ -163,8 +163,9 @@ def test_store_model_and_condition_agree_which_keys_have_ended(store: Store, new
         keys = list(ApiKey.select())
         assert [key for key in keys if key.has_expired] == [expired]
         assert set(ApiKey.select().where(ApiKey.valid())) == set(live)
-    ended = [expired, ApiKey(id="deleted!")]
-    assert store.ended(live + ended) == {key.id for key in ended}
+    again = ApiKey(id=live[0].id, digest="of a row that was edited by hand")
+    ended = [expired, ApiKey(id="deleted!", digest="deleted"), again]
+    assert store.ended(live + ended) == {key.digest for key in ended}
 
 
 def test_chart_has_each_request_once(store: Store, new_id: NewId) -> None:

@@ -76,8 +76,8 @@ class OpenSockets:
             ws.close(CloseCode.GOING_AWAY)
 
     def close_ended(self, ended: Callable[[list[ApiKey]], set[str]]) -> None:
-        """Close the sockets of keys that have ended with 1008; `ended` returns their ids."""
-        ids = ended([key for key in self.open.values() if key])
+        """Close the sockets of keys that have ended with 1008; `ended` returns their digests."""
+        digests = ended([key for key in self.open.values() if key])
         for ws, key in self.open.items():
-            if key and key.id in ids:
+            if key and key.digest in digests:
                 ws.close(CloseCode.REVOKED)
