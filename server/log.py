@@ -27,8 +27,8 @@ class RedactingFormatter(logging.Formatter):
         return "\n".join(SECRET.sub(r"\1[redacted]", line)[:LINE_CHARACTERS] for line in lines)
 
     def formatMessage(self, record: logging.LogRecord) -> str:
-        text = super().formatMessage(record)[:LINE_CHARACTERS]
-        return CONTROL.sub("", text)
+        """A message is one line, of which `format` removes the other control characters."""
+        return super().formatMessage(record)[:LINE_CHARACTERS].replace("\n", "")
 
 
 class RedactingLogger(Logger):
