@@ -1,24 +1,24 @@
 """The REST endpoints, and create_app(), which builds the service; `python app.py` runs the demo."""
 
-import server.start_checks  # first, because it says which packages are missing
-
-# isort: split
 import time
 
-from flask import Blueprint, request
+from flask import Blueprint, g, request
 
 import auth
+import cli
 import sockets
-import web
 from auth import require_api_key
-from commands import cli, demo
-from http_api import problems
-from http_api.timestamps import date_time, timestamp, utc
 from models import ApiKey
 from ratelimit import Allowance
-from service import Service, current_service
+from server import demo
+from server.start_checks import require_our_gunicorn
+from service import problems
+from service.application import Service, current_service
+from service.timestamps import date_time, timestamp, utc
 from settings import Settings, load
-from storage.database import open_database
+from storage.transactions import open_database
+from web import site
+from web.errors import error_page
 
 API_VERSION = "1.0.0"
 
@@ -46,6 +46,13 @@ def status() -> dict[str, object]:
 @api.get("/protected/test")
 @require_api_key
 def protected_test(key: ApiKey, allowance: Allowance) -> dict[str, object]:
+    """Who called; a proxy in front of another API asks this, and passes the headers on."""
+    g.caller_headers = [
+        ("X-Auth-Key-Id", key.id),
+        ("X-Auth-User-Id", str(key.user_id)),
+        ("X-Auth-Key-Type", key.type),
+        ("X-Auth-Tier", allowance.quota.tier),
+    ]
     return {
         "success": True,
         "message": "Your API key is valid.",
@@ -89,14 +96,14 @@ def create_app(settings: Settings | None = None, is_demo: bool = False) -> Servi
 
     For the demo, server/lifecycle.py creates a user with a key once the port is bound.
     """
-    server.start_checks.require_our_gunicorn()
+    require_our_gunicorn()
     settings = settings or load()
     open_database(settings)
 
     app = Service(__name__, settings, is_demo)
     app.register_blueprint(api)
-    problems.register(app, web.error_page)
-    for part in (sockets, web, cli):
+    problems.register(app, error_page)
+    for part in (sockets, site, cli):
         part.register(app)
     return app
 

@@ -6,14 +6,14 @@ from functools import cache, wraps
 from hmac import compare_digest
 from typing import Any
 
-from flask import request
+from flask import g, request
+from flask.typing import ResponseReturnValue
 
-from api_keys import KEY_START, checksum, digest
-from http_api.headers import ALLOWANCE
-from http_api.problems import Problem, rate_limited
+from accounts.api_keys import KEY_START, checksum, digest
 from models import PREFIXES, ApiKey
 from ratelimit import DEFAULT_TIER, Allowance, Quota
-from service import current_service
+from service.application import current_service
+from service.problems import Problem, rate_limited
 
 log = logging.getLogger(__name__)
 
@@ -21,11 +21,11 @@ INVALID_KEY = (
     f"This API key is not valid. A key begins with {' or '.join(PREFIXES.values())}, followed by "
     "47 characters, without quotes, spaces, or Bearer."
 )
-# curl leaves out a header without a value, so none and an empty one cannot be told apart.
+# curl drops a header whose value is empty, so a missing key and an empty one look the same.
 EMPTY_KEY = "If you did, it was empty: check that the variable with the key, such as $KEY, is set."
 CHALLENGE = {"WWW-Authenticate": 'ApiKey realm="api", header="X-API-Key"'}
 
-View = Callable[..., dict[str, object]]  # takes a key, its Allowance, the URL's arguments
+View = Callable[..., ResponseReturnValue]  # takes a key, its Allowance, the URL's arguments
 
 
 def require_api_key(view: View | None = None, *, enforce_limit: bool = True) -> Any:
@@ -37,7 +37,7 @@ def require_api_key(view: View | None = None, *, enforce_limit: bool = True) -> 
 
     def decorate(view: View) -> View:
         @wraps(view)
-        def guarded(**arguments: object) -> dict[str, object]:
+        def guarded(**arguments: object) -> ResponseReturnValue:
             key = require_key(request.headers.get("X-API-Key"))
             return view(key, count_request(key, enforce_limit), **arguments)
 
@@ -46,33 +46,33 @@ def require_api_key(view: View | None = None, *, enforce_limit: bool = True) -> 
     return decorate(view) if view else decorate
 
 
-def require_key(presented: str | None, also_accepted: str = "") -> ApiKey:
-    """The key that was presented, if it is valid; raises Problem 401, or PeeweeException.
+def require_key(sent_key: str | None, or_where: str = "") -> ApiKey:
+    """The row of the key that was sent; raises Problem 401 unless it is valid, or PeeweeException.
 
-    `also_accepted` names another place where the client may send the key.
+    `or_where` names another place where the client may send the key.
     """
-    if not presented:
-        detail = f"Send your key in the X-API-Key header{also_accepted}. {EMPTY_KEY}"
+    if not sent_key:
+        detail = f"Send your key in the X-API-Key header{or_where}. {EMPTY_KEY}"
         raise Problem(401, "missing_api_key", detail, headers=CHALLENGE)
-    key = find_key(presented)
+    key = find_key(sent_key)
     if not key:
         raise invalid_key()
     return key
 
 
-def find_key(presented: str) -> ApiKey | None:
-    """The key, or None if it is malformed, unknown, wrong or expired."""
-    start = KEY_START.match(presented)
-    if not start or presented[-6:] != checksum(presented[:-6]):
+def find_key(sent_key: str) -> ApiKey | None:
+    """The row of the key, or None if the key is malformed, unknown, wrong or expired."""
+    start = KEY_START.match(sent_key)
+    if not start or sent_key[-6:] != checksum(sent_key[:-6]):
         return None
     key = current_service.store.find(start[1])
     if key is None or key.has_expired:
         return None
-    return key if compare_digest(key.digest, digest(presented)) else None
+    return key if compare_digest(key.digest, digest(sent_key)) else None
 
 
 def count_request(key: ApiKey, enforce_limit: bool = True) -> Allowance:
-    """Count this request if something is left; the response has the limit's headers.
+    """Count this request if something is left, and send what is left in the headers.
 
     Raises Problem 401 if the key was just deleted, 429 if nothing was left and the limit is to be
     enforced, and PeeweeException.
@@ -80,15 +80,10 @@ def count_request(key: ApiKey, enforce_limit: bool = True) -> Allowance:
     allowance = current_service.store.hit(key.id, quota_of(key))
     if allowance is None:
         raise invalid_key()
-    add_limit_headers(allowance)
+    g.allowance = allowance  # from which Service makes the headers of the response
     if enforce_limit and not allowance.accepted:
         raise rate_limited(allowance)
     return allowance
-
-
-def add_limit_headers(allowance: Allowance) -> None:
-    """Send this allowance in the headers of the response."""
-    request.environ[ALLOWANCE] = allowance
 
 
 def quota_of(key: ApiKey) -> Quota:

@@ -9,31 +9,22 @@ from pathlib import Path
 chdir = str(Path(__file__).parent)  # even when it is started from another folder
 sys.path.insert(0, chdir)
 
-from server import signals
-
-signals.end_silently()
-
 from gevent import monkey
 
 monkey.patch_all()  # before anything else is imported, in the master, too
 
-import server.start_checks  # noqa: F401 - first, because it says which Python is needed
-
-# isort: split
 from gunicorn.workers import SUPPORTED_WORKERS
 
 from server import lifecycle
 from server.log import RedactingLogger
-from server.worker import Worker
 from settings import max_connections
 
-master = lifecycle.Master()
-settings = master.settings
+settings = lifecycle.load_settings()
 
 wsgi_app = "app:create_app()"
 bind = f"0.0.0.0:{settings.port}"
-worker_class = Worker
-SUPPORTED_WORKERS["gevent"] = "server.worker.Worker"  # so that `-k gevent` leads to it, too
+SUPPORTED_WORKERS["gevent"] = "server.worker.Worker"
+worker_class = "gevent"
 # With SQLite, each worker would keep its own counts, and double every limit.
 workers = 1 if settings.sqlite else settings.web_concurrency
 logger_class = RedactingLogger
@@ -46,11 +37,10 @@ backlog = 1024
 # Seconds for which a connection may be idle, and which a header may take to arrive. Routers keep
 # connections open for up to 90 s.
 keepalive = 100 if settings.proxy_hops else 5
-# Seconds, after which gunicorn kills a worker. The worker takes less than 5, but more on a machine
-# that is busy.
+# gunicorn kills a worker that takes longer to stop. A stop takes less than 5 s, but more on a
+# machine that is busy.
 graceful_timeout = 20
 control_socket_disable = True  # two services of the same user would share one socket
-sendfile = False  # it would send a file before the header, which waits for the first part
 http_parser = "python"  # "auto" takes a less strict one where that is installed
 # Only PROXY_HOPS says whom to trust. To trust every address is safe here, because gunicorn knows no
 # forwarding headers, and HTTP/2 without TLS, which it would allow to these addresses, is off. With
@@ -60,10 +50,8 @@ secure_scheme_headers: dict[str, str] = {}
 forwarded_allow_ips = "*"
 http2_cleartext = "off"
 
-# The hooks, in the order in which gunicorn calls them. `start` sets one more, `worker_exit`.
+# The hooks of the master, in the order in which gunicorn calls them.
+master = lifecycle.Master(settings)
 nworkers_changed = master.keep_one_worker
 on_starting = master.prepare
 when_ready = master.announce
-post_worker_init = lifecycle.start
-child_exit = master.restart
-on_exit = signals.hold_back

@@ -15,7 +15,7 @@ DEFAULT_TYPE = next(iter(PREFIXES))
 
 # The connections of pages and commands; the store of keys and counts has its own.
 # `connection_context` may be nested: only the outermost one closes.
-database = peewee.DatabaseProxy()
+db = peewee.DatabaseProxy()
 
 
 def now() -> int:
@@ -25,12 +25,12 @@ def now() -> int:
 
 class Table(peewee.Model):
     class Meta:
-        database = database
+        database = db
         legacy_table_names = False
 
 
 class NumberField(AutoField):
-    """A primary key whose values are never used again: in SQLite, that has to be asked for."""
+    """A primary key whose values are never used again; SQLite needs AUTOINCREMENT for that."""
 
     def ddl(self, ctx: peewee.Context) -> NodeList:
         ddl = super().ddl(ctx)
@@ -53,10 +53,10 @@ for name in ("username", "email"):  # unique, ignoring case
 class ApiKey(Table):
     """A key and its usage: in total, and in the window that ends at `reset`.
 
-    Only a digest of the key is stored, and `nonce`, a digest of the form that has made it. Rotating
-    a key sets `rotated_at`, and `expires_at` to the end of the grace period; a key that is revoked
-    is deleted. Defaults are in the schema, too, because the previous version may insert rows into
-    the same database, without a new column.
+    `digest` is the SHA-256 of the key, which is not stored. `nonce` identifies the form that
+    created the key, so that sending it twice creates one key. Rotating a key sets `rotated_at`, and
+    `expires_at` to the end of the grace period; revoking a key deletes its row. The schema has the
+    defaults, too: in a rolling deployment, the previous version inserts rows without new columns.
     """
 
     id = CharField(max_length=8, primary_key=True)

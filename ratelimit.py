@@ -58,8 +58,8 @@ class Usage(NamedTuple):
     reset: int = 0
     used: int = 0
 
-    def within(self, quota: Quota, now: float) -> "Usage":
-        """What is used of the current window: nothing, if it is another one than at `reset`."""
+    def in_current_window(self, quota: Quota, now: float) -> "Usage":
+        """The usage in the current window: zero if `reset` belongs to another window."""
         end, ahead = quota.window_ends(now)
         return self if self.reset in (end, ahead) else Usage(self.total, end)
 
@@ -74,7 +74,7 @@ class Usage(NamedTuple):
         return Usage(self.total + later.total, later.reset, used + later.used)
 
 
-NOTHING = Usage()
+NO_USAGE = Usage()
 
 
 def parse_quotas(text: str) -> dict[str, Quota]:
@@ -97,30 +97,33 @@ def parse_quotas(text: str) -> dict[str, Quota]:
 class Limiter:
     """Counts requests per key in windows on UTC boundaries.
 
-    The caller may store what has been counted; it then sets `counted` to {}, and passes the new
-    `stored` value to the next `hit`. It has no lock, so use it from one thread only.
+    A caller that stores what `unsaved` returns then calls `saved`, and passes the new `stored`
+    value to the next `hit`. There is no lock, so use it from one thread only.
     """
 
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
-        self.counted: dict[str, Usage] = {}  # of each key
+        self._counted: dict[str, Usage] = {}  # of each key, since it was saved
         self._clock = clock
 
-    def hit(self, key: str, quota: Quota, stored: Usage = NOTHING) -> Allowance:
+    def hit(self, key: str, quota: Quota, stored: Usage = NO_USAGE) -> Allowance:
         """Count a request if the window's allowance is not used up."""
         now = self._clock()
-        usage = self.usage(key, stored).within(quota, now)
+        usage = self.usage(key, stored).in_current_window(quota, now)
         accepted = usage.used < quota.limit
         if accepted:
             request = Usage(1, usage.reset, 1)
-            self.counted[key] = self.counted.get(key, NOTHING).plus(request)
+            self._counted[key] = self._counted.get(key, NO_USAGE).plus(request)
             usage = usage.plus(request)
         return usage.allowance(quota, now, accepted)
 
-    def take_back(self, key: str) -> None:
-        """Count one request less, because it did nothing after all."""
-        usage = self.counted[key]
-        self.counted[key] = usage._replace(total=usage.total - 1, used=max(0, usage.used - 1))
+    def unsaved(self) -> list[tuple[str, Usage]]:
+        """What has been counted since the last `saved`, sorted by key."""
+        return sorted(self._counted.items())
+
+    def saved(self) -> None:
+        """Forget what has been counted, because the caller has stored all of it."""
+        self._counted = {}
 
     def usage(self, key: str, stored: Usage) -> Usage:
         """What is stored, plus what has been counted."""
-        return stored.plus(self.counted[key]) if key in self.counted else stored
+        return stored.plus(self._counted[key]) if key in self._counted else stored

@@ -16,9 +16,17 @@ from pathlib import Path
 
 sys.path.append(str(Path(__file__).parent.parent / "tests"))
 
-from paths import ECHO, SECURITY, STATUS, TEST, TIME
-from rawsocket import CONTINUATION, PING, TEXT, RawSocket, frame, handshake_bytes, request_bytes
-from rawsocket import form_bytes as form
+from helpers.paths import ECHO, SECURITY, STATUS, TEST, TIME
+from helpers.rawsocket import (
+    CONTINUATION,
+    PING,
+    TEXT,
+    RawSocket,
+    frame,
+    handshake_bytes,
+    request_bytes,
+)
+from helpers.rawsocket import form_bytes as form
 
 CONNECTIONS, SECONDS = 8, 2
 

@@ -2,7 +2,7 @@
 
 import os
 import sqlite3
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from hashlib import sha256
 from typing import Annotated
 
@@ -37,5 +37,5 @@ async def test(
         "api_key_name": key[0],
         "api_key_type": key[1],
         "rate_limit_tier": key[2],
-        "timestamp": datetime.now(timezone.utc).isoformat(),
+        "timestamp": datetime.now(UTC).isoformat(),
     }

@@ -1,7 +1,7 @@
 """The protected endpoint with Flask-Limiter and peewee, as their documentation shows them."""
 
 import os
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from hashlib import sha256
 
 import peewee
@@ -45,5 +45,5 @@ def test() -> dict[str, object]:
         "api_key_name": key.name,
         "api_key_type": key.type,
         "rate_limit_tier": key.tier,
-        "timestamp": datetime.now(timezone.utc).isoformat(),
+        "timestamp": datetime.now(UTC).isoformat(),
     }

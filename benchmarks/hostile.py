@@ -17,7 +17,7 @@ from pathlib import Path
 from attacks import ATTACKS
 from servers import HERE, Server, arguments, checkouts
 
-from load import waits
+from helpers.load import waits
 
 CALM_SECONDS = 20
 

@@ -17,8 +17,8 @@ from pathlib import Path
 
 from servers import RawSocket, Server, arguments, checkouts
 
-from paths import KEYS, ME, PROFILE, SECURITY, STATUS, TEST
-from rawsocket import request_bytes
+from helpers.paths import KEYS, ME, PROFILE, SECURITY, STATUS, TEST
+from helpers.rawsocket import request_bytes
 
 SAVED = 2000
 FORM = {"Host": "a", "Content-Type": "application/x-www-form-urlencoded"}

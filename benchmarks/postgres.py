@@ -14,8 +14,8 @@ from servers import HERE, Case, Server, arguments, checkouts, in_turns
 
 sys.path.insert(0, str(HERE.parent))  # which the next module needs
 
-from paths import ME
-from postgresql import Cluster
+from helpers.paths import ME
+from helpers.postgresql import Cluster
 
 
 def main() -> None:

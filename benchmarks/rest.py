@@ -13,7 +13,7 @@ from tempfile import TemporaryDirectory
 
 from servers import GUNICORN, HERE, Case, Server, arguments, checkouts, in_turns
 
-from paths import ME, YEAR
+from helpers.paths import ME, YEAR
 
 DEMO = (sys.executable, "app.py")
 GEVENT = (*GUNICORN, "-k", "gevent")

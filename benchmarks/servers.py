@@ -23,8 +23,8 @@ from typing import Any
 HERE = Path(__file__).parent
 sys.path.append(str(HERE.parent / "tests"))
 
-from paths import TEST  # noqa: E402
-from rawsocket import RawSocket, form_bytes  # noqa: E402
+from helpers.paths import TEST  # noqa: E402
+from helpers.rawsocket import RawSocket, form_bytes  # noqa: E402
 
 GUNICORN = (sys.executable, "-m", "gunicorn")
 PASSWORD = "long enough"

@@ -15,8 +15,8 @@ from pathlib import Path
 from hostile import attacked
 from servers import RawSocket, Server, arguments, checkouts
 
-from load import Load, accepted
-from paths import ECHO
+from helpers.load import Load, accepted
+from helpers.paths import ECHO
 
 SOCKETS = 5
 SIGNALS = [signal.SIGTERM, signal.SIGINT, signal.SIGHUP]

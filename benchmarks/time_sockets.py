@@ -15,9 +15,9 @@ from pathlib import Path
 
 from servers import RawSocket, Server, arguments, checkouts
 
-from load import waits
-from paths import TIME
-from rawsocket import PING, PONG, frame
+from helpers.load import waits
+from helpers.paths import TIME
+from helpers.rawsocket import PING, PONG, frame
 
 COMPRESSED = {"Sec-WebSocket-Extensions": "permessage-deflate; client_max_window_bits"}
 

@@ -17,7 +17,7 @@ from playwright.sync_api import ViewportSize, sync_playwright
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE.parent), str(HERE.parent / "tests")]
 
-from serving import Server  # noqa: E402
+from helpers.server import Server  # noqa: E402
 
 BROWSERS = ["chromium", "chromium-browser", "google-chrome"]
 SIZE = ViewportSize(width=960, height=1180)

@@ -1,26 +1,30 @@
-"""A database that cannot be used: what is an outage, and what is logged of it."""
+"""A database that cannot be used: which errors are an outage, and what is logged of it."""
 
 import logging
-import re
 import sqlite3
 import time
 
-from peewee import IntegrityError, PeeweeException
+from peewee import OperationalError
 
 log = logging.getLogger(__name__)
 
 QUIET_SECONDS = 60
-NOT_OPENED = "connection not opened"  # peewee's InterfaceError for a query without a connection
-# What SQLite says when it cannot do what it was asked; everything else that it refuses is wrong. A
-# table that is missing may come back, and a full disk has ended the transaction.
-SQLITE_OUTAGE = re.compile(
-    "is locked|locking protocol|disk I/O error|disk is full|unable to open|readonly database|"
-    "disk image is malformed|malformed database|is not a database|out of memory|no such table|"
-    "no transaction is active"
-)
-# PostgreSQL's codes of class 42, wrong statements, that are an outage: a missing table or right.
-OUTAGES = ("42P01", "42501")
-
+SQLITE_OUTAGES = {
+    sqlite3.SQLITE_PERM,
+    sqlite3.SQLITE_BUSY,
+    sqlite3.SQLITE_LOCKED,
+    sqlite3.SQLITE_NOMEM,
+    sqlite3.SQLITE_READONLY,
+    sqlite3.SQLITE_IOERR,
+    sqlite3.SQLITE_CORRUPT,
+    sqlite3.SQLITE_FULL,
+    sqlite3.SQLITE_CANTOPEN,
+    sqlite3.SQLITE_PROTOCOL,
+    sqlite3.SQLITE_NOTADB,
+}
+# PostgreSQL's classes of mistakes: values that do not fit, broken constraints, wrong statements.
+MISTAKES = ("22", "23", "42")
+NO_PRIVILEGE = "42501"  # of class 42, but somebody has changed the rights of the role
 
 _quiet_until: dict[str, float] = {}  # by the template of a line
 
@@ -38,24 +42,25 @@ log.addFilter(once_per_minute)
 
 
 def is_outage(error: Exception) -> bool:
-    """Whether the database cannot be used; or else the error is a mistake in the program."""
+    """Whether the database cannot be used; any other error is a mistake in the program.
+
+    The code of the original error decides. An error without a code is an outage if there was no
+    connection, or no answer in time.
+    """
     original = getattr(error, "orig", None)  # of sqlite3 or psycopg, kept by peewee
-    code = str(getattr(original, "sqlstate", ""))
-    is_wrong = code[:2] in ("22", "42") and code not in OUTAGES  # 22: a value that does not fit
     if isinstance(original, sqlite3.Error):
-        is_wrong = not SQLITE_OUTAGE.search(str(original))
-    is_database = isinstance(error, PeeweeException) and not isinstance(error, IntegrityError)
-    return is_database and not is_wrong and NOT_OPENED not in str(error)
+        code = getattr(original, "sqlite_errorcode", sqlite3.SQLITE_MISUSE)
+        return code & 0xFF in SQLITE_OUTAGES  # the rest of the number is a detail
+    if state := getattr(original, "sqlstate", None):
+        return state == NO_PRIVILEGE or not state.startswith(MISTAKES)
+    return isinstance(error, OperationalError)
 
 
 def log_outage(error: BaseException) -> None:
     """Log why the database could not be used."""
-    log.error("database unavailable: %s", one_line(error))
+    log.error("database unavailable: %s", reason_of(error))
 
 
-def one_line(error: BaseException) -> str:
+def reason_of(error: BaseException) -> str:
     """What went wrong, without the values that PostgreSQL quotes in further lines."""
-    # SQLite ends a transaction by itself when the disk is full; peewee's rollback then fails, too.
-    while error.__context__ and "no transaction is active" in str(error):
-        error = error.__context__
     return str(error).partition("\n")[0]

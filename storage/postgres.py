@@ -1,8 +1,8 @@
 """Keys and counts in PostgreSQL, exact over any number of processes; needs psycopg.
 
 A hit is one UPDATE of one row, and no request is admitted before it. psycopg's pools connect in the
-background: a request only waits for a connection, and then for the answer to each statement, for
-a limited time in all.
+background. A request waits for a connection and for the answer to each statement, and each of these
+waits has its own limit.
 """
 
 import logging
@@ -12,16 +12,16 @@ from contextlib import nullcontext, suppress
 from typing import Any
 
 from gevent.lock import BoundedSemaphore
-from peewee import OperationalError, PostgresqlDatabase
+from peewee import DatabaseError, OperationalError, PostgresqlDatabase
 from psycopg import Connection, Error
+from psycopg import OperationalError as PsycopgOperationalError
 from psycopg.conninfo import conninfo_to_dict
 from psycopg_pool import ConnectionPool, TooManyRequests
 
 from models import HOUR, ApiKey, now
 from ratelimit import Allowance, Quota, Usage
+from storage.key_store import KeyStore
 from storage.outage import once_per_minute
-from storage.store import Store
-from storage.time_limit import waiting
 from storage.window_sql import HIT
 
 CONNECTION_SECONDS = 1.3  # how long a request waits for a connection
@@ -57,8 +57,7 @@ class TimedConnection(Connection[Any]):
     """
 
     def wait(self, gen: Any, interval: float = 0.1, timeout: float | None = None) -> Any:
-        with waiting(timeout or ANSWER_SECONDS) as seconds:
-            return super().wait(gen, interval, seconds)
+        return super().wait(gen, interval, timeout or ANSWER_SECONDS)
 
 
 def options(url: str) -> dict[str, Any]:
@@ -70,7 +69,7 @@ def options(url: str) -> dict[str, Any]:
 def connection_pool(url: str, size: int, session: str) -> ConnectionPool[TimedConnection]:
     """A pool that has to be opened. What each of its options is for:
 
-    - `connection_class`: no request hangs, and none waits for longer than it may in all.
+    - `connection_class`: no request hangs.
     - `kwargs`: the primary of several hosts is used; a hit is one round trip, without a COMMIT.
     - `configure`: a statement that was given up takes no connection of the server for long, and
       poolers work.
@@ -107,15 +106,14 @@ def connection_pool(url: str, size: int, session: str) -> ConnectionPool[TimedCo
 def get_connection(
     pool: ConnectionPool[TimedConnection], timeout: float = CONNECTION_SECONDS
 ) -> TimedConnection:
-    """A connection, while there is time left for an answer; raises psycopg.Error.
+    """A connection, within `timeout` seconds; raises psycopg.Error.
 
     Until there is a connection, the pool keeps all requests that gave up waiting, with all that
     belongs to them. Once it has MAX_WAITING of them, it would not even try to connect.
     """
     pool.open()
     try:
-        with waiting(timeout, reserved=ANSWER_SECONDS) as seconds:
-            return pool.getconn(seconds)
+        return pool.getconn(timeout)
     except TooManyRequests:
         pool.check()  # tries to connect
         raise
@@ -168,8 +166,8 @@ class PageDatabase(CommandDatabase):
         self._pool.close(timeout=0)
 
 
-class KeyStore(Store):
-    """A Store that any number of processes share."""
+class PostgresKeyStore(KeyStore):
+    """A KeyStore that any number of processes share."""
 
     def __init__(self, url: str) -> None:
         super().__init__()
@@ -190,14 +188,17 @@ class KeyStore(Store):
         for row in self._execute(HIT, values):
             self._chart[key_id] += 1
             return Usage(*row).allowance(quota, moment, True)
-        key = super()._look_up(key_id)  # and the same moment: the window may have turned since
-        return key and key.usage.within(quota, moment).allowance(quota, moment, False)
+        # The same moment as above, because the window may have ended since.
+        key = super()._look_up(key_id)
+        return key and key.usage.in_current_window(quota, moment).allowance(quota, moment, False)
 
     def _look_up(self, key_id: str) -> ApiKey | None:
-        """Of many requests with the same key, the first ones look it up for all."""
-        with waiting(CONNECTION_SECONDS, reserved=ANSWER_SECONDS) as seconds:
-            if not self._look_ups.acquire(timeout=seconds):
-                raise OperationalError("too many keys are looked up at once")
+        """At most LOOK_UPS requests look keys up at once.
+
+        Those that waited use the rows that the others have found.
+        """
+        if not self._look_ups.acquire(timeout=CONNECTION_SECONDS):
+            raise OperationalError("too many keys are looked up at once")
         try:
             return self._rows.get(key_id) or super()._look_up(key_id)
         finally:
@@ -237,4 +238,5 @@ class KeyStore(Store):
             finally:
                 return_connection(self._pool, connection)
         except Error as error:
-            raise OperationalError(error, str(error)) from None  # with its SQLSTATE
+            kind = OperationalError if isinstance(error, PsycopgOperationalError) else DatabaseError
+            raise kind(error, str(error)) from None  # with its SQLSTATE

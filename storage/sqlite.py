@@ -18,7 +18,7 @@ from playhouse.pool import PooledSqliteDatabase
 
 from models import HOUR, ApiKey, now
 from ratelimit import Allowance, Limiter, Quota, Usage
-from storage.store import Store
+from storage.key_store import KeyStore
 from storage.window_sql import SAVE
 
 SAVE_HOUR = """INSERT INTO hourly_usage (hour, key_id, requests) VALUES (?, ?, ?)
@@ -45,7 +45,7 @@ COUNT_PRAGMAS = PRAGMAS | {"synchronous": "normal", "cache_size": -32_000}
 def uri(file: Path) -> str:
     """What opens a file, and never creates one.
 
-    A new file in place of one that was moved away would take over its log (-wal), and be damaged.
+    A new file would take over the log (-wal) of one that was moved away, and be damaged.
     """
     return f"{file.as_uri()}?mode=rw"
 
@@ -67,7 +67,15 @@ def lock(file: Path) -> None:
     )
 
 
-class PageDatabase(PooledSqliteDatabase):
+class RollbackMixin:
+    """Rolls nothing back after an error that has ended the transaction, such as a full disk."""
+
+    def rollback(self) -> Any:
+        with suppress(OperationalError):
+            return super().rollback()  # type: ignore[misc]
+
+
+class PageDatabase(RollbackMixin, PooledSqliteDatabase):
     """The connections of pages."""
 
     def __init__(self, file: Path) -> None:
@@ -75,15 +83,15 @@ class PageDatabase(PooledSqliteDatabase):
         self.timeout = BUSY_SECONDS  # SQLite's; as an option, it would be the pool's
 
 
-class CommandDatabase(SqliteDatabase):
+class CommandDatabase(RollbackMixin, SqliteDatabase):
     """The connection of a command."""
 
     def __init__(self, file: Path) -> None:
         super().__init__(uri(file), timeout=COMMAND_SECONDS, **PAGE_OPTIONS)
 
 
-class KeyStore(Store):
-    """A Store of one process. The usage of a key is its row, plus what the Limiter has counted.
+class SqliteKeyStore(KeyStore):
+    """A KeyStore of one process. The usage of a key is its row, plus what the Limiter has counted.
 
     `hit` and `save` must never yield to another greenlet: each is one step for all the others.
     """
@@ -108,22 +116,22 @@ class KeyStore(Store):
 
     def save(self) -> None:
         """A request counts for the hour in which it is saved."""
-        if not self._limiter.counted:
+        counted = self._limiter.unsaved()  # in the table's order, so SQLite writes less
+        if not counted:
             return
         moment, connection = now(), self._database.connection()
-        counted = sorted(self._limiter.counted.items())  # in the table's order, so it writes less
         usage = [(u.total, u.used, u.reset, u.reset, moment, key) for key, u in counted]
         hours = [(moment - moment % HOUR, key, use.total) for key, use in counted]
         with peewee_errors(), connection:  # which commits, or rolls back
             connection.execute("BEGIN IMMEDIATE")
             connection.executemany(SAVE, usage)  # peewee has no executemany
             connection.executemany(SAVE_HOUR, hours)
-        self._limiter.counted = {}  # all of it was saved, because no other greenlet ran
+        self._limiter.saved()  # all of it, because no other greenlet ran
         self.clear_cache()  # the rows lack what was saved
         self.delete_old_rows()
 
     def close(self) -> None:
-        if self._limiter.counted:  # all requests have ended, so this wait holds up no other
+        if self._limiter.unsaved():  # all requests have ended, so this wait holds up no other
             self._database.connection().execute(f"PRAGMA busy_timeout = {LAST_MILLISECONDS}")
         super().close()
         self._database.close()
@@ -135,7 +143,7 @@ class KeyStore(Store):
 
 @contextmanager
 def peewee_errors() -> Iterator[None]:
-    """Raises OperationalError, as peewee does, in place of an error of SQLite."""
+    """Raises OperationalError, as peewee does, instead of an error of SQLite."""
     try:
         yield
     except sqlite3.Error as error:

@@ -1,13 +1,13 @@
-"""`Usage.within` and `Usage.plus` of ratelimit.py in SQL: for what a key has used of its window."""
+"""`Usage.in_current_window` and `Usage.plus` of ratelimit.py in SQL."""
 
-# SQLite: adds a Usage to the row. The window is the same one, or `used` starts again. `Limiter.hit`
-# has compared the two ends already: a window that goes on has the `reset` of the row.
+# SQLite: adds a Usage to the row. `used` starts again in a new window. `Limiter.hit` has already
+# checked both ends, so a current window has the row's `reset`.
 SAVE = """UPDATE api_key SET total = total + ?,
     used = ? + CASE WHEN reset = ? THEN used ELSE 0 END, reset = ?, last_used_at = ?
     WHERE id = ?"""
 
-# PostgreSQL: adds one request if the limit allows it. Either end of `Quota.window_ends` is that of
-# the same window.
+# PostgreSQL: adds one request if the limit allows it. A row whose `reset` is one of the two ends of
+# `Quota.window_ends` belongs to the current window.
 SAME_WINDOW = "reset IN (%(end)s, %(ahead)s)"
 USED_AFTER = f"1 + CASE WHEN {SAME_WINDOW} THEN used ELSE 0 END"
 HIT = f"""UPDATE api_key SET total = total + 1, used = {USED_AFTER}, last_used_at = %(now)s,

@@ -25,18 +25,17 @@ from flask.testing import FlaskClient, FlaskCliRunner
 from peewee import SqliteDatabase
 from werkzeug.security import generate_password_hash
 
-import accounts
-import api_keys
 import models
 import settings
+from accounts import api_keys, passwords, users
 from app import create_app
+from helpers.postgresql import Cluster
+from helpers.server import REPOSITORY, Server
 from models import User
-from postgresql import Cluster
 from ratelimit import Limiter
-from service import Service
-from serving import REPOSITORY, Server
-from storage.database import create_tables
-from storage.sqlite import KeyStore
+from service.application import Service
+from storage.schema import prepare_database
+from storage.sqlite import SqliteKeyStore
 from web import throttles
 
 # Beside the defaults, tiers small enough to use up.
@@ -113,12 +112,12 @@ def groups(item: pytest.Item) -> set[str]:
 @pytest.fixture(autouse=True)
 def nothing_waits_while_sqlite_is_locked() -> Iterator[None]:
     """Other greenlets would find the file locked, or only a part of what was counted."""
-    one_step = {KeyStore.hit.__code__, KeyStore.save.__code__}
+    one_step = {SqliteKeyStore.hit.__code__, SqliteKeyStore.save.__code__}
     found = []
 
     def trace(event: str, greenlets: Any) -> None:
         stack = [frame.f_code for frame, _ in walk_stack(greenlets[0].gr_frame)]
-        database = models.database.obj
+        database = models.db.obj
         is_locked = isinstance(database, SqliteDatabase) and database.in_transaction()
         if is_locked or not one_step.isdisjoint(stack):
             found.append([code.co_name for code in stack])
@@ -149,15 +148,15 @@ def app(
 ) -> Iterator[Service]:
     # Real hashes of a low cost: one of the full cost takes 50 ms, and test_accounts.py has them.
     cheap = partial(generate_password_hash, method="scrypt:128:8:1")
-    monkeypatch.setattr(accounts, "generate_password_hash", cheap)
-    monkeypatch.setattr(accounts, "UNMATCHABLE_HASH", cheap("known to nobody"))
+    monkeypatch.setattr(passwords, "generate_password_hash", cheap)
+    monkeypatch.setattr(passwords, "UNMATCHABLE_HASH", cheap("known to nobody"))
     monkeypatch.setattr(throttles, "BUCKETS", 10**12)  # so that no two names share one by chance
-    create_tables(config)
+    prepare_database(config)
     made = create_app(config)
-    connections = models.database.obj  # a command uses another one
+    connections = models.db.obj  # a command uses another one
     made.jinja_env.bytecode_cache = templates
     started = time.time()
-    made.throttles = Limiter(lambda: started)  # no minute turns in a test
+    made.extensions["throttles"] = Limiter(lambda: started)  # no minute turns in a test
     yield made
     made.store.close()
     connections.close_all()
@@ -188,8 +187,8 @@ def cli(app: Flask) -> Iterator[FlaskCliRunner]:
 
 
 def new_user(name: str, password: str = "") -> User:
-    password_hash = accounts.hash_password(password or secrets.token_urlsafe())
-    return accounts.create(name, f"{name}@example.com", password_hash)
+    password_hash = passwords.hash_password(password or secrets.token_urlsafe())
+    return users.create(name, f"{name}@example.com", password_hash)
 
 
 @pytest.fixture

@@ -11,12 +11,11 @@ from unicodedata import normalize
 import gevent
 import pytest
 
-import accounts
-import api_keys
 import models
+from accounts import api_keys, passwords, users
 from conftest import new_user
+from helpers.server import REPOSITORY, sources
 from models import ApiKey, Changed, InvalidInput, User, check_fields
-from serving import REPOSITORY, sources
 
 RULES = {  # what is accepted, and what is refused
     "username": (
@@ -69,22 +68,22 @@ def test_taken_name_or_address_is_refused_by_its_field(text: str) -> None:
     field = "email" if "@" in text else "username"
     bob = {"username": "bob", "email": "bob@example.com", "password_hash": ""}
     with pytest.raises(InvalidInput) as invalid:
-        accounts.create(**bob | {field: text})
+        users.create(**bob | {field: text})
     assert invalid.value.errors == {field: "This is already taken."}
-    assert accounts.find_user("bob") is accounts.find_user("bob@example.com") is None
+    assert users.find_user("bob") is users.find_user("bob@example.com") is None
 
 
 @pytest.fixture(scope="module")
 def user() -> User:
     """A user with the password, in no database."""
-    return User(username="ada", password_hash=accounts.hash_password(PASSWORD))
+    return User(username="ada", password_hash=passwords.hash_password(PASSWORD))
 
 
 def test_password_is_the_same_in_every_unicode_form() -> None:
     composed, decomposed = (normalize(form, "Grüße für Ada") for form in ("NFC", "NFD"))
-    user = User(password_hash=accounts.hash_password(decomposed))
+    user = User(password_hash=passwords.hash_password(decomposed))
     assert composed != decomposed
-    assert accounts.verify_password(user, composed)
+    assert passwords.verify_password(user, composed)
 
 
 def test_no_password_is_right_without_a_user_and_it_costs_as_much_to_find_out(user: User) -> None:
@@ -92,7 +91,7 @@ def test_no_password_is_right_without_a_user_and_it_costs_as_much_to_find_out(us
         spent = []
         for _ in range(3):
             started = time.process_time()
-            assert not accounts.verify_password(user, "")
+            assert not passwords.verify_password(user, "")
             spent.append(time.process_time() - started)
         return min(spent)
 
@@ -100,7 +99,7 @@ def test_no_password_is_right_without_a_user_and_it_costs_as_much_to_find_out(us
 
 
 def test_others_have_their_turn_while_a_password_is_hashed(user: User) -> None:
-    for work in (accounts.hash_password, lambda text: accounts.verify_password(user, text)):
+    for work in (passwords.hash_password, lambda text: passwords.verify_password(user, text)):
         other = gevent.spawn(lambda: "ran")
         work(PASSWORD)
         assert other.value == "ran"
@@ -117,21 +116,21 @@ def test_one_password_is_hashed_at_a_time(monkeypatch: pytest.MonkeyPatch) -> No
         running -= 1
         return True
 
-    monkeypatch.setattr(accounts, "check_password_hash", hash_slowly)
-    waiting = [gevent.spawn(accounts.verify_password, None, "a password") for _ in range(9)]
+    monkeypatch.setattr(passwords, "check_password_hash", hash_slowly)
+    waiting = [gevent.spawn(passwords.verify_password, None, "a password") for _ in range(9)]
     assert all(asking.get(timeout=30) for asking in waiting)
     assert most == 1
 
 
 def test_number_of_a_deleted_user_is_given_to_nobody_else(owner: User) -> None:
-    accounts.delete(owner)
+    users.delete(owner)
     assert new_user("bob").id > owner.id
 
 
 DECISIONS: dict[str, Callable[[User, str], object]] = {
-    "delete": lambda user, key_id: accounts.delete(user),
-    "rename": lambda user, key_id: accounts.change(user, username="eve"),
-    "change the password": lambda user, key_id: accounts.change(user, password_hash=""),
+    "delete": lambda user, key_id: users.delete(user),
+    "rename": lambda user, key_id: users.change(user, username="eve"),
+    "change the password": lambda user, key_id: users.change(user, password_hash=""),
     "create a key": lambda user, key_id: api_keys.create_key(user, "ci"),
     "rotate a key": lambda user, key_id: api_keys.rotate_key(user, key_id),
 }
@@ -143,17 +142,17 @@ def test_what_was_decided_on_another_row_is_not_done(owner: User, decided: str, 
     """A file that was made without AUTOINCREMENT gives the number of a deleted user away."""
     key_id = api_keys.create_key(owner, "ci")[0].id
     if what == "has another password":
-        accounts.change(owner, password_hash="of today")
+        users.change(owner, password_hash="of today")
     else:
-        accounts.delete(owner)
-    with models.database.connection_context():
+        users.delete(owner)
+    with models.db.connection_context():
         if what == "number given away":
             mails = {"email": "bob@example.com", "password_hash": "of Bob"}
             User.create(id=owner.id, username="bob", **mails)
         before = [*User.select().tuples(), *ApiKey.select().tuples()]
     with pytest.raises(Changed, match="nothing was done"):
         DECISIONS[decided](owner, key_id)
-    with models.database.connection_context():
+    with models.db.connection_context():
         assert [*User.select().tuples(), *ApiKey.select().tuples()] == before
 
 
@@ -188,6 +187,6 @@ def test_users_are_changed_in_transactions_of_the_user_only(file: Path) -> None:
     open_writes = {
         ast.unparse(node) for node in ast.walk(tree) if node not in behind and is_write(node)
     }
-    if file.name == "database.py":
+    if file.name == "transactions.py":
         open_writes -= {"User.update"}  # the lock in `transaction` itself
     assert not open_writes, f"{file.name}: do this inside `with transaction(user):`"

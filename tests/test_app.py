@@ -4,7 +4,7 @@ import dataclasses
 import json
 import re
 import time
-from datetime import datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -12,14 +12,14 @@ from flask import Flask
 from flask.testing import FlaskClient
 from websockets.sync.client import connect
 
-import api_keys
 import app as service
+from accounts import api_keys
 from auth import EMPTY_KEY
-from clock import Clock
-from paths import ECHO, ME, PROTECTED, PUBLIC, STATS, STATUS, TEST, TIME, YEAR
-from rawsocket import Answer
-from service import Service
-from serving import Server, eventually, patience, random_key
+from helpers.clock import Clock
+from helpers.paths import ECHO, ME, PROTECTED, PUBLIC, STATS, STATUS, TEST, TIME, YEAR
+from helpers.rawsocket import Answer
+from helpers.server import Server, eventually, patience, random_key
+from service.application import Service
 
 
 @dataclasses.dataclass(eq=False)
@@ -283,6 +283,6 @@ def test_time_socket_greets_and_sends_each_second_once(server: Server, server_ke
     times = {"formatted": DISPLAY, "timestamp": MILLISECOND}
     assert updates == [{"type": "time_update", **times}] * len(updates)
     last = datetime.fromisoformat(updates[-1]["timestamp"][:19])
-    assert datetime.now(timezone.utc).replace(tzinfo=None) - last < timedelta(minutes=1)
+    assert datetime.now(UTC).replace(tzinfo=None) - last < timedelta(minutes=1)
     shown = [update["timestamp"][:19].replace("T", " ") + " UTC" for update in updates]
     assert shown == [update["formatted"] for update in updates]

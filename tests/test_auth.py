@@ -12,15 +12,15 @@ import pytest
 from flask import Flask
 from flask.testing import FlaskClient
 
-import api_keys
 import auth
 import models
-from clock import NOON, Clock
+from accounts import api_keys
 from conftest import NewKey
+from helpers.clock import NOON, Clock
+from helpers.paths import STATS, TEST
+from helpers.stored import change, count, row
 from models import DAY, ApiKey, InvalidInput, User
-from paths import STATS, TEST
 from ratelimit import Usage
-from rows import change, count, row
 
 Find = Callable[[str], ApiKey | None]
 
@@ -132,8 +132,8 @@ def test_each_column_of_a_key_is_inherited_or_not_on_purpose() -> None:
 
 
 def test_only_a_right_checksum_asks_the_database(find: Find, key: str) -> None:
-    with models.database.connection_context():
-        models.database.drop_tables([ApiKey])
+    with models.db.connection_context():
+        models.db.drop_tables([ApiKey])
     assert find(key[:-1] + other(key[-1])) is None
     with pytest.raises(peewee.OperationalError):
         find(key)
@@ -157,7 +157,7 @@ def test_digests_are_compared_in_constant_time(
 
 def test_key_that_was_made_by_1_0_0_stays_valid(owner: User, find: Find) -> None:
     digest = "fa01ea3c65f267241808e524548f61f62c03900537fa1661dd7e8de7a6567838"
-    with models.database.connection_context():
+    with models.db.connection_context():
         ApiKey.create(id="a" * 8, user=owner, name="ci", type="production", digest=digest)
     assert find(f"sk_live_{'a' * 8}_{'b' * 32}119ada")
 

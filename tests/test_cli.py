@@ -17,15 +17,13 @@ import pytest
 from click.testing import Result
 from flask.testing import FlaskCliRunner
 
-import accounts
-import api_keys
-import commands.cli
 import models
-from commands.cli import KEY_COLUMNS
+from accounts import api_keys, passwords, users
+from cli import KEY_COLUMNS
 from conftest import new_user
+from helpers.server import REPOSITORY, clean_environment, eventually, writing
+from helpers.stored import change, count, row
 from models import ApiKey, User
-from rows import change, count, row
-from serving import REPOSITORY, clean_environment, eventually, writing
 from settings import HERE, Settings
 from storage import sqlite
 
@@ -63,7 +61,7 @@ def test_user_is_created_with_the_password_from_stdin(cli: FlaskCliRunner, end: 
     arguments = ["user", "create", "ada", "ada@example.com", "--password-stdin"]
     result = cli.invoke(args=arguments, input=f" {PASSWORD} {end}")
     assert done(result, "User ada was created.") == ""
-    assert accounts.verify_password(accounts.find_user("ada"), f" {PASSWORD} ")
+    assert passwords.verify_password(users.find_user("ada"), f" {PASSWORD} ")
 
 
 @pytest.mark.usefixtures("owner")
@@ -72,7 +70,7 @@ def test_terminal_may_have_another_charset(cli: FlaskCliRunner) -> None:
     arguments = ["user", "password", "ada", "--password-stdin"]
     said = "The password of ada was changed, and all their sessions have ended."
     assert done(latin.invoke(args=arguments, input="Ünïcode 密码密码\n".encode()), said) == ""
-    assert accounts.verify_password(accounts.find_user("ada"), "Ünïcode 密码密码")
+    assert passwords.verify_password(users.find_user("ada"), "Ünïcode 密码密码")
     assert refused(latin.invoke(args=arguments, input=b"\xff" * 12)).startswith("'utf-8' codec")
 
 
@@ -87,7 +85,7 @@ def test_password_is_asked_for_twice_and_hidden(cli: FlaskCliRunner) -> None:
         result = cli.invoke(args=arguments, input=f"{PASSWORD}\n{repeated}\n")
         assert (result.exit_code, PASSWORD in result.output) == (status, False)
         assert result.stdout.startswith("Password (10 or more characters): ")
-        assert bool(accounts.find_user("ada")) == (status == 0)
+        assert bool(users.find_user("ada")) == (status == 0)
 
 
 @pytest.mark.usefixtures("owner")
@@ -106,7 +104,7 @@ def test_deleted_user_takes_keys_along(cli: FlaskCliRunner) -> None:
     api_keys.create_key(bob, "ci", "production")
     said = "User ada and all their API keys were deleted."
     assert done(cli.invoke(args=["user", "delete", "ADA"]), said) == ""
-    with models.database.connection_context():
+    with models.db.connection_context():
         assert [key.user for key in ApiKey.select()] == [bob]
         assert list(User.select()) == [bob]
 
@@ -115,20 +113,20 @@ def test_password_that_is_typed_late_is_not_that_of_the_next_user(
     cli: FlaskCliRunner, owner: User, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def type_late(from_stdin: bool) -> str:
-        accounts.delete(owner)
-        with models.database.connection_context():
+        users.delete(owner)
+        with models.db.connection_context():
             User.create(id=owner.id, username="bob", email="bob@example.com", password_hash="")
         return PASSWORD
 
-    monkeypatch.setattr(commands.cli, "read_password", type_late)
+    monkeypatch.setattr("cli.read_password", type_late)
     said = "The account was changed in the meantime, so nothing was done."
     assert refused(cli.invoke(args=["user", "password", "ada"])) == said
-    assert not accounts.verify_password(accounts.find_user("bob"), PASSWORD)
+    assert not passwords.verify_password(users.find_user("bob"), PASSWORD)
 
 
 def test_lists_have_all_columns_and_no_secret(cli: FlaskCliRunner, owner: User, key: str) -> None:
     successor = api_keys.rotate_key(owner, key[8:16])[2]
-    with models.database.connection_context():
+    with models.db.connection_context():
         User.update(created_at=1).execute()
         columns = {"created_at": 1, "last_used_at": 2, "rotated_at": 3, "total": 7, "name": "my ci"}
         ApiKey.update(**columns, expires_at=4102444800).where(ApiKey.id == key[8:16]).execute()
@@ -206,7 +204,7 @@ def test_wrong_option_is_one_line(cli: FlaskCliRunner, key: str, command: str, w
 
 
 def stored_keys() -> list[tuple[object, ...]]:
-    with models.database.connection_context():
+    with models.db.connection_context():
         return list(ApiKey.select().tuples())
 
 
@@ -339,7 +337,7 @@ def test_backup_is_whole_and_private_and_replaces_nothing(
 
 def test_backup_on_a_full_disk_leaves_nothing(shell: Shell, owner: User, tmp_path: Path) -> None:
     (tmp_path / "full").mkdir()
-    with models.database.connection_context():
+    with models.db.connection_context():
         User.update(password_hash="x" * 2_000_000).execute()
     result = shell(f"ulimit -f 1000; $FLASK backup {tmp_path}/full/copy.db")
     assert (result.returncode, result.stderr.count("\n")) == (1, 1)

@@ -3,10 +3,10 @@
 import pytest
 from flask.testing import FlaskClient
 
-from documents import API
-from paths import SOCKETS
-from rawsocket import RawSocket
-from serving import Server
+from helpers.documents import API
+from helpers.paths import SOCKETS
+from helpers.rawsocket import RawSocket
+from helpers.server import Server
 from test_documents import filled_in, misfits, parameters
 
 EXPOSED = {

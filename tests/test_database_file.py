@@ -12,8 +12,9 @@ import pytest
 import models
 from models import User
 from settings import Settings, SettingsError, load
-from storage.database import command_connection, create_tables
-from storage.outage import one_line
+from storage.outage import reason_of
+from storage.schema import prepare_database
+from storage.transactions import command_connection
 
 
 @pytest.mark.parametrize("umask", [0o000, 0o022, 0o077])
@@ -25,7 +26,7 @@ def test_file_is_for_its_owner(config: Settings, tmp_path: Path, umask: int, is_
         (tmp_path / "test.db").touch()
         (tmp_path / "test.db").chmod(0o640)
     try:
-        create_tables(config)
+        prepare_database(config)
         with command_connection(config):
             User.create(username="ada", email="ada@example.com", password_hash="")
             modes = {path.name: path.stat().st_mode & 0o777 for path in tmp_path.glob("test.db*")}
@@ -46,11 +47,11 @@ def folder(unprivileged: None) -> Iterator[Path]:
 @pytest.mark.parametrize("mode", [0o111, 0o555])
 def test_database_without_permission_is_one_line(folder: Path, name: str, mode: int) -> None:
     """For example, root has made it, and the service runs as another user."""
-    create_tables(config := load({"DATABASE_URL": f"sqlite:///{folder}/test.db"}))
+    prepare_database(config := load({"DATABASE_URL": f"sqlite:///{folder}/test.db"}))
     held = folder / name
     held.chmod(mode)
     with pytest.raises(SettingsError) as refusal:
-        create_tables(config)
+        prepare_database(config)
     folder.chmod(0o700)
     reason = f"no permission to read and write {held}; change its owner"
     assert str(refusal.value) == f"DATABASE_URL: {folder}/test.db: {reason}"
@@ -65,7 +66,7 @@ def test_lock_file_that_cannot_be_opened_is_one_line(
 ) -> None:
     make(lock := folder / "test.db-lock")
     with pytest.raises(SettingsError, match=f"^DATABASE_URL: .*{reason}: '{lock}'$"):
-        create_tables(load({"DATABASE_URL": f"sqlite:///{folder}/test.db"}), is_service=True)
+        prepare_database(load({"DATABASE_URL": f"sqlite:///{folder}/test.db"}), is_service=True)
 
 
 def test_log_of_a_file_that_was_moved_away_is_not_taken_over(
@@ -73,14 +74,14 @@ def test_log_of_a_file_that_was_moved_away_is_not_taken_over(
 ) -> None:
     (tmp_path / "test.db-wal").touch()
     with pytest.raises(SettingsError, match=r"the file is missing, but test\.db-wal is there: put"):
-        create_tables(config)
+        prepare_database(config)
     assert not (tmp_path / "test.db").exists()
 
 
 @pytest.mark.usefixtures("app")
 def test_what_a_page_stores_is_on_the_disk() -> None:
-    with models.database.connection_context():
-        (synchronous,) = models.database.execute_sql("PRAGMA synchronous").fetchone()
+    with models.db.connection_context():
+        (synchronous,) = models.db.execute_sql("PRAGMA synchronous").fetchone()
     assert synchronous == 2, "pages need `synchronous = full`"
 
 
@@ -90,7 +91,7 @@ def test_file_that_is_no_database_stays_as_it_was(config: Settings, tmp_path: Pa
     file.chmod(0o644)
     before = file.stat()
     with pytest.raises(SettingsError, match=f"^DATABASE_URL: {file}: file is not a database$"):
-        create_tables(config)
+        prepare_database(config)
     after = file.stat()
     assert file.read_text() == "This is no database. " * 100
     assert (after.st_mode, after.st_mtime_ns) == (before.st_mode, before.st_mtime_ns)
@@ -100,8 +101,8 @@ def test_file_that_is_no_database_stays_as_it_was(config: Settings, tmp_path: Pa
 def test_full_disk_is_named_as_the_reason() -> None:
     """SQLite ends the transaction by itself then, and peewee's rollback of it fails."""
     rows = [{"username": n, "email": n, "password_hash": "x" * 1000} for n in range(1000)]
-    with models.database.connection_context():
-        models.database.execute_sql("PRAGMA max_page_count = 1")
-        with pytest.raises(peewee.OperationalError) as failure, models.database.atomic():
+    with models.db.connection_context():
+        models.db.execute_sql("PRAGMA max_page_count = 1")
+        with pytest.raises(peewee.OperationalError) as failure, models.db.atomic():
             User.insert_many(rows).execute()
-    assert one_line(failure.value) == "database or disk is full"
+    assert reason_of(failure.value) == "database or disk is full"

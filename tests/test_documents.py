@@ -22,9 +22,9 @@ from werkzeug.test import TestResponse
 import models
 import settings
 from auth import EMPTY_KEY, INVALID_KEY
-from commands.cli import PG_DUMP
+from cli import PG_DUMP
 from conftest import NewKey, StartServer
-from documents import (
+from helpers.documents import (
     API,
     CONTRIBUTING,
     DOCUMENTS,
@@ -35,14 +35,14 @@ from documents import (
     rows,
     section,
 )
-from http_api.problems import DEFAULTS, Problem
+from helpers.paths import PARAMETER, TOTALS
+from helpers.rawsocket import handshake_bytes
+from helpers.server import REPOSITORY, bash, clean_environment, eventually, patience, serve_command
+from helpers.stored import HIDDEN, add_hidden_user, change
 from models import PREFIXES, TABLES, Table
-from paths import PARAMETER, TOTALS
 from ratelimit import UNITS
-from rawsocket import handshake_bytes
-from rows import HIDDEN, add_hidden_user, change
 from server.worker import SEND_SECONDS
-from serving import REPOSITORY, bash, clean_environment, eventually, patience, serve_command
+from service.problems import DEFAULTS, Problem
 from test_settings import CHANGED
 from ws.connection import PING_SECONDS, STALLED_SECONDS, CloseCode
 
@@ -107,7 +107,7 @@ def test_imports_run_one_way() -> None:
 def test_what_is_above_http_loads_nothing_of_it() -> None:
     """But what werkzeug.security loads, which hashes passwords."""
     cells = " ".join(row[0] for row in rows("Where things are", CONTRIBUTING))
-    above = re.findall(r"\]\((\w+)", cells.partition("[http_api/]")[0])
+    above = re.findall(r"\]\((\w+)", cells.partition("[service/]")[0])
     forms = [form for name in above for form in (f"{name}.py", f"{name}/*.py")]
     files = [file for form in forms for file in REPOSITORY.glob(form)]
     names = [".".join(file.relative_to(REPOSITORY).with_suffix("").parts) for file in files]
@@ -189,8 +189,8 @@ def test_answers_are_described(client: FlaskClient, new_key: NewKey, path: str) 
     add_hidden_user()
     answers = [client.get(url), *(client.get(url, headers=key) for _ in range(2))]
     answers.append(client.get(url, data=bytes(20_000)))
-    with models.database.connection_context():
-        models.database.drop_tables(TABLES)
+    with models.db.connection_context():
+        models.db.drop_tables(TABLES)
     answers.append(client.get(url, headers=other))
     given = {str(answer.status_code) for answer in answers}
     needs_key = bool(endpoint["security"]) and {} not in endpoint["security"]
@@ -203,7 +203,7 @@ def test_answers_are_described(client: FlaskClient, new_key: NewKey, path: str) 
     for answer in answers:
         check_answer(answer, responses, advice)
     shown = path not in TOTALS and HIDDEN.findall(answers[1].text)
-    advice = "ask for those of the key, or see TOTALS in tests/paths.py"
+    advice = "ask for those of the key, or see TOTALS in tests/helpers/paths.py"
     assert not shown, f"it shows rows of others, or keys that have expired: {advice}"
 
 
@@ -276,16 +276,18 @@ def filled_in(path: str, described: list[Any], value: str = "") -> str:
 # A path that tells how many WebSockets there are in the server's memory, open or not.
 COUNT_WEBSOCKETS = """
 import gc
+from server import lifecycle
 from ws.connection import WebSocket
-init = post_worker_init
 
-def post_worker_init(worker):
-    worker.wsgi.add_url_rule("/kept", "kept", kept)
-    init(worker)
+def serving(worker, service, serving=lifecycle.serving):
+    service.add_url_rule("/kept", "kept", kept)
+    return serving(worker, service)
 
 def kept():
     gc.collect()
     return str(sum(type(each) is WebSocket for each in gc.get_objects()))
+
+lifecycle.serving = serving
 """
 
 

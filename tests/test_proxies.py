@@ -7,8 +7,8 @@ from flask import request
 
 import app as service
 import settings
-from http_api.client_address import client_network
-from serving import Server
+from helpers.server import Server
+from service.client_address import client_network
 from settings import Settings
 
 FORWARDED = {

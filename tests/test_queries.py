@@ -11,13 +11,12 @@ from typing import Any
 import pytest
 from flask.testing import FlaskClient
 
-import accounts
-import api_keys
 import models
+from accounts import api_keys, users
+from helpers.paths import KEYS, PROFILE, SECURITY, pages
 from models import DEFAULT_TYPE, HOUR, ApiKey, now
-from paths import KEYS, PROFILE, SECURITY, pages
 from server.lifecycle import flush
-from service import Service
+from service.application import Service
 from settings import Settings
 from storage.sqlite import SAVE_HOUR
 from storage.window_sql import SAVE
@@ -51,9 +50,9 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Any]]:
 def test_no_query_of_pages_commands_and_background_scans(
     app: Service, config: Settings, asked: list[tuple[str, Any]], analyzed: bool
 ) -> None:
-    with models.database.connection_context():
+    with models.db.connection_context():
         for statement in FILL:
-            models.database.execute_sql(statement)
+            models.db.execute_sql(statement)
     asked[:] = [(SAVE, (None,) * SAVE.count("?")), (SAVE_HOUR, ("", "", ""))]  # by sqlite3 itself
     seen = set()
     with closing(sqlite3.connect(config.database_url)) as other:
@@ -115,7 +114,7 @@ def walk(app: Service) -> Iterator[str]:
     yield post(f"{KEYS}/{key_id}/revoke")
     flush(app)
     keys = [ApiKey(id=f"{number:08}", digest=f"{number}") for number in range(1200)]
-    assert len(app.store.ended(keys)) == 1200
+    assert len(app.store.ended_digests(keys)) == 1200
     yield "the background"
 
 
@@ -144,7 +143,7 @@ def test_as_many_queries_with_30_rows_as_with_3(
 def fill(numbers: range) -> None:
     """Store a row for each number in each table; what belongs to a user, to the first one."""
     known = {"user": 1, "type": DEFAULT_TYPE, "hour": now() // HOUR * HOUR, "last_used_at": now()}
-    with models.database.connection_context():
+    with models.db.connection_context():
         for table, number in product(models.TABLES, numbers):
             row = {
                 name: known.get(name, number)
@@ -155,7 +154,7 @@ def fill(numbers: range) -> None:
 
 
 def new_key(username: str) -> tuple[str, str]:
-    user = accounts.find_user(username)
+    user = users.find_user(username)
     assert user
     row, key = api_keys.create_key(user, "ci", "production")
     return row.id, key

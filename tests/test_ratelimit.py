@@ -2,7 +2,7 @@
 
 import pytest
 
-from clock import NOON, Clock
+from helpers.clock import NOON, Clock
 from models import DAY
 from ratelimit import Limiter, Quota, Usage, parse_quotas
 
@@ -54,7 +54,7 @@ def test_total_goes_on_when_the_window_turns(limiter: Limiter, clock: Clock) -> 
         (FIVE, True, 0, NOON + 60, 60, 102),
         (FIVE, True, 4, NOON + 120, 60, 103),
     ]
-    assert limiter.counted == {"ada": Usage(3, NOON + 120, 1)}
+    assert limiter.unsaved() == [("ada", Usage(3, NOON + 120, 1))]
 
 
 def test_days_turn_at_midnight_in_utc(limiter: Limiter) -> None:

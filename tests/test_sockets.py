@@ -19,16 +19,15 @@ from werkzeug.wrappers import Response
 
 import models
 from conftest import NewKey
-from documents import API, SOCKETS, resolved
-from paths import ECHO
-from rawsocket import PING, TEXT, UPGRADE, RawSocket, frame
-from service import Service, current_service
-from sockets import serve
-from storage.time_limit import API_SECONDS, limit_waiting, waiting
+from helpers.documents import API, SOCKETS, resolved
+from helpers.paths import ECHO
+from helpers.rawsocket import PING, TEXT, UPGRADE, RawSocket, frame
+from service.application import Service, current_service
 from test_settings import CHANGED
+from ws.blueprint import handle
 from ws.connection import SERVER_OPTIONS, CloseCode, WebSocket, plain_handshake
 from ws.connection import frame as text_frame
-from ws.open_sockets import Handler
+from ws.open_sockets import Handler, open_sockets_of
 from ws.ticker import Ticker
 
 Serving = Callable[[Handler], Any]
@@ -86,7 +85,7 @@ def start(accepted: Server, first: bytes = b"") -> tuple[Any, WebSocket]:
         with suppress(ConnectionClosed):
             ws.send(first)
             list(ws.messages())
-        return ws.finish()
+        return ws.wait_closed()
 
     serving = gevent.spawn(run)
     gevent.idle()
@@ -99,7 +98,7 @@ def test_push_that_does_not_fit_ends_all(accepted: Server, peer: RawSocket, befo
     if before:
         assert set(peer.sock.recv(100_000)) == {0}  # so that a little would fit again
     for _ in range(100):
-        ws.push(b"\1" * 5000)
+        ws.send_now(b"\1" * 5000)
     assert serving.get(timeout=30) == CloseCode.ABNORMAL
 
     data = b""
@@ -116,7 +115,7 @@ def test_nothing_follows_a_close_frame(accepted: Server, peer: RawSocket) -> Non
     serving, ws = start(accepted)
     ws.close(CloseCode.GOING_AWAY)
     ws.close(CloseCode.REVOKED)
-    ws.push(b"late")
+    ws.send_now(b"late")
     with pytest.raises(ConnectionClosed):
         ws.send(b"late")
     assert peer.frame().close_code == 1001
@@ -126,12 +125,6 @@ def test_nothing_follows_a_close_frame(accepted: Server, peer: RawSocket) -> Non
     assert serving.get(timeout=30) == CloseCode.GOING_AWAY
 
 
-def test_caller_without_sockets_is_forgotten(app: Service) -> None:
-    app.sockets.reserve("192.0.2.1")
-    app.sockets.release("192.0.2.1")
-    assert "192.0.2.1" not in app.sockets.admitted, "made-up callers would fill the memory"
-
-
 @pytest.fixture
 def serving(app: Flask, accepted: Server) -> Serving:
     """Serves the connection with this handler, in the greenlet that it returns."""
@@ -139,8 +132,7 @@ def serving(app: Flask, accepted: Server) -> Serving:
     def run(handler: Handler) -> None:
         with app.test_request_context(f"{ECHO}?api_key=private"):
             g.key = None
-            limit_waiting(API_SECONDS)
-            serve(handler, accepted)
+            handle(handler, accepted)
 
     return partial(gevent.spawn, run)
 
@@ -148,7 +140,7 @@ def serving(app: Flask, accepted: Server) -> Serving:
 def test_socket_that_was_admitted_while_a_stop_began_closes_with_1001(
     serving: Serving, peer: RawSocket, app: Service
 ) -> None:
-    app.sockets.shut_down()
+    open_sockets_of(app).shut_down()
     serving(mock.Mock(side_effect=AssertionError("it is served")))
     assert peer.frame().close_code == 1001
 
@@ -160,7 +152,7 @@ def test_client_that_ignores_the_close_is_cut(
     other = Event()
     served = serving(mock.Mock(side_effect=lambda ws: other.wait()))
     gevent.idle()
-    app.sockets.shut_down()
+    open_sockets_of(app).shut_down()
     assert peer.frame().close_code == 1001
     assert peer.ended()
     other.set()
@@ -168,13 +160,7 @@ def test_client_that_ignores_the_close_is_cut(
 
 
 def test_handler_that_returns_closes_1000(serving: Serving, peer: RawSocket) -> None:
-    """A handler may wait for the database again and again; a request waits for 1.8 s in all."""
-
-    def handle(ws: WebSocket) -> None:
-        with waiting(60) as seconds:
-            assert seconds == 60
-
-    served = serving(handle)
+    served = serving(lambda ws: None)
     assert peer.frame().close_code == 1000
     peer.sock.close()
     served.get(timeout=30)
@@ -183,7 +169,7 @@ def test_handler_that_returns_closes_1000(serving: Serving, peer: RawSocket) -> 
 def test_what_a_ticker_sends_may_be_a_number_of_the_service(
     serving: Serving, peer: RawSocket
 ) -> None:
-    serving(Ticker(lambda: text_frame(number=len(current_service.sockets.open))).serve)
+    serving(Ticker(lambda: text_frame(number=len(open_sockets_of(current_service).open))).stream)
     assert peer.frame().json() == {"number": 1}
 
 
@@ -195,7 +181,7 @@ BUG = mock.Mock(side_effect=ZeroDivisionError)
     [
         pytest.param(BUG, "ZeroDivisionError", id="any"),
         pytest.param(mock.Mock(side_effect=FileNotFoundError), "FileNotFoundError", id="OSError"),
-        pytest.param(Ticker(BUG).serve, "ZeroDivisionError", id="in what a ticker sends"),
+        pytest.param(Ticker(BUG).stream, "ZeroDivisionError", id="in what a ticker sends"),
     ],
 )
 def test_bug_closes_1011_and_is_logged(
@@ -234,8 +220,8 @@ def test_refusals_are_described_for_every_setting(app: Flask, new_key: NewKey, n
 
     asked = ({"Upgrade": "h2c"}, {"Sec-WebSocket-Key": "x"}, {}, {"X-API-Key": "x"}, *[key] * 3)
     answers = [refusal(headers) for headers in asked]
-    with models.database.connection_context():
-        models.database.drop_tables(models.TABLES)
+    with models.db.connection_context():
+        models.db.drop_tables(models.TABLES)
     answers.append(refusal(other))
     for answer in filter(None, answers):
         what = answer.status_code, answer.get_json(force=True)["code"]

@@ -21,24 +21,21 @@ from gevent.event import Event
 from gevent.selectors import GeventSelector
 from psycopg import waiting
 
-import api_keys
 import models
-from clock import Clock
+from accounts import api_keys
+from helpers.clock import Clock
+from helpers.postgresql import Cluster, connected
+from helpers.server import eventually, patience, writing
+from helpers.stored import change
 from models import DAY, HOUR, ApiKey, HourlyUsage, InvalidInput, User
-from postgresql import Cluster, connected
 from ratelimit import Allowance, Limiter, Quota, Usage, window_end
-from rows import change
-from serving import eventually, patience, writing
 from settings import Settings, SettingsError, load
+from storage import key_store as stores
 from storage import outage, postgres
-from storage import store as stores
-from storage.database import (
-    backend,
-    command_connection,
-    create_tables,
-    transaction,
-)
-from storage.store import Store
+from storage.backend import backend
+from storage.key_store import KeyStore
+from storage.schema import prepare_database
+from storage.transactions import command_connection, transaction
 
 LONG = Quota("long", 5, 10**9)  # no window turns during a test
 NewId = Callable[..., str]
@@ -60,7 +57,7 @@ def place(
         monkeypatch.setattr(waiting, "DefaultSelector", GeventSelector)
         monkeypatch.setattr(waiting, "wait", waiting.wait_selector)
     settings = load({"DATABASE_URL": url})
-    create_tables(settings)
+    prepare_database(settings)
     with command_connection(settings):
         yield settings
 
@@ -70,8 +67,8 @@ in_postgres = pytest.mark.parametrize("place", [POSTGRES], indirect=True)
 
 
 @pytest.fixture
-def store(place: Settings) -> Iterator[Store]:
-    opened: Store = backend(place).KeyStore(place.database_url)
+def store(place: Settings) -> Iterator[KeyStore]:
+    opened: KeyStore = backend(place).key_store(place.database_url)
     yield opened
     opened.close()
 
@@ -79,7 +76,7 @@ def store(place: Settings) -> Iterator[Store]:
 @pytest.fixture
 def new_id(place: Settings) -> NewId:
     """Makes keys of a user with these columns; returns the id."""
-    with models.database.connection_context():
+    with models.db.connection_context():
         grace = User.create(username="grace", email="grace@example.com", password_hash="")
 
     def create(**columns: object) -> str:
@@ -90,7 +87,7 @@ def new_id(place: Settings) -> NewId:
     return create
 
 
-def key_of(store: Store, key_id: str) -> ApiKey:
+def key_of(store: KeyStore, key_id: str) -> ApiKey:
     store.clear_cache()
     found = store.find(key_id)
     assert found
@@ -104,19 +101,19 @@ def remaining(allowance: Allowance | None) -> int | None:
 
 def by_hand(sql: str) -> list[tuple[Any, ...]]:
     """The rows with which the database answers, if it does."""
-    with models.database.connection_context():
-        cursor = models.database.execute_sql(sql)
+    with models.db.connection_context():
+        cursor = models.db.execute_sql(sql)
         return list(cursor.fetchall()) if cursor.description else []
 
 
 def test_start_and_save_of_nothing_wait_for_nobody_who_is_writing(
-    store: Store, new_id: NewId, place: Settings
+    store: KeyStore, new_id: NewId, place: Settings
 ) -> None:
     new_id()
     with writing(str(place.database_url), "UPDATE api_key SET name = 'new'"):
         store.save()
         started = time.monotonic()
-        create_tables(place)
+        prepare_database(place)
         assert time.monotonic() - started < patience(2)
 
 
@@ -133,7 +130,7 @@ def test_start_and_save_of_nothing_wait_for_nobody_who_is_writing(
     ],
 )
 def test_limiter_and_database_have_the_same_rule_for_a_window(
-    store: Store, new_id: NewId, stored: Usage, granted: list[int | None], after: Usage
+    store: KeyStore, new_id: NewId, stored: Usage, granted: list[int | None], after: Usage
 ) -> None:
     key = key_of(store, new_id(created_at=1, **stored._asdict()))
     assert [remaining(store.hit(key.id, LONG)) for _ in range(2)] == granted
@@ -145,18 +142,20 @@ def test_limiter_and_database_have_the_same_rule_for_a_window(
 
     limiter = Limiter()
     assert [remaining(limiter.hit(key.id, LONG, stored)) for _ in range(2)] == granted
-    counted = limiter.counted.get(key.id)
+    counted = dict(limiter.unsaved()).get(key.id)
     assert (stored.plus(counted) if counted else stored) == after
 
 
-def test_store_model_and_condition_agree_which_keys_have_ended(store: Store, new_id: NewId) -> None:
+def test_store_model_and_condition_agree_which_keys_have_ended(
+    store: KeyStore, new_id: NewId
+) -> None:
     for end, rotated_at in ((None, None), (models.now() + 60, None), (None, 1)):
         new_id(expires_at=end, rotated_at=rotated_at)
     many = [
         {"user": 1, "name": "ci", "type": "", "digest": f"{n}", "id": f"{n:08}"} for n in range(600)
     ]  # more than one query takes
     expired_id = new_id(expires_at=models.now())
-    with models.database.connection_context():
+    with models.db.connection_context():
         ApiKey.insert_many(many).execute()
         live = list(ApiKey.select().where(ApiKey.id != expired_id))
         expired = ApiKey.get_by_id(expired_id)
@@ -165,10 +164,10 @@ def test_store_model_and_condition_agree_which_keys_have_ended(store: Store, new
         assert set(ApiKey.select().where(ApiKey.valid())) == set(live)
     again = ApiKey(id=live[0].id, digest="of a row that was edited by hand")
     ended = [expired, ApiKey(id="deleted!", digest="deleted"), again]
-    assert store.ended(live + ended) == {key.digest for key in ended}
+    assert store.ended_digests(live + ended) == {key.digest for key in ended}
 
 
-def test_chart_has_each_request_once(store: Store, new_id: NewId) -> None:
+def test_chart_has_each_request_once(store: KeyStore, new_id: NewId) -> None:
     ids = sorted(new_id() for _ in range(2))
     for hits in (1, 3):
         for key_id in ids + ids[:1]:
@@ -183,7 +182,7 @@ def test_chart_has_each_request_once(store: Store, new_id: NewId) -> None:
 
 @in_postgres
 def test_chart_is_saved_in_the_order_of_its_table(
-    store: Store, new_id: NewId, place: Settings
+    store: KeyStore, new_id: NewId, place: Settings
 ) -> None:
     """Or two processes that save the same keys would wait for each other."""
     first, second = sorted(new_id() for _ in range(2))
@@ -204,7 +203,7 @@ def test_chart_is_saved_in_the_order_of_its_table(
         wait([saving])
 
 
-def test_owner_comes_with_the_number_of_valid_keys(store: Store, new_id: NewId) -> None:
+def test_owner_comes_with_the_number_of_valid_keys(store: KeyStore, new_id: NewId) -> None:
     new_id(expires_at=models.now()), new_id(rotated_at=1)
     key = key_of(store, new_id())
     owner = store.owner(key)
@@ -212,7 +211,7 @@ def test_owner_comes_with_the_number_of_valid_keys(store: Store, new_id: NewId) 
     *about, created_at, count = owner
     assert (about, count) == ([key.user_id, "grace", "grace@example.com"], 2)
     assert abs(created_at - models.now()) < 60
-    with models.database.connection_context():
+    with models.db.connection_context():
         ApiKey.delete().execute()
     assert store.owner(key) is None
 
@@ -221,15 +220,15 @@ def test_owner_comes_with_the_number_of_valid_keys(store: Store, new_id: NewId) 
 @pytest.mark.usefixtures("place")
 def test_what_a_page_stores_is_on_the_disk_whatever_the_session_says() -> None:
     asked = "SHOW synchronous_commit"
-    with models.database.connection_context():
-        models.database.execute_sql("SET synchronous_commit = off")
+    with models.db.connection_context():
+        models.db.execute_sql("SET synchronous_commit = off")
         with transaction(), transaction():
             assert by_hand(asked) == [("on",)]
         assert by_hand(asked) == [("off",)]
 
 
 def test_what_is_known_of_a_key_is_forgotten_by_the_store_itself(
-    store: Store, new_id: NewId, monkeypatch: pytest.MonkeyPatch
+    store: KeyStore, new_id: NewId, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Under any server, whoever else calls `forget` or not."""
     now = time.monotonic() + 1
@@ -245,7 +244,7 @@ def test_what_is_known_of_a_key_is_forgotten_by_the_store_itself(
 
 @in_postgres
 def test_row_whose_query_began_before_a_change_is_not_remembered(
-    store: Store, new_id: NewId, monkeypatch: pytest.MonkeyPatch
+    store: KeyStore, new_id: NewId, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     key_id, execute, may_go_on = new_id(), psycopg.Cursor.execute, Event()
     assert store.hit(key_id, LONG), "there is a connection"
@@ -267,22 +266,24 @@ def test_row_whose_query_began_before_a_change_is_not_remembered(
 
 
 def test_nothing_that_a_store_asks_waits_for_connections_of_pages(
-    store: Store, new_id: NewId, monkeypatch: pytest.MonkeyPatch
+    store: KeyStore, new_id: NewId, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     key_id = new_id()
-    monkeypatch.setattr(models.database.obj, "connect", mock.Mock(side_effect=AssertionError))
+    monkeypatch.setattr(models.db.obj, "connect", mock.Mock(side_effect=AssertionError))
     assert store.owner(key_of(store, key_id))
     assert store.hit(key_id, LONG)
-    assert store.ended([key_of(store, key_id)]) == set()
+    assert store.ended_digests([key_of(store, key_id)]) == set()
     store.save()
 
 
-def test_expired_keys_and_old_hours_are_deleted_after_a_save(store: Store, new_id: NewId) -> None:
+def test_expired_keys_and_old_hours_are_deleted_after_a_save(
+    store: KeyStore, new_id: NewId
+) -> None:
     lately, soon = models.now() - 1, models.now() + 60
     kept = [new_id(created_at=0, last_used_at=1), new_id(rotated_at=1, expires_at=soon)]
     gone = [new_id(expires_at=1), new_id(rotated_at=1, expires_at=lately)]
     this = models.now() // HOUR * HOUR
-    with models.database.connection_context():
+    with models.db.connection_context():
         for age in (0, 24, 26):
             HourlyUsage.create(hour=this - age * HOUR, key_id="a" * 8, requests=1)
     store.save()
@@ -299,11 +300,11 @@ def test_expired_keys_and_old_hours_are_deleted_after_a_save(store: Store, new_i
 
 
 def test_each_look_deletes_more_old_hours_than_a_million_keys_make_between_two(
-    store: Store,
+    store: KeyStore,
 ) -> None:
     """Of 7200 saves an hour, 139 rows each; but not so many at once that others wait."""
     rows = [{"hour": 0, "key_id": str(number), "requests": 1} for number in range(2000)]
-    with models.database.connection_context():
+    with models.db.connection_context():
         HourlyUsage.insert_many(rows).execute()
     stored = "SELECT 1 FROM hourly_usage"
     for _ in range(2):
@@ -320,13 +321,13 @@ def rotated(key: ApiKey) -> bool:
 
 def test_of_rotations_at_once_one_makes_a_successor(place: Settings, new_id: NewId) -> None:
     """All have read the key before the first of them changes it."""
-    with models.database.connection_context():
+    with models.db.connection_context():
         key_id = new_id()
         keys = [ApiKey.get_by_id(key_id) for _ in range(3)]
     with ThreadPoolExecutor(3) as threads:  # with SQLite, each transaction runs without a break
         run = map if place.sqlite else threads.map
         assert sorted(run(rotated, keys)) == [False, False, True]
-    with models.database.connection_context():
+    with models.db.connection_context():
         assert ApiKey.select().count() == 2
 
 
@@ -342,9 +343,9 @@ def test_two_forms_at_once_do_not_both_make_the_last_key_of_a_user(
     new_id: NewId, monkeypatch: pytest.MonkeyPatch, make: Callable[[ApiKey], bool]
 ) -> None:
     monkeypatch.setattr(api_keys, "MAX_KEYS", 3)
-    with models.database.connection_context(), ThreadPoolExecutor(1) as thread:
+    with models.db.connection_context(), ThreadPoolExecutor(1) as thread:
         first, second = (ApiKey.get_by_id(new_id()) for _ in range(2))
-        with models.database.atomic():
+        with models.db.atomic():
             assert rotated(first)
             other = thread.submit(make, second)
             wait([other], timeout=0.5)  # it has to wait for the end of this transaction
@@ -360,7 +361,7 @@ def test_transaction_is_alone_from_its_start(place: Settings) -> None:
 
 
 @in_sqlite
-def test_half_a_save_saves_nothing(store: Store, new_id: NewId) -> None:
+def test_half_a_save_saves_nothing(store: KeyStore, new_id: NewId) -> None:
     saved = "SELECT total, (SELECT sum(requests) FROM hourly_usage WHERE key_id = id) FROM api_key"
     store.hit(new_id(), LONG)
     by_hand("ALTER TABLE hourly_usage RENAME COLUMN requests TO away")
@@ -373,7 +374,7 @@ def test_half_a_save_saves_nothing(store: Store, new_id: NewId) -> None:
 
 
 @in_sqlite
-def test_usage_changed_by_hand_stays(store: Store, new_id: NewId) -> None:
+def test_usage_changed_by_hand_stays(store: KeyStore, new_id: NewId) -> None:
     key_id = new_id()
     store.hit(key_id, LONG)
     store.save()
@@ -396,7 +397,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 @pytest.mark.parametrize("ahead", [1, 20, -20])
 @pytest.mark.parametrize("seconds", [60, HOUR, DAY])
 def test_clocks_that_differ_open_no_window_twice(
-    store: Store, new_id: NewId, clock: Clock, seconds: int, ahead: int
+    store: KeyStore, new_id: NewId, clock: Clock, seconds: int, ahead: int
 ) -> None:
     """Two processes, at the turn of a window: each admits as much as it can."""
     key_id, quota, granted = new_id(), Quota("free", 5, seconds), 0
@@ -409,7 +410,7 @@ def test_clocks_that_differ_open_no_window_twice(
 
 @in_postgres
 def test_refusal_is_of_the_window_that_was_asked_about(
-    store: Store, new_id: NewId, clock: Clock, monkeypatch: pytest.MonkeyPatch
+    store: KeyStore, new_id: NewId, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Although the next one has begun when the answer comes."""
     key_id, quota = new_id(), Quota("once", 1, 60)
@@ -423,7 +424,7 @@ def test_refusal_is_of_the_window_that_was_asked_about(
 
 @in_postgres
 def test_statement_that_waited_over_the_turn_goes_on_with_the_new_window(
-    store: Store, new_id: NewId, clock: Clock, place: Settings
+    store: KeyStore, new_id: NewId, clock: Clock, place: Settings
 ) -> None:
     key_id, quota, turn = new_id(), Quota("free", 5, HOUR), window_end(time.time(), HOUR)
     clock.now = turn - 0.01
@@ -440,7 +441,7 @@ def test_statement_that_waited_over_the_turn_goes_on_with_the_new_window(
 
 
 @in_postgres
-def test_chart_is_saved_with_the_next_save_that_succeeds(store: Store, new_id: NewId) -> None:
+def test_chart_is_saved_with_the_next_save_that_succeeds(store: KeyStore, new_id: NewId) -> None:
     """At the latest when the store is closed. A connection that failed is not used again."""
     key_id, chart = new_id(), "SELECT sum(requests) FROM hourly_usage"
     open_ones = "FROM pg_stat_activity WHERE datname = current_database()"
@@ -460,7 +461,7 @@ def test_chart_is_saved_with_the_next_save_that_succeeds(store: Store, new_id: N
 
 
 @in_postgres
-def test_deleted_key_is_a_bad_key(store: Store, new_id: NewId) -> None:
+def test_deleted_key_is_a_bad_key(store: KeyStore, new_id: NewId) -> None:
     """Also while its row is remembered."""
     assert store.find(key_id := new_id())
     by_hand("DELETE FROM api_key")
@@ -470,7 +471,7 @@ def test_deleted_key_is_a_bad_key(store: Store, new_id: NewId) -> None:
 def test_many_may_start_at_once_on_an_empty_database(cluster: Cluster) -> None:
     settings = load({"DATABASE_URL": cluster.new_database()})
     with ThreadPoolExecutor(3) as threads:
-        assert list(threads.map(create_tables, [settings] * 3)) == [None] * 3
+        assert list(threads.map(prepare_database, [settings] * 3)) == [None] * 3
 
 
 @in_postgres
@@ -479,7 +480,7 @@ def test_role_that_may_create_nothing_can_start(cluster: Cluster, place: Setting
     Cluster.query(url, f"CREATE ROLE {role} LOGIN PASSWORD '{cluster.password}'")
     grants = "SELECT, INSERT, UPDATE, DELETE"
     Cluster.query(url, f"GRANT {grants} ON ALL TABLES IN SCHEMA public TO {role}")
-    create_tables(load({"DATABASE_URL": url.replace("demo:", f"{role}:")}))
+    prepare_database(load({"DATABASE_URL": url.replace("demo:", f"{role}:")}))
 
 
 @pytest.mark.parametrize(
@@ -495,7 +496,7 @@ def test_role_that_may_create_nothing_can_start(cluster: Cluster, place: Setting
 def test_useless_server_is_one_line(cluster: Cluster, right: str, wrong: str, reason: str) -> None:
     url = cluster.new_database().replace(right, wrong, 1)
     with pytest.raises(SettingsError) as refusal:
-        create_tables(load({"DATABASE_URL": url}))
+        prepare_database(load({"DATABASE_URL": url}))
     line = str(refusal.value)
     assert line.startswith("DATABASE_URL: PostgreSQL: ")
     assert reason in line

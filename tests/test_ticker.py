@@ -9,7 +9,7 @@ import pytest
 from flask import Flask
 from gevent.event import Event
 
-from clock import NOON, Clock
+from helpers.clock import NOON, Clock
 from ws import ticker
 from ws.connection import WebSocket
 from ws.ticker import Ticker
@@ -40,12 +40,12 @@ class Sleeper(Clock):
         """Serve a socket until it leaves; in the list will be when something was sent to it."""
         moments: list[float] = []
         ws = mock.Mock(WebSocket)
-        ws.push = lambda data: moments.append(self.now)
+        ws.send_now = lambda data: moments.append(self.now)
         ws.messages = lambda: [(leave or Event()).wait()]
 
         def serve() -> None:
             with APP.app_context():
-                self.ticker.serve(ws)
+                self.ticker.stream(ws)
 
         gevent.spawn(serve)
         gevent.idle()

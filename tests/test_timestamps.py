@@ -1,7 +1,7 @@
 """How moments are written."""
 
-from clock import NOON
-from http_api.timestamps import display, timestamp
+from helpers.clock import NOON
+from service.timestamps import display, timestamp
 
 
 def test_every_millisecond_is_written_as_it_is() -> None:

@@ -1,13 +1,20 @@
-"""Forms: urlencoded, small, and sent from a page of this service."""
+"""Forms: how they are received, and how a page answers them."""
+
+from collections.abc import Callable
+from functools import wraps
 
 import gevent
-from flask import request
+from flask import g, redirect, request, session, url_for
+from flask.typing import ResponseReturnValue
 from werkzeug.exceptions import abort
 
+from models import InvalidInput
 from web.throttles import FORMS, throttle_caller
 
 FORM_SECONDS = 10  # for a form to arrive, in total
 FORM_TYPE = "application/x-www-form-urlencoded"
+
+View = Callable[..., ResponseReturnValue]
 
 
 def receive_form() -> None:
@@ -56,3 +63,30 @@ def form_option(field: str, choices: dict[str, int]) -> int:
     """The option chosen from a list, by default the first; our pages send nothing else."""
     choice = request.form.get(field, next(iter(choices)))
     return choices[choice] if choice in choices else abort(400)
+
+
+def show_errors_on(page: Callable[..., str]) -> Callable[[View], View]:
+    """Let this page show what is wrong with a form (`g.errors`), and what was typed."""
+
+    def decorate(view: View) -> View:
+        @wraps(view)
+        def handle(**arguments: str) -> ResponseReturnValue:
+            try:
+                return view(**arguments)
+            except InvalidInput as invalid:
+                g.errors = invalid.errors
+                return page(**arguments), 422  # Unprocessable Content
+
+        return handle
+
+    return decorate
+
+
+def redirect_with_message(endpoint: str, message: str) -> ResponseReturnValue:
+    """Show the message on the page of this endpoint.
+
+    `flash` would add it to a list in the session, which a client that opens no page could make
+    longer with each form.
+    """
+    session["message"] = message
+    return redirect(url_for(endpoint), 303)

@@ -1,4 +1,4 @@
-"""How often a caller, a user or an account may do what costs much, and what hashes a password."""
+"""Limits on expensive actions, for each caller, user and account; hashing within these limits."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -7,11 +7,11 @@ from flask import request
 from gevent.lock import BoundedSemaphore
 from werkzeug.exceptions import ServiceUnavailable, TooManyRequests
 
-import accounts
-from http_api.client_address import client_network
+from accounts import passwords
 from models import User
-from ratelimit import Quota
-from service import current_service
+from ratelimit import Limiter, Quota
+from service.application import current_service
+from service.client_address import client_network
 
 FORMS = Quota("forms of a caller", 60, 60)
 SIGN_UPS = Quota("accounts of a caller", 20, 3600)
@@ -22,18 +22,18 @@ BUCKETS = 16384  # for each of these quotas
 HASH_SLOTS = BoundedSemaphore(100)  # how many passwords may wait to be hashed
 
 
-def throttle(quota: Quota, *counted_for: object) -> str:
+def throttle(quota: Quota, *counted_for: object) -> None:
     """Count for this caller, user or account; raises TooManyRequests when the quota is used up.
 
     Made-up names must not fill the memory, so each is counted in one of a bounded number of
-    buckets, which is returned. An attacker cannot aim at another user's bucket, because Python's
-    hash of a string differs from process to process.
+    buckets. Python's hash of a string differs from process to process (unless PYTHONHASHSEED is
+    set), so an attacker cannot aim at the bucket of another user.
     """
     bucket = f"{quota.tier} {hash((quota.tier, *counted_for)) % BUCKETS}"
-    allowance = current_service.throttles.hit(bucket, quota)
+    throttles: Limiter = current_service.extensions["throttles"]
+    allowance = throttles.hit(bucket, quota)
     if not allowance.accepted:
         raise TooManyRequests(retry_after=allowance.seconds_left)
-    return bucket
 
 
 def throttle_caller(*quotas: Quota) -> None:
@@ -42,43 +42,32 @@ def throttle_caller(*quotas: Quota) -> None:
         throttle(quota, client_network(request.remote_addr))
 
 
-@contextmanager
-def throttled(quota: Quota, *counted_for: object) -> Iterator[None]:
-    """As `throttle`, for what is done inside: if that raises an exception, it is not counted."""
-    bucket = throttle(quota, *counted_for)
-    try:
-        yield
-    except BaseException:
-        current_service.throttles.take_back(bucket)
-        raise
-
-
-def hash_password(password: str, *more: Quota) -> str:
-    """Hash a new password, which is counted before, for the caller, as one of `more` too.
+def hash_throttled(password: str, *more: Quota) -> str:
+    """Hash a new password, after counting it for the caller in PASSWORDS and in `more`.
 
     Raises InvalidInput, TooManyRequests and ServiceUnavailable.
     """
     throttle_caller(PASSWORDS, *more)
     with _hash_slot():
-        return accounts.hash_password(password)
+        return passwords.hash_password(password)
 
 
-def verify_password(user: User | None, name: str, password: str) -> bool:
-    """Whether this is the password of the user, or False if there is no user of that name.
+def verify_throttled(user: User | None, name: str, password: str) -> bool:
+    """Whether this is the password of the user; False if there is no user of that name.
 
-    Right or wrong, it is counted before it is hashed: first for the caller, so that one address can
-    neither lock an account nor make others wait, then for the account. A name without a user is
-    limited as an account is. Raises TooManyRequests and ServiceUnavailable.
+    It is counted before it is hashed, right or wrong: first for the caller, so that one address can
+    neither lock an account nor make others wait, then for the account. A name without a user has
+    the same limit. Raises TooManyRequests and ServiceUnavailable.
     """
     throttle_caller(PASSWORDS)
     throttle(PASSWORDS_FOR_ACCOUNT, user.id if user else name.lower())
     with _hash_slot():
-        return accounts.verify_password(user, password)
+        return passwords.verify_password(user, password)
 
 
 @contextmanager
 def _hash_slot() -> Iterator[None]:
-    """A place among those that wait to be hashed; raises ServiceUnavailable if there is none."""
+    """Wait for a hash as one of HASH_SLOTS; raises ServiceUnavailable if all are taken."""
     if not HASH_SLOTS.acquire(blocking=False):
         raise ServiceUnavailable(retry_after=5)
     try:

@@ -17,16 +17,13 @@ from typing import Any
 import gevent
 from simple_websocket import ConnectionClosed, Server
 from wsproto import events
+from wsproto.connection import ConnectionState
 from wsproto.frame_protocol import FrameProtocol
 
-from http_api.problems import Problem, json_text
+from service.connections import CLOSE_SECONDS, READ_BYTES, TURN_SECONDS, half_close
+from service.json_text import json_text
+from service.problems import Problem
 from ws.outbox import Outbox
-
-# Sleeping for this time lets all other greenlets run. It must not be 0: greenlets that
-# call sleep(0) go on in the same round of gevent's loop, up to 50 times, before the loop looks for
-# new input of other connections. A timer, however short, ends in a later round.
-TURN_SECONDS = 1e-6
-READ_BYTES = 16_384
 
 UPGRADE = {"Connection": "upgrade", "Upgrade": "websocket", "Sec-WebSocket-Version": "13"}
 BAD_HANDSHAKE = (
@@ -44,31 +41,41 @@ HANDSHAKE = {  # as regular expressions (RFC 6455 part 4.2.1)
 MAX_MESSAGE_BYTES = 65_536
 PING_SECONDS = 25  # between pings
 STALLED_SECONDS = 10  # how long a client may leave a ping unanswered, or a frame unread
-CLOSE_SECONDS = 0.8  # how long a client may take to read a close frame, and to close its side
 
 
 class CloseCode(IntEnum):
-    """The close codes of this service (RFC 6455 part 7.4.1); wsproto adds 1002 and 1007.
-
-    `messages` closes with NOT_TEXT and TOO_BIG, OpenSockets with the others. ABNORMAL is never
-    sent, only logged: the connection was lost.
-    """
+    """The close codes of this service (RFC 6455 part 7.4.1)."""
 
     NORMAL = 1000
     GOING_AWAY = 1001
+    PROTOCOL_ERROR = 1002  # found by wsproto, like NOT_UTF_8
     NOT_TEXT = 1003
-    ABNORMAL = 1006
+    ABNORMAL = 1006  # never sent, only logged: the connection was lost
+    NOT_UTF_8 = 1007
     REVOKED = 1008
     TOO_BIG = 1009
     BUG = 1011
 
 
+# What the close frame says when the service begins the close; at most 123 bytes (part 5.5).
+REASONS: dict[int, str] = {
+    CloseCode.NORMAL: "The server has nothing more to send",
+    CloseCode.GOING_AWAY: "The server is stopping or restarting",
+    CloseCode.PROTOCOL_ERROR: "A frame violated RFC 6455",
+    CloseCode.NOT_TEXT: "Only text messages are accepted",
+    CloseCode.NOT_UTF_8: "A text message was not UTF-8",
+    CloseCode.REVOKED: "The API key was revoked or has expired",
+    CloseCode.TOO_BIG: f"A message was larger than {MAX_MESSAGE_BYTES:,} bytes",
+    CloseCode.BUG: "There was an error in the server",
+}
+
+
 def no_reader(target: object) -> SimpleNamespace:
-    """In place of simple-websocket's reader, which would queue messages without limit."""
+    """Replaces simple-websocket's reader, which would queue messages without limit."""
     return SimpleNamespace(name="", start=lambda: None)
 
 
-# simple-websocket makes an event as well, which only its reader would set.
+# simple-websocket also makes an event, which only its reader would set.
 SERVER_OPTIONS = {"thread_class": no_reader, "event_class": object}
 
 
@@ -94,7 +101,7 @@ def plain_handshake(environ: dict[str, Any]) -> dict[str, Any]:
 
 
 def tokens(environ: dict[str, Any], name: str) -> set[str]:
-    """The tokens of a header, in lower case. werkzeug's parser takes 6 ms for a long header."""
+    """The tokens of a header, in lower case; werkzeug's parser takes 6 ms for a long header."""
     return {token.strip() for token in environ.get(name, "").lower().split(",")}
 
 
@@ -106,10 +113,10 @@ def frame(**message: object) -> bytes:
 class WebSocket:
     """An open connection, served by the greenlet that calls the handler.
 
-    Only this greenlet may call `messages`, `send` and `finish`. Any greenlet may call `push` and
-    `close`, which never wait. The first `close` decides on the code. From then on nothing else is
-    sent: `push` does nothing, `send` raises ConnectionClosed, and `messages` ends. The client has
-    CLOSE_SECONDS to close its side; then the connection is cut, even while its greenlet is waiting.
+    Only this greenlet may call `messages`, `send` and `wait_closed`. Any greenlet may call
+    `send_now` and `close`, which never wait. The first `close` decides on the code. After it
+    nothing is sent: `send_now` does nothing, `send` raises ConnectionClosed, and `messages` ends.
+    The client has CLOSE_SECONDS to close its side; then the service disconnects it.
     """
 
     def __init__(self, server: Server) -> None:
@@ -156,7 +163,7 @@ class WebSocket:
         if self.code:
             raise ConnectionClosed(self.code)
 
-    def push(self, data: bytes) -> None:
+    def send_now(self, data: bytes) -> None:
         """Send a frame; a client whose connection does not take all of it at once is lost."""
         if not self.code:
             with suppress(OSError):
@@ -168,22 +175,34 @@ class WebSocket:
         """Begin to close the connection with this code, unless it is closing."""
         if self.code:
             return
-        self.code = code
         if code == CloseCode.ABNORMAL:
-            self._cut()
+            self.code = code
+            self._disconnect()
             return
-        with suppress(OSError):
-            self._outbox.write(self._protocol.send(events.CloseConnection(code)))
-        gevent.spawn_later(CLOSE_SECONDS, self._cut)
+        is_answer = self._protocol.state is ConnectionState.REMOTE_CLOSING
+        reason = None if is_answer else REASONS.get(code)
+        self._write_control(events.CloseConnection(code, reason))
+        self.code = code
+        gevent.spawn_later(CLOSE_SECONDS, self._disconnect)
 
-    def finish(self) -> int:
+    def wait_closed(self) -> int:
         """Wait until the client has closed its side; returns the code.
 
         The code is ABNORMAL if the client did not read everything, up to the close frame.
         """
         self._flush()
-        drain(self._sock)
+        half_close(self._sock)
         return self.code if self._outbox.is_empty else CloseCode.ABNORMAL
+
+    def _write_control(self, event: events.Event) -> None:
+        """Write a ping, a pong or a close frame, unless the connection is closing.
+
+        This is the only place that does: wsproto makes no frame after the close frame. It never
+        waits, so the connection cannot begin to close meanwhile.
+        """
+        if not self.code:
+            with suppress(OSError):
+                self._outbox.write(self._protocol.send(event))
 
     def _flush(self, data: bytes = b"") -> None:
         """Wait until the kernel has taken everything, or the client is lost."""
@@ -193,8 +212,8 @@ class WebSocket:
         except OSError:
             self.close(CloseCode.ABNORMAL)
 
-    def _cut(self) -> None:
-        """End the connection; if its greenlet is waiting for it, that goes on."""
+    def _disconnect(self) -> None:
+        """End the connection; a greenlet that is waiting for it goes on."""
         with suppress(OSError):
             self._outbox.write()
             self._sock.shutdown(socket.SHUT_RDWR)
@@ -203,7 +222,8 @@ class WebSocket:
         while not self.code:
             for event in self._protocol.events():
                 if isinstance(event, events.Ping):
-                    self._flush(self._protocol.send(event.response()))
+                    self._write_control(event.response())
+                    self._flush()
                 if isinstance(event, events.Pong) and self._awaits_pong:
                     self._awaits_pong = False
                     self._ping_deadline = time.monotonic() + PING_SECONDS
@@ -212,7 +232,7 @@ class WebSocket:
                 if self.code:
                     return
             try:
-                # None: the client has left, for which wsproto makes a CloseConnection.
+                # None means that the client has left; wsproto makes a CloseConnection of it.
                 self._protocol.receive_data(self._read() or None)
             except OSError:
                 self.close(CloseCode.ABNORMAL)
@@ -228,19 +248,8 @@ class WebSocket:
                     continue
             if self._awaits_pong:
                 raise TimeoutError
-            self._flush(self._protocol.send(events.Ping()))
+            self._write_control(events.Ping())
+            self._flush()
             self._awaits_pong = True
             self._ping_deadline = time.monotonic() + STALLED_SECONDS
         return b""
-
-
-def drain(sock: Any) -> None:
-    """Half-close, then discard input for CLOSE_SECONDS at most, unless the connection is lost.
-
-    If input were left unread at the close, the kernel would reset the connection, and the client
-    might lose what was sent last (RFC 9112 part 9.6).
-    """
-    with suppress(OSError), gevent.Timeout(CLOSE_SECONDS, False):  # False: raises nothing
-        sock.shutdown(socket.SHUT_WR)
-        while sock.recv(READ_BYTES):
-            gevent.sleep(TURN_SECONDS)

@@ -16,10 +16,10 @@ log = logging.getLogger(__name__)
 class Ticker:
     """Sends a frame to many sockets: once a second to each, at its own tenth of a second.
 
-    `make_frame` is called for each tenth that has sockets, in one greenlet for all of them: a timer
-    per socket would cost more than sending. It runs in an app context, but in no request. If it
-    raises an exception, these sockets close with 1011. No tick falls on a full second, so a tick
-    that is a little late neither skips nor repeats a second.
+    One greenlet calls `make_frame` for each tenth that has sockets: a timer per socket would be
+    more expensive than sending. The call has an app context, but no request. If it raises an
+    exception, these sockets close with 1011. No tick falls on a full second, so a tick that is a
+    little late neither skips nor repeats a second.
     """
 
     def __init__(self, make_frame: Callable[[], bytes]) -> None:
@@ -27,10 +27,11 @@ class Ticker:
         self._listeners: dict[int, set[WebSocket]] = {tenth: set() for tenth in range(1, 10)}
         self._greenlet: gevent.Greenlet | None = None
 
-    def serve(self, ws: WebSocket) -> None:
+    def stream(self, ws: WebSocket) -> None:
         """Send the frames until the socket closes; what the client sends is discarded.
 
-        The first frame within 0.2 s: of the next two tenths, it gets the one with fewer sockets.
+        Of the next two tenths, the socket gets the one with fewer sockets, so the first frame comes
+        within 0.2 s.
         """
         tenth = int(time.time() * 10)
         tenths = {(tenth + 1) % 10, (tenth + 2) % 10} & self._listeners.keys()  # 0 has no listeners
@@ -67,5 +68,5 @@ class Ticker:
             for ws in listeners:
                 ws.close(CloseCode.BUG)
         else:
-            for ws in listeners:  # push never yields, so the set cannot change during the loop
-                ws.push(data)
+            for ws in listeners:  # `send_now` never waits, so the set stays the same
+                ws.send_now(data)

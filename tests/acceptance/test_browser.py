@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from auth import INVALID_KEY
-from browsers import CONTROL, Browser, Chromium, Firefox, WebKit, find_program
-from paths import ECHO, ME, PROFILE, PROTECTED, PUBLIC, SECURITY, TEST, TIME
-from serving import REPOSITORY, Server
+from helpers.browsers import CONTROL, Browser, Chromium, Firefox, WebKit, find_program
+from helpers.paths import ECHO, ME, PROFILE, PROTECTED, PUBLIC, SECURITY, TEST, TIME
+from helpers.server import REPOSITORY, Server
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 expect = playwright.expect

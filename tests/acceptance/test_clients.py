@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from conftest import StartServer
-from serving import REPOSITORY, bash
+from helpers.server import REPOSITORY, bash
 
 PAGE = (REPOSITORY / "docs/testing-clients.md").read_text()
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from paths import KEYS, SOCKETS, STATUS
-from rawsocket import UPGRADE, request_bytes
-from serving import Server
+from helpers.paths import KEYS, SOCKETS, STATUS
+from helpers.rawsocket import UPGRADE, request_bytes
+from helpers.server import Server
 from web.forms import FORM_TYPE
 
 MORE_SECONDS = 0.02  # than an ordinary request

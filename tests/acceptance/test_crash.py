@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from conftest import StartServer
-from paths import TEST
-from serving import eventually, serve_command
+from helpers.paths import TEST
+from helpers.server import eventually, serve_command
 
 
 def test_what_a_page_stores_is_flushed_and_so_is_what_a_checkpoint_moves(

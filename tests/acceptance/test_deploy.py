@@ -16,11 +16,11 @@ from typing import Any
 
 import pytest
 
-from documents import blocks, section
-from paths import ECHO, TEST, TIME
-from postgresql import Cluster
-from rawsocket import TEXT, RawSocket, form_bytes, frame
-from serving import (
+from helpers.documents import blocks, section
+from helpers.paths import ECHO, TEST, TIME
+from helpers.postgresql import Cluster
+from helpers.rawsocket import TEXT, RawSocket, form_bytes, frame
+from helpers.server import (
     REPOSITORY,
     Server,
     bash,

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from documents import blocks, section
-from paths import TEST
-from serving import REPOSITORY, Server
+from helpers.documents import blocks, section
+from helpers.paths import TEST
+from helpers.server import REPOSITORY, Server
 
 PATH = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
 

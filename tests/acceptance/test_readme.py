@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
-from documents import CONTRIBUTING, DOCUMENTS, README, blocks, section
-from serving import REPOSITORY, bash, clean_environment, eventually, free_port
+from helpers.documents import CONTRIBUTING, DOCUMENTS, README, blocks, section
+from helpers.server import REPOSITORY, bash, clean_environment, eventually, free_port
 
 # What differs from run to run; everything else has to be as it stands in README.
 MOMENT = re.compile(r"20\d\d-\d\d-\d\d[T ]\d\d:\d\d:\d\d(\.\d{3})?( UTC|Z)")

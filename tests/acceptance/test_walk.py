@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from conftest import StartServer
-from paths import ME, STATS, TEST
-from rawsocket import Answer
-from serving import REPOSITORY, Server, eventually, patience
+from helpers.paths import ME, STATS, TEST
+from helpers.rawsocket import Answer
+from helpers.server import REPOSITORY, Server, eventually, patience
 
 WALK_SECONDS = 40
 NOTICED_SECONDS = 2  # until every process knows that a key was changed
@@ -36,15 +36,15 @@ LATE = [  # each reads a user; then the command waits for the rest of a line, th
 HASHES_WAIT = """
 import accounts, gevent, pathlib
 from flask import request
-verify = accounts.verify_password
+verify = passwords.verify_password
 def wait_and_verify(*args):
     if file := request.headers.get("Wait-For"):  # until its other end is closed
         gevent.get_hub().threadpool.apply(pathlib.Path(file).read_bytes)
     return verify(*args)
-accounts.verify_password = wait_and_verify"""
+passwords.verify_password = wait_and_verify"""
 ADVICE = (
     "what had read a user and then waited has changed another, or says that it has changed what "
-    "was gone: use `with transaction(user):`, see storage/database.py"
+    "was gone: use `with transaction(user):`, see storage/transactions.py"
 )
 
 

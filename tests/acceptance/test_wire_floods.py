@@ -7,8 +7,8 @@ import pytest
 
 from benchmarks.attacks import ATTACKS
 from conftest import StartServer
-from load import waits
-from serving import REPOSITORY, Server
+from helpers.load import waits
+from helpers.server import REPOSITORY, Server
 
 SHORT_SECONDS = 0.3  # which says enough; who waits for the end of a flood waits for ten
 TIMES = 30  # as long as beside two busy programs

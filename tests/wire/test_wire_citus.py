@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 from conftest import StartServer
-from load import Load, accepted
-from paths import KEYS, ME, PROFILE, SECURITY, STATS, STATUS, TEST, TIME
-from postgresql import CitusCluster, Cluster
-from rawsocket import RawSocket
-from serving import REPOSITORY, Server, eventually, newer_version
+from helpers.load import Load, accepted
+from helpers.paths import KEYS, ME, PROFILE, SECURITY, STATS, STATUS, TEST, TIME
+from helpers.postgresql import CitusCluster, Cluster
+from helpers.rawsocket import RawSocket
+from helpers.server import REPOSITORY, Server, eventually, newer_version
 from settings import load
-from storage.database import create_tables
+from storage.schema import prepare_database
 
 pytestmark = pytest.mark.citus
 
@@ -33,7 +33,7 @@ def citus() -> Iterator[CitusCluster]:
 @pytest.fixture
 def server(citus: CitusCluster, start_server: StartServer) -> Server:
     url = citus.new_database()
-    create_tables(load({"DATABASE_URL": url}))
+    prepare_database(load({"DATABASE_URL": url}))
     for statement in DISTRIBUTE:
         Cluster.query(url, statement)
     limits = "free=1000000/day,five=500/day"

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from conftest import StartServer
-from load import Load, accepted
-from paths import TEST, TIME
-from rawsocket import RawSocket
-from serving import eventually, newer_version, patience, writing
+from helpers.load import Load, accepted
+from helpers.paths import TEST, TIME
+from helpers.rawsocket import RawSocket
+from helpers.server import eventually, newer_version, patience, writing
 
 
 class TestSqlite:

@@ -18,12 +18,12 @@ from unittest import mock
 
 import pytest
 
-import accounts
-from commands.demo import refuse_used_port, welcome
+from accounts import users
+from helpers.paths import SECURITY, TEST
+from helpers.rawsocket import RawSocket, form_bytes
+from helpers.server import Server, eventually, start_refusal
 from models import User
-from paths import SECURITY, TEST
-from rawsocket import RawSocket, form_bytes
-from serving import Server, eventually, start_refusal
+from server.demo import refuse_used_port, welcome
 from settings import SettingsError
 
 Demo = Callable[[], Server]
@@ -124,4 +124,4 @@ def test_demo_makes_no_user_beside_others(
     welcome(8000)
     assert capfd.readouterr().out == ""
     assert caplog.messages == ["To create a user: flask user create USERNAME EMAIL"]
-    assert accounts.find_user("demo") is None
+    assert users.find_user("demo") is None

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from conftest import StartServer
-from load import waits
-from paths import ECHO, STATUS, YEAR
-from rawsocket import CONTINUATION, TEXT, RawSocket, close_frame, frame, request_bytes
-from serving import Server, eventually, patience, serve_command
+from helpers.load import waits
+from helpers.paths import ECHO, STATUS, YEAR
+from helpers.rawsocket import CONTINUATION, TEXT, RawSocket, close_frame, frame, request_bytes
+from helpers.server import Server, eventually, patience, serve_command
 
 ENDLESS = {
     "chunks": ({"Host": "a", "Transfer-Encoding": "chunked"}, b"1\r\nx\r\n" * 1000),
@@ -46,14 +46,11 @@ class TestTurns:
         assert answer.status == status
         assert status == 200 or answer.json()["code"] == "request_header_fields_too_large"
 
-    @pytest.mark.parametrize(
-        ("arguments", "connection"), [("", "close"), ("", "keep-alive"), ("--keep-alive 0", "")]
-    )
+    @pytest.mark.parametrize("connection", ["close", "keep-alive"])
     def test_response_before_an_unread_body_is_not_lost(
-        self, start_server: StartServer, arguments: str, connection: str
+        self, server: Server, connection: str
     ) -> None:
         """Nor is the body taken for the next request."""
-        server = start_server(GUNICORN_CMD_ARGS=arguments)
         headers = {"Host": "a", "Content-Length": "16384", "Connection": connection}
         with RawSocket(server.port) as client:
             client.send(request_bytes(STATUS, headers) + bytes(16_384))
@@ -164,8 +161,8 @@ class TestHolding:
         assert time.monotonic() - started < patience(4)
         assert "bug" not in impatient.log()
 
-    def test_idle_connections_keep_nobody_out(self, start_server: StartServer) -> None:
-        server = start_server(GUNICORN_CMD_ARGS="--worker-connections 40 --keep-alive 1")
+    def test_idle_connections_keep_nobody_out(self, start_patched: StartServer) -> None:
+        server = start_patched("worker_connections = 40; keepalive = 1")
         with RawSocket(server.port).open(ECHO) as echo, server.connections(80):
             assert waits(server.port, server.new_key(), 20)[-1] < patience(2.5)
             echo.send(frame(TEXT, b"still here"))

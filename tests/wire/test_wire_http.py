@@ -4,9 +4,9 @@ import socket
 
 import pytest
 
-from paths import ME, STATUS
-from rawsocket import RawSocket, form_bytes, handshake_bytes, request_bytes
-from serving import Server
+from helpers.paths import ME, STATUS
+from helpers.rawsocket import RawSocket, form_bytes, handshake_bytes, request_bytes
+from helpers.server import Server
 
 POST = b"POST /api/v1/status HTTP/1.1\r\nHost: a\r\n"
 GARBAGE = {

@@ -11,11 +11,11 @@ from statistics import median
 import pytest
 
 from conftest import StartServer
-from load import Load, accepted, refused
-from paths import ME, STATUS, TEST, TIME
-from postgresql import Cluster, Network
-from rawsocket import RawSocket
-from serving import eventually, patience, writing
+from helpers.load import Load, accepted, refused
+from helpers.paths import ME, STATUS, TEST, TIME
+from helpers.postgresql import Cluster, Network
+from helpers.rawsocket import RawSocket
+from helpers.server import eventually, patience, writing
 
 pytestmark = pytest.mark.postgres
 

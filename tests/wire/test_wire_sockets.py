@@ -13,8 +13,8 @@ import pytest
 from websockets.sync.client import connect
 
 from conftest import StartServer
-from paths import ECHO, TEST, TIME
-from rawsocket import (
+from helpers.paths import ECHO, TEST, TIME
+from helpers.rawsocket import (
     BINARY,
     CONTINUATION,
     PING,
@@ -27,7 +27,7 @@ from rawsocket import (
     frame,
     handshake_bytes,
 )
-from serving import Server, eventually, patience, serve_command
+from helpers.server import Server, eventually, patience, serve_command
 
 MAX_BYTES = 65_536
 

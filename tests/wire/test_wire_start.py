@@ -1,12 +1,9 @@
 """Every command that starts the service leads to the same server, or says in one line why not."""
 
-import ast
 import contextlib
 import os
 import secrets
-import shutil
 import signal
-import subprocess
 import sys
 from functools import partial
 from pathlib import Path
@@ -14,15 +11,13 @@ from pathlib import Path
 import pytest
 
 from conftest import StartServer
-from paths import STATUS, TEST, TIME
-from rawsocket import RawSocket
-from serving import (
+from helpers.paths import STATUS, TEST, TIME
+from helpers.rawsocket import RawSocket
+from helpers.server import (
     REPOSITORY,
     Server,
     StartError,
-    clean_environment,
     eventually,
-    free_port,
     listens,
     patience,
     serve_command,
@@ -82,47 +77,6 @@ def test_wrong_setting_is_one_line(tmp_path: Path, command: str, variable: str, 
     assert variable != "SECRET_KEY" or value or "python3 -c" in message
 
 
-@pytest.mark.parametrize("module", ["click", "gunicorn.app.wsgiapp", "server.worker"])
-def test_interrupted_start_is_silent(tmp_path: Path, module: str) -> None:
-    """Ctrl-C while this module is imported: of app.py, of gunicorn, and of its settings."""
-    (tmp_path / "sitecustomize.py").write_text(INTERRUPT.format(module=module))
-    settings = {"PYTHONPATH": str(tmp_path), "DATABASE_URL": f"sqlite:///{tmp_path}/demo.db"}
-    environment = clean_environment(PORT=str(free_port()), **settings)
-    command = [PYTHON, str(REPOSITORY / "app.py")]
-    done = subprocess.run(command, env=environment, capture_output=True, timeout=60)
-    assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, b"", b"")
-
-
-INTERRUPT = """
-import os, signal, sys
-
-class Finder:
-    @staticmethod
-    def find_spec(name, *_):
-        if name == "{module}":
-            os.kill(os.getpid(), signal.SIGINT)
-
-sys.meta_path.insert(0, Finder)
-"""
-
-
-def test_packages_that_are_not_installed_are_one_line(tmp_path: Path) -> None:
-    """-S leaves out what pip has installed."""
-    message = start_refusal("-S app.py", tmp_path)
-    assert message == "Packages are missing: run the commands at the top of README.md."
-
-
-def test_old_python_is_one_line(tmp_path: Path) -> None:
-    old = tmp_path / "old.py"
-    old.write_text(
-        "import sys; sys.version_info, sys.version = (3, 9, 18), '3.9.18 (main)'; import app"
-    )
-    for file in ("app.py", "server/start_checks.py", "server/signals.py"):
-        ast.parse((REPOSITORY / file).read_text(), feature_version=(3, 6))
-    message = start_refusal(str(old), tmp_path, PYTHONPATH=str(REPOSITORY))
-    assert message == "Python 3.10 or later is needed; this is 3.9.18."
-
-
 def test_tests_without_their_packages_are_one_line(tmp_path: Path) -> None:
     """As where only requirements.txt is installed."""
     without = tmp_path / "without.py"
@@ -141,46 +95,6 @@ def test_few_open_files_are_one_line(start_server: StartServer) -> None:
 
 def test_flask_run_is_one_line_that_says_what_to_run(tmp_path: Path) -> None:
     assert "run `.venv/bin/python app.py`" in start_refusal("-m flask run", tmp_path)
-
-
-MISTAKES = [  # in a module, how it is answered meanwhile, and words of the module that are edited
-    ("auth.py", "def broken(:", 500, "Send your key"),
-    ("auth.py", "nothing", 500, "Send your key"),
-    ("http_api/problems.py", "1 / 0", 401, "about:blank"),
-]
-
-
-@pytest.mark.parametrize(("module", "mistake", "status", "words"), MISTAKES)
-def test_reload_serves_what_was_edited_also_after_a_mistake(
-    start_server: StartServer, tmp_path: Path, module: str, mistake: str, status: int, words: str
-) -> None:
-    """A module that the master has imported, too, serves as it was until it is mended."""
-    copy = tmp_path / "copy"
-    shutil.copytree(REPOSITORY, copy, ignore=shutil.ignore_patterns(".*", "tests", "*.db*"))
-    server = start_server(
-        PYTHON, str(copy / "app.py"), GUNICORN_CMD_ARGS="--reload", WEB_CONCURRENCY="1"
-    )
-    file, key = copy / module, server.new_key()
-    good = file.read_text()
-    assert server.ask(TEST, X_API_Key=key).status == 200
-
-    def answer() -> str:
-        with contextlib.suppress(OSError):
-            return "{} {} {}".format(*server.ask(TEST))
-        return "nobody listens"
-
-    file.write_text(f"{good}\n{mistake}\n")
-    eventually(lambda: len(server.log_lines("Booting worker")) == 2, 30)
-    eventually(lambda: answer().startswith(str(status)), 30)
-
-    for _ in range(4):  # gunicorn notices an edit only some time after a worker has begun to serve
-        file.write_text(good.replace(words, "Edited."))
-        with contextlib.suppress(AssertionError):
-            eventually(lambda: "Edited." in answer(), 10)
-            break
-    assert "Edited." in answer()
-    assert server.stop()[0] == 0
-    assert server.execute("SELECT sum(total) FROM api_key") == [(1,)], "a reload loses no count"
 
 
 @pytest.mark.one_process("only SQLite needs it")
@@ -204,10 +118,6 @@ class TestOneWorker:
         [
             ("--workers 3", "--workers must be 1 with SQLite"),
             ("--workers 0", "--workers must be 1 with SQLite"),
-            ("--statsd-host a:1", "--statsd-host is not supported"),
-            ("--certfile a.pem", "--certfile is not supported"),
-            ("--env DATABASE_URL=sqlite:///b.db", "--env is not supported"),
-            ("--user 65534", "--user is not supported with SQLite; start gunicorn as that user"),
             pytest.param("-k sync", "--worker-class must be gevent", marks=pytest.mark.ci),
             ("--config=/dev/null", "needs its settings"),
             ("--config=/dev/null --preload", "needs its settings"),

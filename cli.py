@@ -14,14 +14,14 @@ from flask import Flask
 from flask.cli import AppGroup
 from peewee import ModelSelect, PeeweeException
 
-import accounts
-import api_keys
-from http_api.timestamps import date_time
-from models import DAY, DEFAULT_TYPE, HOUR, PREFIXES, ApiKey, User, check_fields, database, now
+from accounts import api_keys, passwords, users
+from models import DAY, DEFAULT_TYPE, HOUR, PREFIXES, ApiKey, User, check_fields, db, now
 from ratelimit import DEFAULT_TIER
-from service import current_service
-from storage.database import command_connection, create_tables, transaction
-from storage.outage import one_line
+from service.application import current_service
+from service.timestamps import date_time
+from storage.outage import reason_of
+from storage.schema import prepare_database
+from storage.transactions import command_connection, transaction
 
 SECONDS = {"s": 1, "m": 60, "h": HOUR, "d": DAY}
 NO_FILE = (
@@ -54,11 +54,11 @@ class Command(click.Command):
         try:
             if settings.sqlite and not settings.sqlite.exists() and self is not create_user:
                 fail(f"{settings.sqlite} does not exist. {NO_FILE}")
-            create_tables(settings)
+            prepare_database(settings)
             with command_connection(settings):
                 return super().invoke(ctx)
         except PeeweeException as error:
-            fail(f"DATABASE_URL: {one_line(error)}")
+            fail(f"DATABASE_URL: {reason_of(error)}")
         except BrokenPipeError:
             raise  # click ends quietly
         except (ValueError, OSError) as error:  # InvalidInput, Changed, a full disk behind stdout
@@ -69,13 +69,13 @@ class Commands(AppGroup):
     command_class = Command
 
 
-users = Commands("user", help="Create, list, change and delete users.")
-keys = Commands("key", help="Create, list, change, rotate and revoke API keys.")
+user_group = Commands("user", help="Create, list, change and delete users.")
+key_group = Commands("key", help="Create, list, change, rotate and revoke API keys.")
 password_stdin = click.option("--password-stdin", is_flag=True, help="Read it from standard input.")
 
 
 def register(app: Flask) -> None:
-    for command in (users, keys, backup):
+    for command in (user_group, key_group, backup):
         app.cli.add_command(command)
 
 
@@ -87,43 +87,43 @@ def duration(text: str) -> int:
     return int(found[1] or 0) * SECONDS[found[2] or "s"]
 
 
-@users.command("create")
+@user_group.command("create")
 @click.argument("username")
 @click.argument("email")
 @password_stdin
 def create_user(username: str, email: str, password_stdin: bool) -> None:
     """Create a user; asks for the password."""
     check_fields(username=username, email=email)
-    password_hash = accounts.hash_password(read_password(password_stdin))
-    accounts.create(username, email, password_hash)
+    password_hash = passwords.hash_password(read_password(password_stdin))
+    users.create(username, email, password_hash)
     say(f"User {username} was created.")
 
 
-@users.command("list")
+@user_group.command("list")
 def list_users() -> None:
     """List all users."""
     print_rows(USER_COLUMNS, User.select().order_by(User.id))
 
 
-@users.command("password")
+@user_group.command("password")
 @click.argument("username")
 @password_stdin
 def set_password(username: str, password_stdin: bool) -> None:
     """Set a user's password, and end all sessions of this user."""
     user = user_named(username)
-    accounts.change(user, password_hash=accounts.hash_password(read_password(password_stdin)))
+    users.change(user, password_hash=passwords.hash_password(read_password(password_stdin)))
     say(f"The password of {user.username} was changed, and all their sessions have ended.")
 
 
-@users.command("delete")
+@user_group.command("delete")
 @click.argument("username")
 def delete_user(username: str) -> None:
     """Delete a user and all their keys; a running server notices within two seconds."""
-    accounts.delete(user := user_named(username))
+    users.delete(user := user_named(username))
     say(f"User {user.username} and all their API keys were deleted.")
 
 
-@keys.command("create")
+@key_group.command("create")
 @click.argument("username")
 @click.argument("name")
 @click.option("--type", type=click.Choice(list(PREFIXES)), default=DEFAULT_TYPE)
@@ -136,7 +136,7 @@ def create_key(username: str, name: str, type: str, tier: str, expires: int | No
     print_key(lambda: api_keys.create_key(user, name, type, tier=tier, expires_at=end))
 
 
-@keys.command("rotate")
+@key_group.command("rotate")
 @click.argument("key_id", metavar="ID")
 @click.option("--grace", default="24h", type=duration, show_default=True)
 def rotate_key(key_id: str, grace: int) -> None:
@@ -145,7 +145,7 @@ def rotate_key(key_id: str, grace: int) -> None:
     print_key(lambda: api_keys.rotate_key(key.user, key.id, grace)[1:])
 
 
-@keys.command("list")
+@key_group.command("list")
 @click.argument("username", required=False)
 def list_keys(username: str | None) -> None:
     """List all keys, or those of one user."""
@@ -155,7 +155,7 @@ def list_keys(username: str | None) -> None:
     print_rows(KEY_COLUMNS, query.order_by(User.id, ApiKey.created_at).objects())
 
 
-@keys.command("tier")
+@key_group.command("tier")
 @click.argument("key_id", metavar="ID")
 @click.argument("tier")
 def set_tier(key_id: str, tier: str) -> None:
@@ -165,7 +165,7 @@ def set_tier(key_id: str, tier: str) -> None:
     say(f"The tier of key {key.id} is {tier}.")
 
 
-@keys.command("revoke")
+@key_group.command("revoke")
 @click.argument("key_id", metavar="ID")
 def revoke_key(key_id: str) -> None:
     """Revoke a key for good; a running server notices within two seconds."""
@@ -188,12 +188,12 @@ def backup(file: str) -> None:
         unfinished = Path(folder) / path.name
         unfinished.touch(mode=0o600)  # an empty file is accepted
         try:
-            database.execute_sql("VACUUM INTO ?", (str(unfinished),))
+            db.execute_sql("VACUUM INTO ?", (str(unfinished),))
             with unfinished.open("rb") as copy:
                 os.fsync(copy.fileno())
             give_name(unfinished, path)
         except BaseException as error:  # the disk is full, or Ctrl-C was pressed
-            fail(f"no backup was made: {one_line(error) or 'interrupted'}")
+            fail(f"no backup was made: {reason_of(error) or 'interrupted'}")
     say(f"The database was copied to {path}.")
 
 
@@ -242,7 +242,7 @@ def format_value(column: str, value: Any) -> str:
 
 def user_named(username: str) -> User:
     where = current_service.settings.sqlite or "PostgreSQL"
-    return accounts.find_user(username) or fail(
+    return users.find_user(username) or fail(
         f"There is no user {username!r} in {where}. To create one: flask user create USERNAME EMAIL"
     )
 

@@ -8,7 +8,7 @@ from string import ascii_letters, digits
 from typing import Any
 
 from models import DEFAULT_TYPE, PREFIXES, ApiKey, Changed, InvalidInput, User, check_fields, now
-from storage.database import transaction
+from storage.transactions import transaction
 
 BASE62 = digits + ascii_letters
 KEY_START = re.compile(f"(?:{'|'.join(PREFIXES.values())})([{BASE62}]{{8}})")  # with the ID
@@ -91,7 +91,7 @@ def change_key(key_id: str, **columns: object) -> None:
 def revoke_key(key_id: str) -> None:
     """Delete a key; raises Changed if there is no key with this id.
 
-    Keys that have expired are deleted by Store.delete_old_rows, those of a user by accounts.delete.
+    Keys that have expired are deleted by KeyStore.delete_old_rows, those of a user by users.delete.
     """
     with transaction():
         if not ApiKey.delete().where(ApiKey.id == key_id).execute():

@@ -2,7 +2,6 @@
 
 from ratelimit import Allowance
 
-ALLOWANCE = "demo.allowance"  # in the WSGI environ: the limiter's answer to this request
 EXPOSED = (
     "RateLimit-Policy, RateLimit, Retry-After, WWW-Authenticate, "
     "X-RateLimit-Limit, X-RateLimit-Remaining, X-RateLimit-Reset"

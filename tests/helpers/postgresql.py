@@ -18,7 +18,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from serving import eventually, free_port, listens
+from helpers.server import eventually, free_port, listens
 
 DEBIAN = Path("/usr/lib/postgresql")
 OPTIONS = {

@@ -1,11 +1,11 @@
 """How the API writes times; all are given in Unix seconds and written in UTC."""
 
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from functools import lru_cache
 
 
 def utc(seconds: float) -> datetime:
-    return datetime.fromtimestamp(seconds, timezone.utc)
+    return datetime.fromtimestamp(seconds, UTC)
 
 
 def timestamp(seconds: float) -> str:

@@ -20,15 +20,15 @@ from typing import Any
 import psycopg
 import pytest
 
-import api_keys
-from accounts import UNMATCHABLE_HASH
+from accounts import api_keys
+from accounts.passwords import UNMATCHABLE_HASH
+from helpers.paths import STATS, STATUS
+from helpers.rawsocket import Answer, RawSocket, form_bytes
 from models import PREFIXES
-from paths import STATS, STATUS
-from rawsocket import Answer, RawSocket, form_bytes
 from settings import PLATFORM_HOPS, VARIABLES, load
-from storage.database import create_tables
+from storage.schema import prepare_database
 
-REPOSITORY = Path(__file__).parent.parent
+REPOSITORY = Path(__file__).parents[2]
 START_SECONDS = 30
 SETTINGS = {*VARIABLES, *PLATFORM_HOPS, "GUNICORN_CMD_ARGS", "FORWARDED_ALLOW_IPS"}
 KEYS_PER_USER = 25
@@ -308,7 +308,7 @@ class Server:
         user, owner, now = USER_ID * (1 + number), f"user{number}", int(time.time())
         if not is_old:
             if not (self.postgres or self._database.exists()):
-                create_tables(load(self.env))
+                prepare_database(load(self.env))
             columns = "id, username, email, password_hash, created_at"
             values = (user, owner, f"{owner}@example.com", UNMATCHABLE_HASH, now)
             self.execute(f'INSERT INTO "user" ({columns}) VALUES (?, ?, ?, ?, ?)', *values)

@@ -3,23 +3,20 @@
 from typing import Any, cast
 
 import flask
-from flask import Flask, Request, Response, send_from_directory
+from flask import Flask, Request, g
 from werkzeug.routing import MapAdapter
 
-from http_api.client_address import trust_routers
-from http_api.headers import ALLOWANCE, API_HEADERS, is_api, limit_headers
-from http_api.problems import CompactJson
-from http_api.requests import SOCKETS, check_request
-from ratelimit import Limiter
-from settings import HERE, Settings, max_websockets
-from storage.database import backend
-from storage.store import Store
-from storage.time_limit import API_SECONDS, PAGE_SECONDS, limit_waiting
-from ws.open_sockets import OpenSockets
+from service.client_address import trust_routers
+from service.headers import API_HEADERS, is_api, limit_headers
+from service.json_text import CompactJson
+from service.request_checks import SOCKETS, check_request
+from settings import Settings
+from storage.backend import backend
+from storage.key_store import KeyStore
 
 
 class Service(Flask):
-    """A Flask application with the settings, the keys and counts, and the open sockets."""
+    """A Flask application with its settings, and with the store of keys and counts."""
 
     json_provider_class = CompactJson
 
@@ -27,34 +24,26 @@ class Service(Flask):
         super().__init__(name, static_folder="web/static")
         self.settings = settings
         self.is_demo = is_demo
-        self.store: Store = backend(settings).KeyStore(settings.database_url)
-        self.sockets = OpenSockets(
-            min(settings.max_sockets, max_websockets()), settings.max_sockets_per_caller
-        )
-        self.throttles = Limiter()  # of forms
+        self.store: KeyStore = backend(settings).key_store(settings.database_url)
         self.secret_key = settings.secret_key
         self.before_request(check_request)
-        self.add_url_rule(
-            "/<any('openapi.json', 'asyncapi.json'):filename>", "description", send_description
-        )
         self.url_map.merge_slashes = False  # or it would redirect to the address in the Host header
 
     def wsgi_app(self, environ: dict[str, Any], start_response: Any) -> Any:
-        """Decide who the client is and how long it may wait; add the API's headers.
+        """Find the client behind routers, and add the headers of the API to its responses.
 
-        In `after_request`, werkzeug would take longer to add them.
+        Adding them in `after_request` would cost 20 µs.
         """
 
         def start(status: str, headers: list[tuple[str, str]], *args: Any) -> Any:
-            more = limit_headers(environ[ALLOWANCE]) if ALLOWANCE in environ else []
-            return start_response(status, [*headers, *API_HEADERS, *more], *args)
+            limit = limit_headers(g.allowance) if "allowance" in g else []
+            caller = g.get("caller_headers", [])
+            return start_response(status, [*headers, *API_HEADERS, *limit, *caller], *args)
 
         if self.settings.proxy_hops:
             trust_routers(environ, self.settings.proxy_hops)
         if not is_api(environ["PATH_INFO"]):
-            limit_waiting(PAGE_SECONDS)
             return super().wsgi_app(environ, start_response)
-        limit_waiting(API_SECONDS)
         return super().wsgi_app(environ, start)
 
     def create_url_adapter(self, request: Request | None) -> MapAdapter | None:
@@ -75,13 +64,6 @@ class Service(Flask):
         )
         adapter.server_name = environ.get("HTTP_HOST") or environ["SERVER_NAME"]  # as it was sent
         return adapter
-
-
-def send_description(filename: str) -> Response:
-    """A description of the API, which every origin may read."""
-    response = send_from_directory(HERE / "docs", filename)
-    response.headers["Access-Control-Allow-Origin"] = "*"
-    return response
 
 
 current_service = cast(Service, flask.current_app)

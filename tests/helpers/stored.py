@@ -5,35 +5,34 @@ from contextlib import suppress
 
 from peewee import ForeignKeyField
 
-import accounts
-import api_keys
 import models
+from accounts import api_keys, users
 from models import HOUR, ApiKey, HourlyUsage
 
 HIDDEN = re.compile(r"HIDDEN|777,?[78]\d\d")  # also if requests of others are added
 
 
 def row(key: str) -> ApiKey:
-    with models.database.connection_context():
+    with models.db.connection_context():
         found: ApiKey = ApiKey.get_by_id(key[8:16])
     return found
 
 
 def change(key: str, **columns: object) -> bool:
-    with models.database.connection_context(), suppress(models.Changed):
+    with models.db.connection_context(), suppress(models.Changed):
         api_keys.change_key(key[8:16], **columns)
         return True
     return False
 
 
 def count() -> int:
-    with models.database.connection_context():
+    with models.db.connection_context():
         return int(ApiKey.select().count())
 
 
 def add_hidden_user() -> None:
     """Store a user with a row in each table; what others see must not match HIDDEN."""
-    user = accounts.create("HIDDEN", "HIDDEN@example.com", "long enough")
+    user = users.create("HIDDEN", "HIDDEN@example.com", "long enough")
     hour = models.now() // HOUR * HOUR
     key, _ = api_keys.create_key(
         user,
@@ -44,7 +43,7 @@ def add_hidden_user() -> None:
         reset=hour + HOUR,
         used=777_777,
     )
-    with models.database.connection_context():
+    with models.db.connection_context():
         HourlyUsage.create(hour=hour, key_id=key.id, requests=777_777)
         for table in set(models.TABLES) - {models.User, ApiKey, HourlyUsage}:
             table.create(

@@ -1,23 +1,21 @@
 """Every error under /api/ as `application/problem+json` (RFC 9457)."""
 
-import json
 import logging
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 from flask import Flask, Response, request
-from flask.json.provider import DefaultJSONProvider
 from flask.typing import ResponseReturnValue
 from peewee import DataError, PeeweeException
 from werkzeug import exceptions
 from werkzeug.exceptions import HTTPException
 from werkzeug.http import HTTP_STATUS_CODES
 
-from http_api.headers import PREFLIGHT, is_api
-from http_api.timestamps import date_time
 from ratelimit import UNIT_NAMES, Allowance
-from storage.outage import NOT_OPENED, is_outage, log_outage
+from service.headers import is_api
+from service.json_text import json_text
+from service.timestamps import date_time
+from storage.outage import is_outage, log_outage
 
 log = logging.getLogger(__name__)
 
@@ -32,26 +30,15 @@ DEFAULTS = {
 }
 QUOTA_EXCEEDED = "https://iana.org/assignments/http-problem-types#quota-exceeded"
 RFC_9110_TITLES = {413: "Content Too Large", 414: "URI Too Long"}  # werkzeug has older ones
-OPEN_IT = ": query the database inside `with models.database.connection_context():`"
-# JSON without spaces, for all responses and frames; dates and UUIDs as Flask writes them. It is
-# made once, because json.dumps would make an encoder each time.
-json_text = json.JSONEncoder(
-    ensure_ascii=False, separators=(",", ":"), default=DefaultJSONProvider.default
-).encode
-
-
-class CompactJson(DefaultJSONProvider):
-    """Writes what views return in the same form; takes no options."""
-
-    def dumps(self, obj: Any, **kwargs: Any) -> str:
-        return json_text(obj)
+NOT_OPENED = "connection not opened"  # peewee's error for a query without a connection
+OPEN_IT = ": query the database inside `with models.db.connection_context():`"
 
 
 class Problem(HTTPException):
     """An error response: a status, a stable code for programs, a sentence for people.
 
-    A status in DEFAULTS brings its code and sentence; for others the code is made from the title.
-    A new code is given where the error is raised, and listed as one of `x-codes` in
+    DEFAULTS has the code and the sentence of a status; for other statuses the code is made from the
+    title. Give a new code where the error is raised, and list it under `x-codes` in
     docs/openapi.json.
 
     `headers` are added to the response, and `members` to its body.
@@ -94,15 +81,6 @@ def rate_limited(allowance: Allowance) -> Problem:
     )
 
 
-# What `abort` raises for a status of which werkzeug has no class, or one whose first argument is
-# not the description.
-ABORTED: dict[int, Any] = {
-    status: type("Aborted", (HTTPException,), {"code": status})
-    for status in range(400, 600)
-    if status not in exceptions.default_exceptions or status == 416
-} | {405: partial(exceptions.MethodNotAllowed, PREFLIGHT["Allow"].split(", "))}
-
-
 def register(app: Flask, page: Callable[[HTTPException], ResponseReturnValue]) -> None:
     """Turn every error under /api/ into a problem, and every other one into a page."""
 
@@ -127,14 +105,11 @@ def register(app: Flask, page: Callable[[HTTPException], ResponseReturnValue]) -
         log.exception("bug in %s %s%s", request.method, request.path, advice)
         return respond(exceptions.InternalServerError())
 
-    for aborter in (app.aborter, exceptions._aborter):  # of Flask's `abort`, and of werkzeug's
-        aborter.mapping.update(ABORTED)
-
 
 def problem(error: HTTPException) -> Problem:
     """The same error as a problem, with the words that a view gave to `abort`."""
-    # The class has a description of werkzeug's. The headers are needed for Allow and Retry-After;
-    # Problem sets the content type.
+    # `error.description` could be werkzeug's, which is in the class. The headers bring Allow and
+    # Retry-After.
     return Problem(
         error.code or 500,
         detail=vars(error).get("description") or "",

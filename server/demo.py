@@ -13,18 +13,16 @@ import sys
 
 from peewee import OperationalError
 
-import accounts
-import api_keys
-from models import InvalidInput, User, database
-from server import signals
+from accounts import api_keys, passwords, users
+from models import InvalidInput, User, db
 from settings import HERE, SettingsError, load
-from storage.database import transaction
+from storage.transactions import transaction
 
 log = logging.getLogger(__name__)
 
 HAS_DEMO = "Forgotten the password or the key? flask user password demo, flask key create demo NAME"
 HAS_OTHERS = "To create a user: flask user create USERNAME EMAIL"
-WELCOME = HERE / "commands" / "welcome.txt"
+WELCOME = HERE / "server" / "welcome.txt"
 
 
 def main() -> None:
@@ -37,7 +35,6 @@ def main() -> None:
     # gunicorn reads it, too, and an empty one would end it with a traceback.
     os.environ["WEB_CONCURRENCY"] = str(settings.web_concurrency)
     gunicorn = [sys.executable, "-m", "gunicorn", "--bind", f"127.0.0.1:{settings.port}"]
-    signals.hold_back()
     os.execv(sys.executable, [*gunicorn, "app:create_app(is_demo=True)"])
 
 
@@ -60,17 +57,17 @@ def welcome(port: int) -> None:
     Otherwise, say how to get in again.
     """
     try:
-        with database.connection_context():
+        with db.connection_context():
             is_empty = not User.select().exists()
         if not is_empty:
-            log.info(HAS_DEMO if accounts.find_user("demo") else HAS_OTHERS)
+            log.info(HAS_DEMO if users.find_user("demo") else HAS_OTHERS)
             return
         if not sys.stdout:
             raise OSError("standard output is closed")
         password = secrets.token_urlsafe(12)
-        password_hash = accounts.hash_password(password)
+        password_hash = passwords.hash_password(password)
         with transaction(), open(sys.stdout.fileno(), "w", closefd=False) as output:
-            user = accounts.create("demo", "demo@example.com", password_hash)
+            user = users.create("demo", "demo@example.com", password_hash)
             _, key = api_keys.create_key(user, "demo")
             output.write(WELCOME.read_text().format(port=port, password=password, key=key))
     except (InvalidInput, OSError, OperationalError) as error:

@@ -6,7 +6,7 @@ from functools import reduce
 from operator import getitem
 from typing import Any
 
-from serving import REPOSITORY
+from helpers.server import REPOSITORY
 
 README = (REPOSITORY / "README.md").read_text()
 CONTRIBUTING = (REPOSITORY / "CONTRIBUTING.md").read_text()

@@ -4,7 +4,7 @@ from flask import Response, request
 from flask.typing import ResponseReturnValue
 from werkzeug.exceptions import abort
 
-from http_api.headers import PREFLIGHT, is_api
+from service.headers import PREFLIGHT, is_api
 
 SOCKETS = "/api/v1/ws/"  # under which all paths are WebSockets
 MAX_BODY_BYTES = 16 * 1024  # forms are small, and the API takes no body

@@ -5,8 +5,8 @@ import time
 from contextlib import suppress
 from typing import NamedTuple
 
-from paths import TEST
-from rawsocket import RawSocket
+from helpers.paths import TEST
+from helpers.rawsocket import RawSocket
 
 LOAD_SECONDS = 120  # after which the load ends by itself
 FAILED_SECONDS = 9  # what a request that fails counts for among waits

@@ -1,34 +1,44 @@
-"""The Security tab: the keys of a user, and how much they were used."""
+"""The Security tab: the keys of a user, how much they were used, and the password."""
 
 from functools import partial
 
-from flask import Blueprint, g, render_template, request
+from flask import Blueprint, g, render_template, request, session
 from flask.typing import ResponseReturnValue
 from peewee import fn
 
-import api_keys
 import auth
 import models
-from models import CHART_HOURS, DAY, HOUR, ApiKey, Changed, HourlyUsage, User, check_fields
-from service import current_service
-from web.forms import form_option, form_text
-from web.sessions import redirect_to, require_log_in, show_errors_on
-from web.throttles import NEW_KEYS, throttled
+from accounts import api_keys, users
+from models import (
+    CHART_HOURS,
+    DAY,
+    HOUR,
+    ApiKey,
+    Changed,
+    HourlyUsage,
+    InvalidInput,
+    User,
+    check_fields,
+)
+from service.application import current_service
+from web.forms import form_option, form_text, redirect_with_message, show_errors_on
+from web.sessions import password_mark, require_log_in
+from web.throttles import NEW_KEYS, hash_throttled, throttle, verify_throttled
 
 LIFETIMES = {"never": 0, "30 days": 30 * DAY, "90 days": 90 * DAY, "1 year": 365 * DAY}
 # Not at once: if the response with the new key is lost, the old one still works.
 GRACES = {"in 24 hours": api_keys.GRACE_SECONDS, "in 5 minutes": 300}
 
-bp = Blueprint("keys", __name__, url_prefix="/settings/security")
+bp = Blueprint("security", __name__, url_prefix="/settings/security")
 bp.before_request(require_log_in)
 
 
 @bp.get("")
-def security() -> str:
+def keys() -> str:
     """The valid keys, their usage, and the password."""
-    with models.database.connection_context():
-        keys = g.user.keys.where(ApiKey.valid())
-        listed = list(keys.order_by(ApiKey.created_at.desc(), fn.LOWER(ApiKey.name), ApiKey.id))
+    with models.db.connection_context():
+        valid = g.user.keys.where(ApiKey.valid())
+        listed = list(valid.order_by(ApiKey.created_at.desc(), fn.LOWER(ApiKey.name), ApiKey.id))
         hours = hourly_requests(g.user)
     usage = [(key, current_service.store.peek(key, auth.quota_of(key))) for key in listed]
     nonce = api_keys.random_text(8)
@@ -52,22 +62,19 @@ def hourly_requests(user: User) -> dict[int, int]:
 
 
 @bp.post("/keys")
-@show_errors_on(security)
+@show_errors_on(keys)
 def create_key() -> ResponseReturnValue:
     name, type, lifetime = form_text("name"), form_text("type"), form_option("expires", LIFETIMES)
+    check_fields(name=name, type=type)
+    end = models.now() + lifetime if lifetime else None
+    # A nonce may be any text: its digest fits the column.
     nonce = api_keys.digest(request.form.get("nonce") or api_keys.random_text(8))[:8]
+    throttle(NEW_KEYS, g.user.id)
     try:
-        with throttled(NEW_KEYS, g.user.id):
-            key, secret = api_keys.create_key(
-                g.user,
-                name,
-                type,
-                expires_at=models.now() + lifetime if lifetime else None,
-                nonce=nonce,
-            )
+        key, secret = api_keys.create_key(g.user, name, type, expires_at=end, nonce=nonce)
     except api_keys.AlreadyMade as form:  # a second click, Reload or Back has sent it again
-        return redirect_to(
-            "web.keys.security",
+        return redirect_with_message(
+            "web.security.keys",
             f"This form was already sent, and made the key “{form.args[0].name}”. "
             "The key was shown only once. If you did not see it, rotate it or make another.",
         )
@@ -85,15 +92,16 @@ def rename_key(key_id: str) -> ResponseReturnValue:
     old, name = own_key(key_id).name, form_text("name")
     check_fields(name=name)
     api_keys.change_key(key_id, name=name)
-    return redirect_to("web.keys.security", f"The key “{old}” is now named “{name}”.")
+    return redirect_with_message("web.security.keys", f"The key “{old}” is now named “{name}”.")
 
 
+# Not /rotate, whose GET is the confirmation: Reload of the new key must lead to the list.
 @bp.post("/keys/<key_id>/successor")
 @show_errors_on(partial(confirm_key_change, action="rotate"))
 def rotate_key(key_id: str) -> ResponseReturnValue:
     grace = form_option("grace", GRACES)
-    with throttled(NEW_KEYS, g.user.id):
-        old, key, secret = api_keys.rotate_key(g.user, key_id, grace)
+    throttle(NEW_KEYS, g.user.id)
+    old, key, secret = api_keys.rotate_key(g.user, key_id, grace)
     return render_template("key.html", key=key, secret=secret, old=old)
 
 
@@ -101,12 +109,25 @@ def rotate_key(key_id: str) -> ResponseReturnValue:
 def revoke_key(key_id: str) -> ResponseReturnValue:
     key = own_key(key_id)
     api_keys.revoke_key(key.id)
-    return redirect_to("web.keys.security", f"The key “{key.name}” is revoked.")
+    return redirect_with_message("web.security.keys", f"The key “{key.name}” is revoked.")
+
+
+@bp.post("/password")
+@show_errors_on(keys)
+def change_password() -> ResponseReturnValue:
+    new = request.form.get("password", "")
+    check_fields(password=new)
+    if not verify_throttled(g.user, g.user.username, request.form.get("current", "")):
+        raise InvalidInput(current="This is not your current password.")
+    password_hash = hash_throttled(new)
+    users.change(g.user, password_hash=password_hash)
+    session["mark"] = password_mark(password_hash)
+    return redirect_with_message("web.security.keys", "Your password is changed.")
 
 
 def own_key(key_id: str) -> ApiKey:
     """A valid key of the user; raises Changed if there is none with this id."""
-    with models.database.connection_context():
+    with models.db.connection_context():
         key: ApiKey | None = g.user.keys.where(ApiKey.id == key_id, ApiKey.valid()).get_or_none()
     if key is None:
         raise Changed(api_keys.KEY_IS_GONE)

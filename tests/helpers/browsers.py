@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from websockets.sync.client import connect
 
-from serving import eventually, free_port
+from helpers.server import eventually, free_port
 
 # A link, a button, or the label of a field, by its name; at first in the main part of the page. A
 # browser clicks on what it has painted, so the place counts once it was the same at four looks.

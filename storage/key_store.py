@@ -10,7 +10,7 @@ from peewee import PeeweeException, chunked
 
 from models import CHART_HOURS, HOUR, ApiKey, now
 from ratelimit import Allowance, Quota, Usage
-from storage.outage import one_line
+from storage.outage import reason_of
 
 log = logging.getLogger(__name__)
 
@@ -27,7 +27,7 @@ OWNER = f"""SELECT "user".id, username, email, "user".created_at, count(*)
     GROUP BY "user".id, username, email, "user".created_at"""
 
 
-class Store(ABC):
+class KeyStore(ABC):
     """Keys and counts; each method may raise PeeweeException.
 
     It has connections of its own, so it never waits for those of pages. A cached row is at most
@@ -35,7 +35,6 @@ class Store(ABC):
     """
 
     def __init__(self) -> None:
-        self._generation = 0
         self.clear_cache()
 
     def find(self, key_id: str) -> ApiKey | None:
@@ -45,15 +44,14 @@ class Store(ABC):
         """
         if monotonic() > self._clear_at:
             self.clear_cache()
-        generation = self._generation
-        key = self._rows.get(key_id) or self._look_up(key_id)
-        if key and generation == self._generation:  # not if the cache was cleared meanwhile
-            self._rows[key_id] = key
+        rows = self._rows  # if the cache is cleared during the look-up, these are not used again
+        key = rows.get(key_id) or self._look_up(key_id)
+        if key:
+            rows[key_id] = key
         return key
 
     def clear_cache(self) -> None:
         """Discard the cached rows, because a row may have changed."""
-        self._generation += 1
         self._rows: dict[str, ApiKey] = {}  # by id
         self._clear_at = monotonic() + CACHE_SECONDS
 
@@ -69,7 +67,7 @@ class Store(ABC):
     def peek(self, key: ApiKey, quota: Quota) -> Allowance:
         """What is left of the window for a key that was just read; counts nothing."""
         moment = time()
-        return self.usage_of(key).within(quota, moment).allowance(quota, moment, False)
+        return self.usage_of(key).in_current_window(quota, moment).allowance(quota, moment, False)
 
     def usage_of(self, key: ApiKey) -> Usage:
         """What has been used of a key whose row was just read."""
@@ -82,7 +80,7 @@ class Store(ABC):
         """
         return next(iter(self._query(OWNER, now(), key.user_id)), None)
 
-    def ended(self, keys: list[ApiKey]) -> set[str]:
+    def ended_digests(self, keys: list[ApiKey]) -> set[str]:
         """The digests of those keys that have ended, or whose row was given another digest."""
         digests = {key.digest for key in keys}
         for ids in chunked({key.id for key in keys}, MAX_ROWS):
@@ -115,7 +113,7 @@ class Store(ABC):
         try:
             self.save()
         except PeeweeException as error:
-            log.error("the last save has failed: %s", one_line(error))
+            log.error("the last save has failed: %s", reason_of(error))
 
     @abstractmethod
     def _query(self, query: str, *values: object) -> list[Any]:

@@ -1,0 +1,1 @@
+"""Users, their passwords and their API keys."""

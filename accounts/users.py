@@ -1,0 +1,57 @@
+"""Users: how they are created, found, changed and deleted."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from peewee import IntegrityError, fn
+
+from models import InvalidInput, User, check_fields, db
+from storage.outage import reason_of
+from storage.transactions import transaction
+
+TAKEN = "This is already taken."
+
+
+def check_not_taken(username: str, email: str) -> None:
+    """Raises InvalidInput if the name or the address belongs to a user; cheaper than a hash."""
+    for field, text in {"username": username, "email": email}.items():
+        if find_user(text):
+            raise InvalidInput(**{field: TAKEN})
+
+
+def create(username: str, email: str, password_hash: str) -> User:
+    """Store a new user; raises InvalidInput."""
+    check_fields(username=username, email=email)
+    with _taken_is_invalid(), transaction():
+        user: User = User.create(username=username, email=email, password_hash=password_hash)
+    return user
+
+
+def change(user: User, **columns: str) -> None:
+    """Update the row of a user, but not the object; raises InvalidInput and Changed."""
+    with _taken_is_invalid(), transaction(user):
+        User.update(**columns).where(User.id == user.id).execute()
+
+
+def delete(user: User) -> None:
+    """Delete a user and all their keys; raises Changed."""
+    with transaction(user):
+        user.delete_instance(recursive=True)
+
+
+def find_user(name: str) -> User | None:
+    """The user with this user name or email address, ignoring case."""
+    with db.connection_context():
+        lower = fn.LOWER(name)
+        has_name = (fn.LOWER(User.username) == lower) | (fn.LOWER(User.email) == lower)
+        return User.get_or_none(has_name)
+
+
+@contextmanager
+def _taken_is_invalid() -> Iterator[None]:
+    """Raises InvalidInput when the name or the address belongs to another user."""
+    try:
+        yield
+    except IntegrityError as error:
+        field = "email" if "email" in reason_of(error) else "username"  # the index is user_email
+        raise InvalidInput(**{field: TAKEN}) from None

@@ -1,1 +1,0 @@
-"""What HTTP needs: checks of requests, who sent them, headers, errors, how times are written."""

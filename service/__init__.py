@@ -1,0 +1,1 @@
+"""The Flask application, and what its parts share: requests, responses, errors, times."""

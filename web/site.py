@@ -1,0 +1,73 @@
+"""All pages: what runs before and after each of them, and how they are added to the app."""
+
+from flask import Blueprint, Response, after_this_request, g, request
+
+import models
+from models import Changed
+from ratelimit import UNIT_NAMES, Limiter
+from service.application import Service, current_service
+from service.headers import is_api
+from service.timestamps import date_time, display
+from web import console, errors, log_in, profile, security
+from web.forms import receive_form
+from web.sessions import PageSessions, load_user
+
+SECURITY_HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
+    "img-src 'self'; connect-src 'self'; form-action 'self'; base-uri 'none'; "
+    "frame-ancestors 'none'",
+    # Not no-referrer: with that, browsers make the Origin of our own forms "null".
+    "Referrer-Policy": "same-origin",
+    "X-Content-Type-Options": "nosniff",
+}
+
+bp = Blueprint("web", __name__, template_folder="templates")
+for part in (console, log_in, profile, security):
+    bp.register_blueprint(part.bp)
+bp.register_error_handler(Changed, errors.nothing_was_changed)
+
+
+def register(app: Service) -> None:
+    """Add the pages, their style sheet and script, and what protects them."""
+    app.session_interface = PageSessions()
+    # Ports share cookies, so other programs on localhost may have one that is named `session`.
+    app.config.update(SESSION_COOKIE_NAME="demo_service", SESSION_COOKIE_SAMESITE="Lax")
+    app.extensions["throttles"] = Limiter()  # of forms
+    app.jinja_env.trim_blocks = app.jinja_env.lstrip_blocks = True
+    app.jinja_env.filters |= {"number": "{:,}".format, "date_time": date_time, "display": display}
+    app.jinja_env.globals |= {"models": models, "settings": app.settings, "units": UNIT_NAMES}
+    app.jinja_env.globals |= console.descriptions()
+    app.register_blueprint(bp)
+
+
+@bp.before_request
+def before_page() -> None:
+    """Check the form and find out who is logged in, before a view is called."""
+    g.errors = {}
+    receive_form()
+    load_user()
+    if request.method == "POST":  # but not after one that was refused: anybody can send those
+        after_this_request(clear_cache)
+
+
+def clear_cache(response: Response) -> Response:
+    """Make a changed key take effect at once.
+
+    This runs after each form, so change keys only in forms.
+    """
+    current_service.store.clear_cache()
+    return response
+
+
+@bp.after_app_request
+def add_security_headers(response: Response) -> Response:
+    """Protect pages and files; the API has headers of its own."""
+    if is_api(request.path):
+        return response
+    response.headers.pop("Last-Modified", None)  # dates of conditional requests are ignored
+    response.headers.update(SECURITY_HEADERS)
+    if request.is_secure:  # for a year, and for this host only
+        response.headers["Strict-Transport-Security"] = "max-age=31536000"
+    if response.mimetype == "text/html":
+        response.headers["Cache-Control"] = "no-store"
+    return response

@@ -1,0 +1,93 @@
+"""The routes of WebSockets: which clients are admitted, and who handles their connections."""
+
+from collections.abc import Callable
+from functools import partial
+
+from flask import Blueprint, current_app, g, request
+from flask_sock import Sock
+from simple_websocket import Server
+
+import auth
+from service.application import Service, current_service
+from service.client_address import client_network
+from service.problems import Problem
+from settings import max_websockets
+from ws import connection
+from ws.connection import WebSocket
+from ws.open_sockets import Handler, OpenSockets, open_sockets_of
+
+
+class SocketBlueprint(Blueprint):
+    """A blueprint whose routes are WebSockets."""
+
+    def __init__(self, name: str, import_name: str, url_prefix: str) -> None:
+        super().__init__(name, import_name, url_prefix=url_prefix)
+        self._keyed: set[str | None] = set()  # the endpoints that need a key
+        self.before_request(self._admit)
+        self.teardown_request(release)
+        self.register_error_handler(ConnectionError, client_left)
+
+    def socket(self, path: str, *, needs_key: bool = False) -> Callable[[Handler], Handler]:
+        """Serve a WebSocket at this path, to clients with an API key only or to everybody.
+
+        The handler is called for each client; its `request.headers` are those that were sent, and
+        `g.key` is the key or None. When it returns, the socket closes with 1000; after an exception
+        with 1011, and the exception is logged.
+        """
+
+        def decorate(handler: Handler) -> Handler:
+            endpoint = handler.__name__
+            if needs_key:
+                self._keyed.add(f"{self.name}.{endpoint}")
+            Sock().route(path, bp=self, endpoint=endpoint)(partial(handle, handler))
+            return handler
+
+        return decorate
+
+    def _admit(self) -> None:
+        """Check the handshake, the key and the limits.
+
+        A refusal is an HTTP response before the upgrade, and is not counted. So the order matters:
+
+        1. The handshake comes first: a request that is none has the same answer with any key.
+        2. The key comes before the limits, because both are limits of a key.
+        3. The request is counted last, when nothing else can refuse it.
+        """
+        connection.check_handshake(request.environ)
+        g.key = None
+        if request.endpoint in self._keyed:
+            sent_key = request.args.get("api_key") or request.headers.get("X-API-Key")
+            g.key = auth.require_key(sent_key, or_where=", or as api_key in the query")
+            # A 429 `too_many_sockets` has the headers of the limit, too.
+            g.allowance = current_service.store.peek(g.key, auth.quota_of(g.key))
+        caller = g.key.id if g.key else client_network(request.remote_addr)
+        open_sockets_of(current_app).reserve(caller)
+        g.caller = caller
+        if g.key:
+            auth.count_request(g.key)
+        request.environ = connection.plain_handshake(request.environ)  # which flask-sock reads
+
+
+def release(error: BaseException | None) -> None:
+    """Free what `_admit` reserved, however the request has ended."""
+    if "caller" in g:
+        open_sockets_of(current_app).release(g.caller)
+
+
+def client_left(error: ConnectionError) -> Problem:
+    """flask-sock sends the 101 inside the view; a client that has gone by then is not a bug."""
+    return Problem(400)
+
+
+def handle(handler: Handler, server: Server) -> None:
+    """Let the handler handle a connection that flask-sock has accepted."""
+    open_sockets_of(current_app).handle(WebSocket(server), g.key, handler)
+
+
+def register(app: Service, blueprint: SocketBlueprint) -> None:
+    """Add the routes to the app, with the limits of its settings."""
+    settings = app.settings
+    limit = min(settings.max_sockets, max_websockets())
+    app.extensions["sockets"] = OpenSockets(limit, settings.max_sockets_per_caller)
+    app.config["SOCK_SERVER_OPTIONS"] = connection.SERVER_OPTIONS
+    app.register_blueprint(blueprint)
