@@ -9,7 +9,7 @@ from werkzeug.routing import MapAdapter
 from service.client_address import trust_routers
 from service.headers import API_HEADERS, is_api, limit_headers
 from service.json_text import CompactJson
-from service.request_checks import SOCKETS, check_request
+from service.request_checks import SOCKETS, BoundedRequest, check_request
 from settings import Settings
 from storage.backend import backend
 from storage.key_store import KeyStore
@@ -18,6 +18,7 @@ from storage.key_store import KeyStore
 class Service(Flask):
     """A Flask application with its settings, and with the store of keys and counts."""
 
+    request_class = BoundedRequest
     json_provider_class = CompactJson
 
     def __init__(self, name: str, settings: Settings, is_demo: bool = False) -> None:

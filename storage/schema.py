@@ -54,7 +54,9 @@ def check_file(file: Path) -> None:
         file.touch(mode=0o600)
     for path in (real, real.parent):  # SQLite creates other files beside it
         if not os.access(path, os.R_OK | os.W_OK):
-            raise OSError(f"no permission to read and write {path}; change its owner")
+            is_read_only = os.statvfs(path).f_flag & os.ST_RDONLY
+            advice = "the file system is read-only" if is_read_only else "change its owner"
+            raise OSError(f"no permission to read and write {path}; {advice}")
 
 
 def create_missing(database: Any) -> None:

@@ -64,7 +64,8 @@ def add_security_headers(response: Response) -> Response:
     """Protect pages and files; the API has headers of its own."""
     if is_api(request.path):
         return response
-    response.headers.pop("Last-Modified", None)  # dates of conditional requests are ignored
+    for name in ("Last-Modified", "Accept-Ranges"):  # dates and ranges are ignored
+        response.headers.pop(name, None)
     response.headers.update(SECURITY_HEADERS)
     if request.is_secure:  # for a year, and for this host only
         response.headers["Strict-Transport-Security"] = "max-age=31536000"
