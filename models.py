@@ -1,4 +1,4 @@
-"""The tables: users, their API keys and their usage; and what may be typed for each field."""
+"""The tables (users, API keys, hourly usage), and the rules for what may be typed in a field."""
 
 import re
 import time
@@ -74,7 +74,7 @@ class ApiKey(Table):
     reset = BigIntegerField(default=0, constraints=[SQL("DEFAULT 0")])
     used = BigIntegerField(default=0, constraints=[SQL("DEFAULT 0")])
 
-    VALID = "(expires_at IS NULL OR expires_at > ?)"  # `valid` for the queries of the stores
+    VALID = "(expires_at IS NULL OR expires_at > ?)"  # `valid` in SQL, for KeyStore's queries
 
     @classmethod
     def valid(cls) -> peewee.Expression:
@@ -108,7 +108,7 @@ TABLES = [User, ApiKey, HourlyUsage]
 
 MAX_PASSWORD = 256  # characters
 USERNAME = r"[A-Za-z0-9][A-Za-z0-9_.-]{1,31}"
-EMAIL = r"(?=[!-~]{3,254}$)[^@]{1,64}@[^@.]+(\.[^@.]+)+"  # ASCII: databases differ in the rest
+EMAIL = r"(?=[!-~]{3,254}$)[^@]{1,64}@[^@.]+(\.[^@.]+)+"  # ASCII: only that has one lower case
 PASSWORD = rf"[^\ud800-\udfff]{{10,{MAX_PASSWORD}}}"  # without lone surrogates
 USERNAME_HINT = (
     "Use 2 to 32 letters, digits, dots, dashes or underscores; start with a letter or digit."
@@ -123,7 +123,7 @@ FIELD_RULES = {
 
 
 class InvalidInput(ValueError):
-    """Wrong input; `errors` has a message for each wrong field, or one for the whole `key`."""
+    """Wrong input; `errors` has a message for each wrong field, or one for the `key` as a whole."""
 
     def __init__(self, **errors: str) -> None:
         super().__init__(" ".join(map(": ".join, errors.items())).removeprefix("key: "))
