@@ -61,10 +61,9 @@ def require_key(sent_key: str | None, or_where: str = "") -> ApiKey:
 
 
 def find_key(sent_key: str) -> ApiKey | None:
-    """The row of the key, or None if the key is not valid.
+    """The row of the key, or None if the key is malformed, unknown, wrong or expired.
 
-    Only this function decides that. A key is not valid if it is malformed, unknown, wrong or
-    expired.
+    Any other reason to refuse a key belongs here, too: `/status` calls nothing else.
     """
     start = KEY_START.match(sent_key)
     if not start or sent_key[-6:] != checksum(sent_key[:-6]):

@@ -108,7 +108,8 @@ TABLES = [User, ApiKey, HourlyUsage]
 
 MAX_PASSWORD = 256  # characters
 USERNAME = r"[A-Za-z0-9][A-Za-z0-9_.-]{1,31}"
-EMAIL = r"(?=[!-~]{3,254}$)[^@]{1,64}@[^@.]+(\.[^@.]+)+"  # ASCII: only that has one lower case
+# Only ASCII, because SQLite's LOWER leaves other letters as they are.
+EMAIL = r"(?=[!-~]{3,254}$)[^@]{1,64}@[^@.]+(\.[^@.]+)+"
 PASSWORD = rf"[^\ud800-\udfff]{{10,{MAX_PASSWORD}}}"  # without lone surrogates
 USERNAME_HINT = (
     "Use 2 to 32 letters, digits, dots, dashes or underscores; start with a letter or digit."
