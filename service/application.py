@@ -27,7 +27,7 @@ class Service(Flask):
         self.store: KeyStore = backend(settings).key_store(settings.database_url)
         self.secret_key = settings.secret_key
         self.before_request(check_request)
-        self.url_map.merge_slashes = False  # or it would redirect to the address in the Host header
+        self.url_map.merge_slashes = False  # or Flask would redirect to whatever Host says
 
     def wsgi_app(self, environ: dict[str, Any], start_response: Any) -> Any:
         """Find the client behind routers, and add the headers of the API to its responses.
