@@ -16,9 +16,9 @@ log = logging.getLogger(__name__)
 class Ticker:
     """Sends a frame to many sockets: once a second to each, at its own tenth of a second.
 
-    One greenlet calls `make_frame` for each tenth that has sockets: a timer per socket would be
-    more expensive than sending. The call has an app context, but no request. If it raises an
-    exception, these sockets close with 1011. No tick falls on a full second, so a tick that is a
+    One greenlet calls `make_frame` for each tenth that has sockets, because a timer for each socket
+    would be more expensive than sending. The call has an app context, but no request. If it raises
+    an exception, these sockets close with 1011. No tick falls on a full second, so a tick that is a
     little late neither skips nor repeats a second.
     """
 
@@ -39,7 +39,7 @@ class Ticker:
         listeners.add(ws)
         try:
             if not self._greenlet:  # there was none, or it has ended
-                # From this tenth on: it may have turned when the greenlet begins.
+                # The first tick is that of the next tenth, even if the greenlet begins after it.
                 self._greenlet = gevent.spawn(self._run, current_app.app_context(), tenth + 1)
             for _ in ws.messages():
                 pass
