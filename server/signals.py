@@ -25,9 +25,9 @@ def terminate(*_: object) -> None:
 
 
 def handle_in_worker(stop: Any) -> None:
-    """Let Ctrl-C stop a worker like SIGTERM; a terminal sends it to all processes.
+    """Stop a worker at SIGINT and SIGQUIT, too: a terminal sends these to all processes.
 
-    It also sends them a hangup, but the master decides what that means.
+    A terminal that is closed sends SIGHUP to all processes; the master decides what that means.
     """
     for number in STOPS:
         signal.signal(number, stop)
