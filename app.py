@@ -109,7 +109,10 @@ def create_app(settings: Settings | None = None, is_demo: bool = False) -> Servi
 
 
 def __getattr__(name: str) -> Service:
-    """`app.app`, for `gunicorn app:app`: made when it is first asked for."""
+    """`app.app`, for `gunicorn app:app`.
+
+    It is made when it is first asked for, so that importing this file needs no settings.
+    """
     if name != "app":
         raise AttributeError(name)
     globals()["app"] = made = create_app()

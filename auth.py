@@ -83,7 +83,7 @@ def count_request(key: ApiKey, enforce_limit: bool = True) -> Allowance:
     allowance = current_service.store.hit(key.id, quota_of(key))
     if allowance is None:
         raise invalid_key()
-    g.allowance = allowance  # Service makes the headers of the response from it
+    g.allowance = allowance  # Service adds the headers of the limit, to a 429, too
     if enforce_limit and not allowance.accepted:
         raise rate_limited(allowance)
     return allowance

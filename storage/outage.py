@@ -50,6 +50,7 @@ def is_outage(error: Exception) -> bool:
     """
     original = getattr(error, "orig", None)  # of sqlite3 or psycopg, kept by peewee
     if isinstance(original, sqlite3.Error):
+        # An error of Python's module, such as a wrong number of values, has no code.
         code = getattr(original, "sqlite_errorcode", sqlite3.SQLITE_MISUSE)
         return code & 0xFF in SQLITE_OUTAGES  # the rest of the number is a detail
     if state := getattr(original, "sqlstate", None):
