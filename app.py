@@ -47,7 +47,7 @@ def status() -> dict[str, object]:
 @require_api_key
 def protected_test(key: ApiKey, allowance: Allowance) -> dict[str, object]:
     """Tell who called. A proxy in front of another API asks this, and passes the headers on."""
-    g.caller_headers = [
+    g.caller_headers = [  # Service adds them to the response
         ("X-Auth-Key-Id", key.id),
         ("X-Auth-User-Id", str(key.user_id)),
         ("X-Auth-Key-Type", key.type),

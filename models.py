@@ -74,7 +74,8 @@ class ApiKey(Table):
     reset = BigIntegerField(default=0, constraints=[SQL("DEFAULT 0")])
     used = BigIntegerField(default=0, constraints=[SQL("DEFAULT 0")])
 
-    VALID = "(expires_at IS NULL OR expires_at > ?)"  # `valid` in SQL, for KeyStore's queries
+    # One rule in three forms: for KeyStore's SQL, for peewee's queries, and for a row.
+    VALID = "(expires_at IS NULL OR expires_at > ?)"
 
     @classmethod
     def valid(cls) -> peewee.Expression:
@@ -127,6 +128,7 @@ class InvalidInput(ValueError):
     """Wrong input; `errors` has a message for each wrong field, or one for the `key` as a whole."""
 
     def __init__(self, **errors: str) -> None:
+        # The text that commands print, such as `username: This is already taken.`
         super().__init__(" ".join(map(": ".join, errors.items())).removeprefix("key: "))
         self.errors = errors
 

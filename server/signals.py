@@ -5,7 +5,8 @@ import signal
 from typing import Any
 
 STOPS = (signal.SIGINT, signal.SIGQUIT)  # these stop the service as SIGTERM does
-IGNORES_HANGUP = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN  # it was started with nohup
+# Whether the service was started with nohup; read before gunicorn sets its own handler.
+IGNORES_HANGUP = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
 
 
 def handle_in_master(serves_alone: bool) -> None:

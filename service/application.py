@@ -53,7 +53,7 @@ class Service(Flask):
             return super().create_url_adapter(request)
         environ = request.environ
         scheme = environ["wsgi.url_scheme"]
-        if request.path.startswith(SOCKETS):  # whose handshake is checked later
+        if request.path.startswith(SOCKETS):  # werkzeug finds their routes only with this scheme
             scheme = scheme.replace("http", "ws")
         adapter = self.url_map.bind(
             "",

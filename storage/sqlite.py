@@ -121,9 +121,10 @@ class SqliteKeyStore(KeyStore):
         if not counted:
             return
         moment, connection = now(), self._database.connection()
+        # In the order of the placeholders in SAVE and SAVE_HOUR.
         usage = [(u.total, u.used, u.reset, u.reset, moment, key) for key, u in counted]
         hours = [(moment - moment % HOUR, key, use.total) for key, use in counted]
-        with peewee_errors(), connection:  # which commits, or rolls back
+        with peewee_errors(), connection:  # commits, or rolls back
             connection.execute("BEGIN IMMEDIATE")
             connection.executemany(SAVE, usage)  # peewee has no executemany
             connection.executemany(SAVE_HOUR, hours)

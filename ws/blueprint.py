@@ -39,6 +39,7 @@ class SocketBlueprint(Blueprint):
             endpoint = handler.__name__
             if needs_key:
                 self._keyed.add(f"{self.name}.{endpoint}")
+            # The route is added to this blueprint; Sock only accepts the connection.
             Sock().route(path, bp=self, endpoint=endpoint)(partial(handle, handler))
             return handler
 

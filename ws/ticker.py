@@ -34,7 +34,8 @@ class Ticker:
         within 0.2 s.
         """
         tenth = int(time.time() * 10)
-        tenths = {(tenth + 1) % 10, (tenth + 2) % 10} & self._listeners.keys()  # 0 has no listeners
+        # The keys are 1 to 9, so the full second is left out.
+        tenths = {(tenth + 1) % 10, (tenth + 2) % 10} & self._listeners.keys()
         listeners = min((self._listeners[tenth] for tenth in tenths), key=len)
         listeners.add(ws)
         try:
