@@ -75,8 +75,8 @@ def _postgres(url: str) -> str:
         raise ValueError(NEEDS_DRIVER) from None
     with suppress(ProgrammingError, UnicodeError):
         parts = conninfo.conninfo_to_dict(url)
-        # A password with an unescaped @, / or ? ends up in one of these, which libpq's errors
-        # quote: of user:pass@word@host, `word@host` would be the host.
+        # libpq's errors quote these parts. If the password has an unescaped @, / or ?, one of them
+        # contains a piece of it: for user:pass@word@host, the host is `word@host`.
         host, port, name = (str(parts.get(part, "")) for part in ("host", "port", "dbname"))
         if "@" not in host + name and re.fullmatch("[0-9,]*", port):
             return url

@@ -40,8 +40,8 @@ def prepare_database(settings: Settings, is_service: bool = False) -> None:
 def check_file(file: Path) -> None:
     """Create the file if it is missing, for its owner only.
 
-    Raises OSError if its log (-wal) is there, because then the file was moved away. Raises it also
-    without permission, for which SQLite says only that it is unable to open the file.
+    Raises OSError if only its log (-wal) is there, because then the file was moved away. Raises it
+    also if a permission is missing: SQLite would only say that it cannot open the file.
     """
     real = file.resolve()
     wal = Path(f"{real}-wal")
@@ -60,7 +60,7 @@ def check_file(file: Path) -> None:
 
 
 def create_missing(database: Any) -> None:
-    """Create what is missing; a database that lacks nothing is only read, and nothing is locked."""
+    """Create what is missing; if nothing is, the database is only read, and nothing is locked."""
     if not any(missing_columns(database, table) for table in TABLES):
         return
     with database.atomic():

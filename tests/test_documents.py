@@ -469,6 +469,15 @@ def test_design_names_tests_that_exist() -> None:
     assert not [name for name in named if f"def {name}(" not in tests]
 
 
+def test_design_has_a_row_for_each_module() -> None:
+    design = (REPOSITORY / "docs" / "design.md").read_text()
+    listed = re.findall(r"\[(\w+\.py)\]", section("The core", design))
+    listed += [row[0].strip("`") for row in rows("The other modules", design)]
+    found = [*REPOSITORY.glob("[a-z]*.py"), *REPOSITORY.glob("[asw]*/*.py")]
+    modules = {str(path.relative_to(REPOSITORY)) for path in found if path.stem != "__init__"}
+    assert set(listed) == modules, "edit docs/design.md: the other modules"
+
+
 def anchors(file: Path) -> set[str]:
     """The anchors that GitHub gives to the headings."""
     headings = re.findall("^#+ (.*)$", file.read_text(), re.MULTILINE)

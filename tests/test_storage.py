@@ -230,7 +230,7 @@ def test_what_a_page_stores_is_on_the_disk_whatever_the_session_says() -> None:
 def test_what_is_known_of_a_key_is_forgotten_by_the_store_itself(
     store: KeyStore, new_id: NewId, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Under any server, whoever else calls `forget` or not."""
+    """Even if nothing calls `clear_cache`, as after a change by a command."""
     now = time.monotonic() + 1
     monkeypatch.setattr(stores, "monotonic", lambda: now)
     key_id = new_id()

@@ -1,4 +1,4 @@
-"""How the real server starts, stops, is killed, and what it logs meanwhile."""
+"""What stops the real server, what a stop loses, and what the log never shows."""
 
 import contextlib
 import itertools
