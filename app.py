@@ -4,6 +4,7 @@ import server.start_checks  # first, because it says which packages are missing
 
 # isort: split
 import time
+from typing import Any
 
 from flask import Blueprint, request
 
@@ -45,7 +46,13 @@ def status() -> dict[str, object]:
 
 @api.get("/protected/test")
 @require_api_key
-def protected_test(key: ApiKey, allowance: Allowance) -> dict[str, object]:
+def protected_test(key: ApiKey, allowance: Allowance) -> Any:
+    caller = {
+        "X-Auth-Key-Id": key.id,
+        "X-Auth-User-Id": str(key.user_id),
+        "X-Auth-Key-Type": key.type,
+        "X-Auth-Tier": allowance.quota.tier,
+    }
     return {
         "success": True,
         "message": "Your API key is valid.",
@@ -53,7 +60,7 @@ def protected_test(key: ApiKey, allowance: Allowance) -> dict[str, object]:
         "api_key_type": key.type,
         "rate_limit_tier": allowance.quota.tier,
         "timestamp": timestamp(time.time()),
-    }
+    }, caller
 
 
 @api.get("/user/me")
