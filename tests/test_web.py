@@ -459,12 +459,37 @@ def test_form_sent_again_makes_no_second_key_and_says_what_the_first_one_made(
 
 def test_bad_field_makes_no_key_and_a_bad_name_keeps_what_was_chosen(ada: FlaskClient) -> None:
     assert create_key(ada, expires="x").status_code == 400
-    answer = create_key(ada, "two\nlines", expires="90 days")
+    answer = create_key(ada, "two\nlines", expires="90 days", limit="five")
     assert answer.status_code == 422
     assert re.search('role="alert"><p[^>]* id="name-note">Give the key a name', answer.text)
     assert '<option value="production" selected>' in answer.text
+    assert '<option value="five" selected>' in answer.text
     assert '<option value="90 days" selected>' in answer.text
     assert count() == 0
+
+
+def test_key_has_the_limit_that_was_chosen_or_free(ada: FlaskClient) -> None:
+    page = ada.get(SECURITY).text
+    limits = re.findall('<option value="(free|five|once|pro)">(.*?)</option>', page)
+    assert limits == [
+        ("free", "free: 1,000 requests per hour"),
+        ("five", "five: 5 requests per day"),
+        ("once", "once: 1 request per day"),
+    ]
+    for form, tier in [({}, "free"), ({"limit": "free"}, "free"), ({"limit": "five"}, "five")]:
+        assert row(secret_in(create_key(ada, **form))).tier == tier
+    for higher in ("pro", "none"):
+        assert create_key(ada, limit=higher).status_code == 400
+    assert count() == 3
+
+
+@pytest.mark.parametrize("config", [{"RATE_LIMITS": "free=5/day,pro=9/day"}], indirect=True)
+def test_form_without_a_choice_of_limits_has_no_field_for_it(ada: FlaskClient) -> None:
+    page = ada.get(SECURITY).text
+    assert 'name="limit"' not in page
+    assert "For the tier pro, ask the operator" in page
+    assert row(secret_in(create_key(ada))).tier == "free"
+    assert create_key(ada, limit="pro").status_code == 400
 
 
 def test_key_ends_when_it_was_told_to(ada: FlaskClient) -> None:
@@ -847,7 +872,7 @@ def test_pages_are_headed_as_the_links_that_lead_to_them(ada: FlaskClient) -> No
 def test_form_says_what_a_type_sets_and_how_to_get_another_tier(ada: FlaskClient) -> None:
     page = re.sub("</?code>", "", ada.get(SECURITY).text)
     assert "sets the prefix only: sk_live_ for Production, sk_test_ for Development." in page
-    assert "For the tier pro or five or once, ask the operator of this service, with the ID" in page
+    assert "For the tier pro, ask the operator of this service, and send the ID" in page
     pages = (settings.HERE / "web/templates").glob("*.html")
     advice = "visitors cannot run commands: name them in docs/operating.md"
     assert not [page.name for page in pages if "<code>flask" in page.read_text()], advice

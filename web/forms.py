@@ -1,6 +1,6 @@
 """Forms: how they are received, and how a page answers them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import wraps
 
 import gevent
@@ -59,10 +59,10 @@ def form_text(field: str) -> str:
     return request.form.get(field, "").strip()
 
 
-def form_option(field: str, choices: dict[str, int]) -> int:
-    """The option chosen from a list, by default the first; our pages send nothing else."""
-    choice = request.form.get(field, next(iter(choices)))
-    return choices[choice] if choice in choices else abort(400)
+def form_option(field: str, options: Collection[str]) -> str:
+    """The option that was chosen, by default the first one; our pages send no others."""
+    choice = request.form.get(field, next(iter(options)))
+    return choice if choice in options else abort(400)
 
 
 def show_errors_on(page: Callable[..., str]) -> Callable[[View], View]:
