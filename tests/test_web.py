@@ -30,7 +30,7 @@ from helpers.clock import Clock
 from helpers.paths import ECHO, KEYS, PROFILE, SECURITY, STATUS, TEST, TIME, TOTALS, YEAR, pages
 from helpers.server import sources
 from helpers.stored import HIDDEN, add_hidden_user, change, count, row
-from models import ApiKey, HourlyUsage, User
+from models import DAY, ApiKey, HourlyUsage, User
 from ratelimit import Limiter
 from service.application import Service
 from test_cors import ENDPOINTS
@@ -493,10 +493,14 @@ def test_form_without_a_choice_of_limits_has_no_field_for_it(ada: FlaskClient) -
 
 
 def test_key_ends_when_it_was_told_to(ada: FlaskClient) -> None:
-    for expires, days in [("never", None), ("30 days", 30), ("90 days", 90), ("1 year", 365)]:
+    page = ada.get(SECURITY).text
+    lifetimes = {"never": None, "5 minutes": 300, "30 days": 30 * DAY, "90 days": 90 * DAY}
+    for expires, seconds in (lifetimes | {"1 year": 365 * DAY}).items():
+        assert f'<option value="{expires}">' in page
         made = row(secret_in(create_key(ada, expires=expires)))
-        seconds = made.expires_at and made.expires_at - made.created_at
-        assert seconds == (days and pytest.approx(days * 86_400, abs=60)), expires
+        lifetime = made.expires_at and made.expires_at - made.created_at
+        assert lifetime == (seconds and pytest.approx(seconds, abs=60)), expires
+    assert ">in 5 min<span" in ada.get(SECURITY).text
 
 
 def test_key_that_has_expired_is_gone(ada: FlaskClient) -> None:

@@ -26,7 +26,13 @@ from web.forms import form_option, form_text, redirect_with_message, show_errors
 from web.sessions import password_mark, require_log_in
 from web.throttles import NEW_KEYS, hash_throttled, throttle, verify_throttled
 
-LIFETIMES = {"never": 0, "30 days": 30 * DAY, "90 days": 90 * DAY, "1 year": 365 * DAY}
+LIFETIMES = {
+    "never": 0,
+    "5 minutes": 300,
+    "30 days": 30 * DAY,
+    "90 days": 90 * DAY,
+    "1 year": 365 * DAY,
+}
 # Not at once: if the response with the new key is lost, the old one still works.
 GRACES = {"in 24 hours": api_keys.GRACE_SECONDS, "in 5 minutes": 300}
 
