@@ -459,10 +459,13 @@ def test_form_sent_again_makes_no_second_key_and_says_what_the_first_one_made(
 
 def test_bad_field_makes_no_key_and_a_bad_name_keeps_what_was_chosen(ada: FlaskClient) -> None:
     assert create_key(ada, expires="x").status_code == 400
-    answer = create_key(ada, "two\nlines", expires="90 days", limit="five")
+    chosen = {"type": "development", "limit": "five", "expires": "90 days"}
+    answer = create_key(ada, "two\nlines", **chosen)
     assert answer.status_code == 422
     assert re.search('role="alert"><p[^>]* id="name-note">Give the key a name', answer.text)
-    assert '<option value="production" selected>' in answer.text
+    assert re.findall('<input type="radio" name="type" value="(.*?)" checked>', answer.text) == [
+        "development"
+    ]
     assert '<option value="five" selected>' in answer.text
     assert '<option value="90 days" selected>' in answer.text
     assert count() == 0
@@ -865,7 +868,7 @@ def test_console_shows_what_is_added_to_the_descriptions(app: Flask, client: Fla
 def test_pages_are_headed_as_the_links_that_lead_to_them(ada: FlaskClient) -> None:
     for path, link, heading in [
         ("/", "Console", "A demo API to test your client against"),
-        (SECURITY, "API keys", "API keys and password"),
+        (SECURITY, "API keys", "API keys"),
         (PROFILE, "Profile Settings", "Profile Settings"),
     ]:
         page = ada.get(path).text
