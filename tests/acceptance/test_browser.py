@@ -144,7 +144,7 @@ def test_story_of_a_user(person: Browser, server: Server) -> None:
     person.run("() => document.querySelector('[data-path$=time] [data-connect]').click()")
     person.expect('"type":"time_update"')
     server.execute("DELETE FROM api_key WHERE id = ?", key[8:16])
-    person.expect("The key was revoked, has expired, or was deleted. (1008)")
+    person.expect("The API key was revoked or has expired (1008)")
 
 
 @pytest.mark.parametrize("page", [{"java_script_enabled": False}], indirect=True)

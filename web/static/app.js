@@ -159,7 +159,7 @@ class SocketCard {
       this.say("Connected", "Disconnect", "good");
     };
     this.socket.onmessage = ({ data }) => this.receive(data);
-    this.socket.onclose = ({ code }) => this.closed(code);
+    this.socket.onclose = (event) => this.closed(event);
   }
 
   /** Close from this side; there is nothing to explain. */
@@ -189,10 +189,10 @@ class SocketCard {
     this.clock.classList.toggle("tick"); // starts the other one of two equal animations
   }
 
-  closed(code) {
+  closed({ code, reason }) {
     if (!this.opened) return this.refused();
     const meaning = document.getElementById(`close-${code}`)?.textContent;
-    this.end(`${meaning ?? "The server closed the connection."} (${code})`, "bad");
+    this.end(`${reason || meaning || "The server closed the connection"} (${code})`, "bad");
   }
 
   /** A browser does not tell why it was refused, so the REST API is asked. */
