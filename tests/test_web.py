@@ -80,8 +80,11 @@ def log_in_as(browser: FlaskClient, username: str, password: str = PASSWORD) -> 
     return browser.post("/log-in", data={"username": username, "password": password})
 
 
-def create_key(browser: FlaskClient, name: str = "ci", **fields: str) -> TestResponse:
-    return browser.post(KEYS, data={"name": name, "type": "production"} | fields)
+def create_key(
+    browser: FlaskClient, name: str = "ci", base_url: str | None = None, **fields: str
+) -> TestResponse:
+    form = {"name": name, "type": "production"} | fields
+    return browser.post(KEYS, data=form, base_url=base_url)
 
 
 def path_of(number: int) -> str:
@@ -762,7 +765,9 @@ def test_post_from_our_own_pages_is_taken(ada: FlaskClient) -> None:
         assert ada.post("/log-out", headers=headers).status_code == 303
 
 
-@pytest.mark.parametrize("host", ["xn--strae-oqa.de", "xn--", "a..b", "a b", "[::1", "é.de"])
+@pytest.mark.parametrize(
+    "host", ["xn--strae-oqa.de", "xn--", "a..b", "a b", "[::1", "é.de", '"><i>']
+)
 @pytest.mark.parametrize("upgrade", ["h2c", "websocket"])
 def test_no_host_name_makes_a_page_fail(
     app: Flask, ada: FlaskClient, monkeypatch: pytest.MonkeyPatch, host: str, upgrade: str
@@ -770,10 +775,11 @@ def test_no_host_name_makes_a_page_fail(
     inner = app.wsgi_app  # the client of the tests fails for these names itself
     sent = {"HTTP_HOST": host, "HTTP_CONNECTION": "Upgrade", "HTTP_UPGRADE": upgrade}
     monkeypatch.setattr(app, "wsgi_app", lambda environ, start: inner(environ | sent, start))
-    for path in ["/", SECURITY, "/nowhere"]:
-        assert ada.get(path).status_code in (200, 400, 404)
+    answers = [ada.get(path) for path in ["/", SECURITY, "/nowhere"]]
+    assert {answer.status_code for answer in answers} <= {200, 400, 404}
     page = create_key(ada)
     assert len(set(SECRET.findall(page.text))) == count() == 1
+    assert not [answer for answer in (*answers, page) if "<i>" in answer.text]
 
 
 def test_host_is_no_longer_than_a_name_can_be(client: FlaskClient) -> None:
@@ -863,6 +869,21 @@ def test_console_shows_what_is_added_to_the_descriptions(app: Flask, client: Fla
     assert rows["4000"] == '<span id="close-4000">Why not.</span> Do that.'
     assert rows["<code>once</code>"] == "1 request per day"
     assert rows["<code>pro</code>"] == "10,000 requests per hour"
+
+
+@pytest.mark.parametrize(
+    ("http", "ws"),
+    [("http://a.example", "ws://a.example"), ("https://a.example/demo", "wss://a.example/demo")],
+)
+def test_console_has_the_address_that_was_asked_for(
+    client: FlaskClient, http: str, ws: str
+) -> None:
+    """Whatever the one of the request before was."""
+    assert client.get("/", base_url="http://b.example/other").status_code == 200
+    page = unescape(client.get("/", base_url=http).text).replace("<wbr>", "")
+    prefix = http.partition("a.example")[2]
+    for code in (f"curl {http}{YEAR}", f'WebSocket("{ws}{ECHO}")', f"<code>{prefix}{YEAR}</code>"):
+        assert code in page
 
 
 def test_pages_are_headed_as_the_links_that_lead_to_them(ada: FlaskClient) -> None:
