@@ -886,6 +886,21 @@ def test_console_has_the_address_that_was_asked_for(
         assert code in page
 
 
+def test_path_prefix_is_part_of_all_links_and_forms(app: Flask, ada: FlaskClient) -> None:
+    """The 405 of a form's address, which leads to its tab, is one of them."""
+    create_key(ada)
+    found = [create_key(ada, base_url="http://localhost/demo")]
+    for path in (*routes(app, "GET"), "/nowhere", KEYS):
+        found.append(ada.get(path, base_url="http://localhost/demo", buffered=True))
+    attributes = "href|src|action|data-path|data-check|data-take"
+    for answer in found:
+        leads = re.findall(rf' (?:{attributes})="([^#].*?)"', answer.text)
+        for lead in (*leads, answer.location or "/demo/"):
+            assert lead.startswith("/demo/"), answer.request.path
+    current = re.findall('href="([^"]*)" aria-current', "".join(answer.text for answer in found))
+    assert set(current) == {f"/demo{path}" for path in ("/", PROFILE, SECURITY)}
+
+
 def test_pages_are_headed_as_the_links_that_lead_to_them(ada: FlaskClient) -> None:
     for path, link, heading in [
         ("/", "Console", "A demo API to test your client against"),

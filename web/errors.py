@@ -26,7 +26,7 @@ def error_page(error: HTTPException) -> ResponseReturnValue:
     # A GET of a form's address: the user has reloaded the response to the form. The tab that it
     # belongs to is /settings/profile or /settings/security.
     if error.code == 405 and request.method == "GET" and request.path.startswith("/settings"):
-        return redirect("/".join(request.path.split("/")[:3]), 303)
+        return redirect(request.root_path + "/".join(request.path.split("/")[:3]), 303)
     # The user is not loaded yet for a path that does not exist. If the database has just failed,
     # another query might take as long again.
     if "user" not in g and error.code != 503:

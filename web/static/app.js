@@ -16,7 +16,7 @@ history.replaceState(null, "", location.href);
 addEventListener("submit", ({ target }) => enable(target, target.method !== "post"));
 addEventListener("pageshow", ({ persisted }) => {
   enable(document, true);
-  if (!persisted || !document.querySelector('[action="/log-out"]')) return;
+  if (!persisted || !document.querySelector('[action$="/log-out"]')) return;
   document.body.hidden = true;
   location.replace(location.href);
 });
@@ -26,9 +26,9 @@ function enable(element, enabled) {
 }
 
 // A new key is taken to the console's field, and stored only on the way.
-document.querySelector("[data-take]")?.addEventListener("click", () => {
+document.querySelector("[data-take]")?.addEventListener("click", ({ target }) => {
   sessionStorage.setItem("key", typedKey());
-  location = "/";
+  location = target.dataset.take;
 });
 
 for (const button of document.querySelectorAll("[data-copy]")) {
