@@ -929,6 +929,13 @@ def test_pages_lead_to_what_the_console_explains(ada: FlaskClient) -> None:
         assert all(f'id="{anchor}"' in console for anchor in anchors)
 
 
+def test_console_begins_with_links_to_its_parts(client: FlaskClient) -> None:
+    page = client.get("/").text.partition("<h1>")[2]
+    (links,) = re.findall("^.*?<nav(.*?)</nav>", page, re.DOTALL)
+    parts = re.findall('<section [^>]*id="(.*?)".*?<h2 [^>]*>(.*?)</h2>', page, re.DOTALL)
+    assert re.findall('<a href="#(.*?)">(.*?)</a>', links) == parts
+
+
 def test_cookie_is_out_of_reach_of_scripts_and_sites(client: FlaskClient) -> None:
     answer = sign_up(client, "ada")
     assert answer.location == SECURITY
