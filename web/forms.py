@@ -21,7 +21,7 @@ def receive_form() -> None:
     """Read a form; refuse one that another site sent, or that is slow or incomplete."""
     kind = (request.content_type or FORM_TYPE).partition(";")[0].strip().lower()
     is_form = request.method == "POST"
-    # Werkzeug parses no other body, and no parameters of the type, which might take it long.
+    # So werkzeug parses only forms, and not the parameters of the type, which can be slow.
     request.environ["CONTENT_TYPE"] = FORM_TYPE if is_form else ""
     if not is_form:
         return
