@@ -161,7 +161,8 @@ def test_client_that_ignores_the_close_is_cut(
 
 def test_handler_that_returns_closes_1000(serving: Serving, peer: RawSocket) -> None:
     served = serving(lambda ws: None)
-    assert peer.frame().close_code == 1000
+    found = peer.frame()
+    assert (found.close_code, found.reason) == (1000, REASONS[1000])
     peer.sock.close()
     served.get(timeout=30)
 
@@ -200,7 +201,8 @@ def test_bug_closes_1011_and_is_logged(
     error: str,
 ) -> None:
     serving(handler)
-    assert peer.frame().close_code == 1011
+    found = peer.frame()
+    assert (found.close_code, found.reason) == (1011, REASONS[1011])
     assert error in caplog.text
     assert "private" not in caplog.text
 
