@@ -93,6 +93,21 @@ def parse_quotas(text: str) -> dict[str, Quota]:
     return quotas
 
 
+def tiers_for_users(quotas: dict[str, Quota]) -> dict[str, Quota]:
+    """The tiers that users may choose for a key; DEFAULT_TIER is first.
+
+    Neither their number of requests nor their average rate is higher than that of DEFAULT_TIER.
+    """
+    default = quotas[DEFAULT_TIER]
+    allowed = {
+        tier: quota
+        for tier, quota in quotas.items()
+        if quota.limit <= default.limit
+        and quota.limit * default.seconds <= default.limit * quota.seconds
+    }
+    return {DEFAULT_TIER: default} | allowed
+
+
 class Limiter:
     """Counts requests per key in windows on UTC boundaries.
 

@@ -95,7 +95,9 @@ class Settings:
     database_url: Path | str = setting("sqlite:///demo.db", _database)
     port: int = setting("8000", partial(_whole, low=1, high=65535))
     secret_key: str | None = setting("", _secret)
-    rate_limits: dict[str, Quota] = setting("free=1000/hour,pro=10000/hour", parse_quotas)
+    rate_limits: dict[str, Quota] = setting(
+        "free=1000/hour,pro=10000/hour,tiny=5/minute", parse_quotas
+    )
     max_sockets: int = setting("5000", _whole)
     max_sockets_per_caller: int = setting("100", _whole)
     signups: bool = setting("open", _is_open)

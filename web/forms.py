@@ -1,6 +1,6 @@
 """Forms: how they are received, and how a page answers them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import wraps
 
 from flask import g, redirect, request, session, url_for
@@ -23,7 +23,7 @@ def receive_form() -> None:
     """Read a form; refuse one that another site has sent, or that is of another type."""
     kind = (request.content_type or FORM_TYPE).partition(";")[0].strip().lower()
     is_form = request.method == "POST"
-    # Werkzeug parses no other body, and no parameters of the type, which might take it long.
+    # So werkzeug parses only forms, and not the parameters of the type, which can be slow.
     request.environ["CONTENT_TYPE"] = FORM_TYPE if is_form else ""
     if not is_form:
         return
@@ -53,10 +53,10 @@ def form_text(field: str) -> str:
     return request.form.get(field, "").strip()
 
 
-def form_option(field: str, choices: dict[str, int]) -> int:
-    """The option chosen from a list, by default the first; our pages send nothing else."""
-    choice = request.form.get(field, next(iter(choices)))
-    return choices[choice] if choice in choices else abort(400)
+def form_option(field: str, options: Collection[str]) -> str:
+    """The option that was chosen, by default the first one; our pages send no others."""
+    choice = request.form.get(field, next(iter(options)))
+    return choice if choice in options else abort(400)
 
 
 def show_errors_on(page: Callable[..., str]) -> Callable[[View], View]:

@@ -36,7 +36,7 @@ def register(app: Service) -> None:
     app.jinja_env.trim_blocks = app.jinja_env.lstrip_blocks = True
     app.jinja_env.filters |= {"number": "{:,}".format, "date_time": date_time, "display": display}
     app.jinja_env.globals |= {"models": models, "settings": app.settings, "units": UNIT_NAMES}
-    app.jinja_env.globals |= console.descriptions()
+    app.jinja_env.globals |= console.descriptions() | {"origin": console.origin}
     app.register_blueprint(bp)
 
 

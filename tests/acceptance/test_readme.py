@@ -145,9 +145,11 @@ class TestCommands:
             eventually(lambda: '"GET /api/v1/status" 200' in printed())
 
     def test_six_requests_end_in_a_429(self, installed: Checkout) -> None:
-        start, ask = inline("See a 429")  # in a day, so that no minute ends between the six
-        with installed.running(start.replace("/minute", "/day")) as shown:
-            answers = installed.paste(f"{export(shown())}{ask}").splitlines()
+        create, ask = inline("See a 429")
+        # A limit for a day, so that no minute ends between the six.
+        installed.env["RATE_LIMITS"] = "free=1000/hour,tiny=5/day"
+        with installed.running(".venv/bin/python app.py"):
+            answers = installed.paste(f"{create}\n{ask}").splitlines()
         assert [json.loads(answer).get("status", 200) for answer in answers] == [200] * 5 + [429]
 
     def test_test_command_runs_tests(self, checkout: Checkout) -> None:
