@@ -6,6 +6,7 @@ import os
 import re
 import stat
 import sys
+import textwrap
 from contextlib import suppress
 from select import PIPE_BUF, POLLOUT
 from typing import Any, TextIO
@@ -77,8 +78,14 @@ class LineFormatter(logging.Formatter):
     """Begins no second line with what a client sent, which could be a forged one."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:
-        """A message is one line, of which Output removes the other control characters."""
-        return super().formatMessage(record)[:LINE_CHARACTERS].replace("\n", "")
+        """A message is one line. A line break becomes a space, unless it breaks up a key."""
+        message = super().formatMessage(record)[:LINE_CHARACTERS]
+        breaks_key = "\n" in message and SECRET.search(CONTROL.sub("", message))
+        return message.replace("\n", "" if breaks_key else " ")
+
+    def formatException(self, ei: Any) -> str:
+        """The text of an exception may have several lines, too: indent them."""
+        return textwrap.indent(super().formatException(ei), "  ")
 
 
 class RedactingLogger(Logger):
