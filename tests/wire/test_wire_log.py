@@ -5,6 +5,7 @@ import os
 import re
 import secrets
 from collections.abc import Iterator
+from email.utils import parsedate_to_datetime
 from pathlib import Path
 
 import pytest
@@ -173,3 +174,48 @@ def test_reader_that_pauses_holds_up_nobody(
     assert b"Booting worker" in heard
     assert heard.count(b"ValueError") > 4
     assert not re.search(rb"[^\n]\[[0-9]{4}-", heard), "each message begins a line"
+
+
+POST = b"POST /log-in HTTP/1.1\r\nHost: a\r\n"
+LINE = "The first line of the request is malformed."
+LONG_LINE = "The first line of the request is too long."
+METHOD = "The method is malformed."
+VERSION = "The version of HTTP is not supported; use HTTP/1.1."
+HEADER = "A header is malformed."
+NAME = "The name of a header is malformed."
+FOLDED = "A header has several lines."
+LARGE = "The headers are too large."
+EXPECT = "The only expectation that is met is 100-continue."
+CODING = "The only transfer coding that is supported is chunked."
+MALFORMED = [
+    (b"password=SECRET", 400, LINE),
+    (b"GET /SECRET", 400, LINE),
+    (b"GET /SECRET" + b"x" * 5000 + b" HTTP/1.1", 414, LONG_LINE),
+    (b"G@SECRET / HTTP/1.1", 400, METHOD),
+    (b"GET / SECRET/1.1", 400, VERSION),
+    (b"GET / HTTP/7.1\r\nA: SECRET", 400, VERSION),
+    (POST + b"Cookie SECRET", 400, HEADER),
+    (POST + b"A: \x01SECRET", 400, HEADER),
+    (POST + b"Content-Length: SECRET", 400, HEADER),
+    (POST + b"(SECRET): x", 400, NAME),
+    (POST + b"A: x\r\n SECRET", 400, FOLDED),
+    (POST + b"A: SECRET" + b"x" * 9000, 431, LARGE),
+    (POST + b"Expect: SECRET", 417, EXPECT),
+    (POST + b"Transfer-Encoding: SECRET", 501, CODING),
+]
+
+
+def test_malformed_request_is_answered_and_logged_without_a_quote(
+    start_server: StartServer,
+) -> None:
+    """Not at level DEBUG either, nor if the request is cut off."""
+    server = start_server(GUNICORN_CMD_ARGS="--access-logfile - --log-level debug")
+    for request, status, detail in MALFORMED:
+        answer = server.send(request + b"\r\n\r\n")
+        assert (answer.status, answer.json()["detail"]) == (status, detail), request
+        assert parsedate_to_datetime(answer.headers["Date"])
+        assert server.log_lines("Invalid request")[-1].endswith(f"ip=127.0.0.1: {detail}")
+    with RawSocket(server.port) as client:
+        client.send(POST + b"Cookie: SECRET")
+    eventually(lambda: server.log_lines("premature client disconnection. The request is incomp"))
+    assert "SECRET" not in server.log()
