@@ -16,9 +16,10 @@ monkey.patch_all()  # before anything else is imported, in the master, too
 from gunicorn.workers import SUPPORTED_WORKERS
 
 from server import lifecycle
-from server.log import RedactingLogger
+from server.log import RedactingLogger, protect_output
 from settings import max_connections
 
+protect_output()
 settings = lifecycle.load_settings()
 
 wsgi_app = "app:create_app()"
