@@ -68,18 +68,26 @@ def _database(url: str) -> Path | str:
 
 
 def _postgres(url: str) -> str:
-    """The URL, if libpq can read it. No error quotes a part of it: that might be the password."""
+    """The URL, if libpq can read it.
+
+    An error quotes no part of the URL that might be a part of the password.
+    """
     try:
         from psycopg import ProgrammingError, conninfo  # the driver is optional
     except ImportError:
         raise ValueError(NEEDS_DRIVER) from None
-    with suppress(ProgrammingError, UnicodeError):
+    try:
         parts = conninfo.conninfo_to_dict(url)
         # A password with an unescaped @, / or ? ends up in one of these, which libpq's errors
         # quote: of user:pass@word@host, `word@host` would be the host.
         host, port, name = (str(parts.get(part, "")) for part in ("host", "port", "dbname"))
         if "@" not in host + name and re.fullmatch("[0-9,]*", port):
             return url
+    except (ProgrammingError, UnicodeError) as error:
+        rest, _, parameters = url.partition("?")
+        unknown = re.match(r'invalid URI query parameter: "\w+"', str(error))
+        if unknown and "@" not in parameters and _postgres(rest):
+            raise ValueError(unknown[0]) from None
     raise ValueError(f"must be {URL_FORMS}")
 
 
