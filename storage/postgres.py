@@ -32,9 +32,22 @@ KEY_CONNECTIONS = 7  # of each process, for keys
 PAGE_CONNECTIONS = 3  # of each process, for pages
 LOOK_UPS = 3  # of the connections for keys, how many look keys up; the others are left to hits
 MAX_WAITING = 500  # requests that wait; a pool keeps those that gave up, too: `get_connection`
+# What each session sets, because a role or a database may have other defaults. At any other
+# isolation level, PostgreSQL refuses a hit that waited for another hit of the same key.
+SESSION = {
+    "default_transaction_isolation": "read committed",
+    "statement_timeout": "0",
+    "lock_timeout": "0",
+    "transaction_timeout": "0",
+    "idle_in_transaction_session_timeout": "0",
+    "idle_session_timeout": "0",  # a command may wait for a password to be typed
+}
 # A statement that was given up ends on the server, too, and does not keep its connection there.
-SESSION = f"set_config('statement_timeout', '{int(1000 * ANSWER_SECONDS)}', false)"
-NO_SYNC = ", set_config('synchronous_commit', 'off', false)"  # no count waits for the disk
+PAGE_SESSION = SESSION | {"statement_timeout": f"{1000 * ANSWER_SECONDS:.0f}"}
+KEY_SESSION = PAGE_SESSION | {"synchronous_commit": "off"}  # no count waits for the disk
+# What a start checks. No session sets the last one: it tells when another server is the primary.
+NEEDED = SESSION | {"server_encoding": "UTF8", "default_transaction_read_only": "off"}
+NEW_DATABASE = "CREATE DATABASE ... LOCALE 'C' ENCODING 'UTF8' TEMPLATE template0"
 # A COMMIT waits for the disk, whatever was set for the session. On a Citus cluster, a transaction
 # may change "user", which all nodes have, after the keys.
 BEGIN = """BEGIN; SET LOCAL synchronous_commit = on;
@@ -61,44 +74,48 @@ class TimedConnection(Connection[Any]):
 
 
 def options(url: str) -> dict[str, Any]:
-    """Connection options that the URL does not set. Of several hosts, the primary is used."""
-    defaults = {"connect_timeout": CONNECT_SECONDS, "target_session_attrs": "read-write"}
-    return {name: defaults[name] for name in defaults.keys() - conninfo_to_dict(url).keys()}
+    """Connection options; the URL may set those that are defaults."""
+    defaults = {
+        "connect_timeout": CONNECT_SECONDS,
+        "target_session_attrs": "read-write",  # of several hosts, the primary is used
+    }
+    missing = defaults.keys() - conninfo_to_dict(url).keys()
+    return {name: defaults[name] for name in missing} | {"client_encoding": "UTF8"}
 
 
-def connection_pool(url: str, size: int, session: str) -> ConnectionPool[TimedConnection]:
-    """A pool that has to be opened. What each of its options is for:
+def set_session(connection: Connection[Any], settings: dict[str, str]) -> None:
+    """Change settings of the session, but not behind a pooler.
 
-    - `connection_class`: no request hangs.
-    - `kwargs`: the primary of several hosts is used; a hit is one round trip, without a COMMIT.
-    - `configure`: a statement that was given up takes no connection of the server for long, and
-      poolers work.
-    - `min_size`, `max_idle`: an idle process has no connection after a minute. Of at most seven,
-      one is closed every SHRINK_SECONDS.
-    - `max_size`: a process uses at most ten connections.
-    - `max_waiting`: memory does not grow in an outage.
-    - `reconnect_timeout`: hits are served within 5 s after an outage. With more than 0, psycopg
-      would try to connect ever more rarely, and also while nothing asks for a connection.
-    - `open`: no thread is started before gunicorn forks, after which it would be missing.
+    A pooler like PgBouncer, whose process ID is not the server's, may run each transaction in
+    another session: settings would reach other clients, and prepared statements would be missing.
     """
+    query = """SELECT set_config(name, value, false)
+        FROM unnest(%s::text[], %s::text[]) AS setting (name, value)
+        WHERE pg_backend_pid() = %s AND current_setting(name, true) IS NOT NULL"""
+    values = [list(settings), list(settings.values()), connection.info.backend_pid]
+    if not connection.execute(query.encode(), values).fetchone():
+        connection.prepare_threshold = None
 
-    def configure(connection: TimedConnection) -> None:
-        # A pooler like PgBouncer, whose process ID is not the server's, may run each transaction in
-        # another session: settings would reach other clients, and prepared statements be missing.
-        query = f"SELECT {session} WHERE pg_backend_pid() = %s"
-        if not connection.execute(query.encode(), [connection.info.backend_pid]).fetchone():
-            connection.prepare_threshold = None
 
+def connection_pool(
+    url: str, size: int, session: dict[str, str]
+) -> ConnectionPool[TimedConnection]:
+    """A pool of at most `size` connections. `get_connection` opens it."""
     return ConnectionPool(
         url,
         connection_class=TimedConnection,
-        kwargs=options(url) | {"autocommit": True},
-        configure=configure,
+        kwargs=options(url) | {"autocommit": True},  # a hit is one round trip, without a COMMIT
+        configure=lambda connection: set_session(connection, session),
+        # One idle connection is closed every SHRINK_SECONDS: all of them, within a minute.
         min_size=0,
         max_size=size,
         max_idle=SHRINK_SECONDS,
+        # Memory does not grow in an outage.
         max_waiting=MAX_WAITING,
+        # With more than 0, psycopg would try to connect ever more rarely after an outage, and also
+        # while nothing asks for a connection.
         reconnect_timeout=0,
+        # Threads do not survive the fork of gunicorn's workers.
         open=False,
     )
 
@@ -131,10 +148,29 @@ def return_connection(pool: ConnectionPool[TimedConnection], connection: TimedCo
 
 
 class CommandDatabase(PostgresqlDatabase):
-    """The connection of a command, which may wait."""
+    """The connection of a start or a command, which may wait."""
 
     def __init__(self, url: str) -> None:
         super().__init__(url, autoconnect=False, prefer_psycopg3=True, **options(url))
+
+    def _connect(self) -> Connection[Any]:
+        connection = super()._connect()
+        set_session(connection, SESSION)
+        return connection
+
+    def check_settings(self) -> None:
+        """Raises OperationalError if requests would fail with the settings of the server.
+
+        Behind a pooler, no session changes them. There a long time limit is right, too.
+        """
+        query = "SELECT name, setting FROM pg_settings WHERE name = ANY(%s)"
+        for name, found in self.execute_sql(query, [list(NEEDED)]):
+            needed = NEEDED[name]
+            is_long = name.endswith("timeout") and int(found) >= 1000 * ANSWER_SECONDS
+            if found != needed and not is_long:
+                is_encoding = name == "server_encoding"
+                remedy = NEW_DATABASE if is_encoding else f"ALTER ROLE ... SET {name} = '{needed}'"
+                raise OperationalError(f"{name} is {found}; run {remedy}")
 
     def begin(self, isolation_level: Any = None) -> None:
         """Begin a transaction, in one round trip."""
@@ -146,7 +182,7 @@ class PageDatabase(CommandDatabase):
 
     def __init__(self, url: str) -> None:
         super().__init__(url)
-        self._pool = connection_pool(url, PAGE_CONNECTIONS, SESSION)
+        self._pool = connection_pool(url, PAGE_CONNECTIONS, PAGE_SESSION)
         # A greenlet that waits for a connection would hold this lock, and no other could give one
         # back. Nothing needs it, because each greenlet has a state of its own.
         self._lock = nullcontext()
@@ -171,7 +207,7 @@ class PostgresKeyStore(KeyStore):
 
     def __init__(self, url: str) -> None:
         super().__init__()
-        self._pool = connection_pool(url, KEY_CONNECTIONS, SESSION + NO_SYNC)
+        self._pool = connection_pool(url, KEY_CONNECTIONS, KEY_SESSION)
         self._look_ups = BoundedSemaphore(LOOK_UPS)
         self._chart = Counter[str]()  # requests of each key that are not in hourly_usage yet
 

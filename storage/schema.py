@@ -29,8 +29,10 @@ def prepare_database(settings: Settings, is_service: bool = False) -> None:
             check_file(settings.sqlite)
             if is_service:
                 sqlite.lock(settings.sqlite)
-        database = backend(settings).command_database(settings.database_url)
+        database: Any = backend(settings).command_database(settings.database_url)
         with database.connection_context():
+            if not settings.sqlite:
+                database.check_settings()
             create_missing(database)
     except (OSError, PeeweeException) as error:
         where = settings.sqlite or "PostgreSQL"

@@ -142,9 +142,12 @@ class Cluster:
     def url(self, database: str = "postgres") -> str:
         return f"postgresql://demo:{self.password}@127.0.0.1:{self.port}/{database}"
 
-    def new_database(self) -> str:
+    def new_database(self, options: str = "", **defaults: str) -> str:
+        """A database that is made with these options, and gives its sessions these settings."""
         name = f"test_{secrets.token_hex(4)}"
-        self.query(self.url(), f"CREATE DATABASE {name}")
+        self.query(self.url(), f"CREATE DATABASE {name} {options}")
+        for setting, value in defaults.items():
+            self.query(self.url(), f"ALTER DATABASE {name} SET {setting} = '{value}'")
         return self.url(name)
 
     @staticmethod

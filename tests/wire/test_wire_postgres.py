@@ -2,10 +2,12 @@
 
 import os
 import signal
+import subprocess
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
+from pathlib import Path
 from statistics import median
 
 import pytest
@@ -15,7 +17,7 @@ from helpers.load import Load, accepted, refused
 from helpers.paths import ME, STATUS, TEST, TIME
 from helpers.postgresql import Cluster, Network
 from helpers.rawsocket import RawSocket
-from helpers.server import eventually, patience, writing
+from helpers.server import eventually, patience, start_refusal, writing
 
 pytestmark = pytest.mark.postgres
 
@@ -172,6 +174,74 @@ def test_pooler_that_gives_each_transaction_another_session_serves(
             "SELECT current_setting('statement_timeout'), current_setting('synchronous_commit')"
         )
         assert {own.query(pooled, settings)[0] for _ in range(9)} == {("0", "on")}
+
+
+# With none of these would the service be wrong, but slow, or refuse requests that it could serve.
+DEFAULTS = {
+    "default_transaction_isolation": "repeatable read",
+    "statement_timeout": "50ms",
+    "lock_timeout": "10ms",
+    "idle_in_transaction_session_timeout": "100ms",
+    "idle_session_timeout": "200ms",
+    "synchronous_commit": "off",
+    "standard_conforming_strings": "off",
+    "client_encoding": "LATIN1",
+    "timezone": "Asia/Tokyo",
+    "datestyle": "German",
+    "search_path": "elsewhere",
+}
+
+
+def test_no_default_of_a_database_fails_a_request_or_a_command(
+    cluster: Cluster, start_server: StartServer
+) -> None:
+    url = cluster.new_database(**DEFAULTS)
+    Cluster.query(url, "CREATE SCHEMA elsewhere")
+    server = start_server(
+        DATABASE_URL=url, RATE_LIMITS="free=1000000/day", PGCLIENTENCODING="SQL_ASCII"
+    )
+    key = server.new_key()
+    replies = Load(server.port, key, connections=16, requests=400).join()
+    assert {reply.status for reply in replies} == {200}
+    with server.start_flask(
+        *("user", "create", "ada", "ada@example.com", "--password-stdin"), stdin=subprocess.PIPE
+    ) as command:
+        eventually(
+            lambda: Cluster.query(url, "SELECT 1 FROM pg_stat_activity WHERE state = 'idle'")
+        )
+        time.sleep(0.3)  # somebody types
+        assert command.communicate("long enough\n")[1] == "User ada was created.\n"
+    name = "я" * 64
+    lock = "SET idle_in_transaction_session_timeout = 0; LOCK TABLE api_key"
+    with ThreadPoolExecutor(2) as threads, writing(url, lock):
+        waiting = threads.submit(server.flask, "key", "create", "ada", name)
+        eventually(lambda: Cluster.query(url, "SELECT 1 FROM pg_locks WHERE NOT granted"))
+        asking = threads.submit(server.ask, TEST, X_API_Key=key)
+        time.sleep(0.2)
+    assert asking.result().status == 200
+    assert server.ask(TEST, X_API_Key=waiting.result().strip()).json()["api_key_name"] == name
+    assert server.sign_up("bob").status == 303
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("default_transaction_isolation", "serializable"),
+        ("default_transaction_read_only", "on"),
+        ("statement_timeout", "20"),
+        ("lock_timeout", "20"),
+        ("idle_in_transaction_session_timeout", "20"),
+    ],
+)
+def test_wrong_default_behind_a_pooler_stops_the_start(
+    cluster: Cluster, tmp_path: Path, name: str, value: str
+) -> None:
+    """There no session can change it. A long time limit is right."""
+    url = cluster.new_database(**{name: value})
+    with cluster.pooled() as port:
+        pooled = url.replace(f":{cluster.port}/", f":{port}/") + "?target_session_attrs=any"
+        line = start_refusal("-m flask user list", tmp_path, DATABASE_URL=pooled)
+        assert f"DATABASE_URL: PostgreSQL: {name} is {value}; run ALTER ROLE ... SET {name}" in line
 
 
 def test_idle_process_has_no_connection(own: Cluster, start_patched: StartServer) -> None:
