@@ -9,9 +9,11 @@ import logging
 import time
 from collections import Counter
 from contextlib import nullcontext, suppress
+from select import POLLIN
 from typing import Any
 
 from gevent.lock import BoundedSemaphore
+from gevent.monkey import get_original
 from peewee import DatabaseError, OperationalError, PostgresqlDatabase
 from psycopg import Connection, Error
 from psycopg import OperationalError as PsycopgOperationalError
@@ -26,6 +28,7 @@ from storage.window_sql import HIT
 
 CONNECTION_SECONDS = 1.3  # how long a request waits for a connection
 ANSWER_SECONDS = 0.5  # how long the answer to a statement may take
+SAVE_CONNECTION_SECONDS = 0.5  # how long a save waits for one; less, because a stop waits for it
 CONNECT_SECONDS = 2  # the time to connect to each address; the least that libpq allows
 SHRINK_SECONDS = 7  # between closing two idle connections of a pool
 KEY_CONNECTIONS = 7  # of each process, for keys
@@ -55,6 +58,7 @@ BEGIN = """BEGIN; SET LOCAL synchronous_commit = on;
 ADD_HOUR = """INSERT INTO hourly_usage (hour, key_id, requests)
     SELECT %s, * FROM unnest(%s::text[], %s::bigint[])
     ON CONFLICT (hour, key_id) DO UPDATE SET requests = hourly_usage.requests + excluded.requests"""
+new_poll = get_original("select", "poll")  # gevent's would let other greenlets run
 
 # The pool says why it cannot connect only to this logger, at each attempt.
 pool_log = logging.getLogger("psycopg.pool")
@@ -123,17 +127,31 @@ def connection_pool(
 def get_connection(
     pool: ConnectionPool[TimedConnection], timeout: float = CONNECTION_SECONDS
 ) -> TimedConnection:
-    """A connection, within `timeout` seconds; raises psycopg.Error.
+    """A connection that the server has not closed, within `timeout` seconds; raises psycopg.Error.
 
     Until there is a connection, the pool keeps all requests that gave up waiting, with all that
     belongs to them. Once it has MAX_WAITING of them, it would not even try to connect.
     """
     pool.open()
+    deadline = time.monotonic() + timeout
     try:
-        return pool.getconn(timeout)
+        while has_input(connection := pool.getconn(deadline - time.monotonic())):
+            connection.close()
+            pool.putconn(connection)  # the pool replaces it
     except TooManyRequests:
         pool.check()  # tries to connect
         raise
+    return connection
+
+
+def has_input(connection: TimedConnection) -> bool:
+    """Whether an idle connection has something to read: the server has closed it.
+
+    Unlike a query, this takes no round trip.
+    """
+    poll = new_poll()
+    poll.register(connection.pgconn.socket, POLLIN)
+    return bool(poll.poll(0))
 
 
 def return_connection(pool: ConnectionPool[TimedConnection], connection: TimedConnection) -> None:
@@ -248,7 +266,7 @@ class PostgresKeyStore(KeyStore):
         ids = sorted(chart)  # in one order in all processes: otherwise they wait for each other
         values = moment - moment % HOUR, ids, [chart[key_id] for key_id in ids]
         try:
-            self._execute(ADD_HOUR, values, timeout=ANSWER_SECONDS)
+            self._execute(ADD_HOUR, values, timeout=SAVE_CONNECTION_SECONDS)
         except Exception:
             self._chart.update(chart)  # adds what was not saved
             raise

@@ -461,6 +461,18 @@ def test_chart_is_saved_with_the_next_save_that_succeeds(store: KeyStore, new_id
 
 
 @in_postgres
+def test_connections_that_the_server_has_closed_fail_no_request(
+    store: KeyStore, new_id: NewId
+) -> None:
+    """As after a restart. They are detected without a query."""
+    key_id, others = new_id(), "datname = current_database() AND pid <> pg_backend_pid()"
+    end_all = f"SELECT pg_terminate_backend(pid, 9000) FROM pg_stat_activity WHERE {others}"
+    for _ in range(2):
+        gevent.joinall([gevent.spawn(store.hit, key_id, LONG) for _ in range(5)], raise_error=True)
+        assert len(by_hand(end_all)) > 1
+
+
+@in_postgres
 def test_deleted_key_is_a_bad_key(store: KeyStore, new_id: NewId) -> None:
     """Also while its row is remembered."""
     assert store.find(key_id := new_id())
