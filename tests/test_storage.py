@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import closing, suppress
+from itertools import product
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -478,6 +479,28 @@ def test_deleted_key_is_a_bad_key(store: KeyStore, new_id: NewId) -> None:
     assert store.find(key_id := new_id())
     by_hand("DELETE FROM api_key")
     assert store.hit(key_id, LONG) is None
+
+
+OUTAGES = "08006 25006 25P03 28000 3D000 40001 40P01 42501 53100 53300 55P03 57014 57P01 57P03"
+MISTAKES = "22001 22P05 23505 42601 42703 42804 42P01"
+
+
+@in_postgres
+def test_errors_of_postgresql_are_outages_or_mistakes(store: KeyStore) -> None:
+    """Whether the API or a page meets them."""
+    for ask, code in product((store._query, by_hand), f"{OUTAGES} {MISTAKES}".split()):
+        with pytest.raises(peewee.PeeweeException) as caught:
+            ask(f"DO $$ BEGIN RAISE EXCEPTION 'no' USING ERRCODE = '{code}'; END $$")
+        assert outage.is_outage(caught.value) == (code in OUTAGES), code
+
+
+def test_waits_of_a_request_add_up_to_what_is_promised() -> None:
+    """Each wait has its own limit; `user_me` waits for most, as does a refusal of `usage_stats`."""
+    for_a_turn = for_a_connection = postgres.CONNECTION_SECONDS
+    query = for_a_connection + postgres.ANSWER_SECONDS
+    assert for_a_turn + query < 4, "away or frozen: the first answer is waited for, and none comes"
+    look_up, hit, owner = for_a_turn + query, query, query
+    assert look_up + hit + owner < 8, "slow: each answer comes just in time"
 
 
 def test_many_may_start_at_once_on_an_empty_database(cluster: Cluster) -> None:

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from pathlib import Path
-from statistics import median
 
 import pytest
 
@@ -30,7 +29,7 @@ def own() -> Iterator[Cluster]:
 
 
 @pytest.mark.parametrize("outage", ["stop", "kill", "freeze"])
-def test_outage_under_load_is_503_within_two_seconds_and_no_count_is_wrong(
+def test_outage_under_load_is_503_within_four_seconds_and_no_count_is_wrong(
     own: Cluster, start_server: StartServer, outage: str
 ) -> None:
     server = start_server(DATABASE_URL=own.new_database(), RATE_LIMITS="free=1000000/day")
@@ -46,8 +45,7 @@ def test_outage_under_load_is_503_within_two_seconds_and_no_count_is_wrong(
         replies = load.stop()
 
     assert {reply.status for reply in replies} == {200, 503}
-    # Not all of them: a pause of the machine hits whoever is waiting.
-    assert median(reply.seconds for reply in replies if reply.status == 503) < patience(2)
+    assert max(reply.seconds for reply in replies if reply.status == 503) < patience(4)
     counted, total = len(accepted(replies)), sum(map(server.total, keys))
     if outage == "kill":  # a commit does not wait for the disk: its last second may be lost
         lost = [r for r in accepted(replies) if began - 1.2 < r.started < back]
@@ -131,24 +129,21 @@ def test_after_a_failover_all_use_the_new_primary(
     assert "Traceback" not in server.log()
 
 
-@pytest.mark.parametrize(("delay", "statuses"), [(0.06, [200, 303]), (0.12, [503, 303])])
-def test_database_that_is_far_away_serves_pages_longer_than_the_api(
-    own: Cluster, start_server: StartServer, delay: float, statuses: list[int]
-) -> None:
-    """To connect takes five round trips. The API waits for 1.8 s in all, and pages for 5 s."""
-    with closing(Network(own, delay)) as network:
-        server = start_server(DATABASE_URL=network.url(own.new_database()), WEB_CONCURRENCY="1")
-        key = server.new_key()
-        began = time.monotonic()
-        answers = [server.ask(ME, X_API_Key=key), server.sign_up("ada")]
-        assert [answer.status for answer in answers] == statuses
-        assert time.monotonic() - began < patience(6)
-
-
-def test_burst_with_one_key_is_served_as_far_as_there_is_time(
+def test_database_that_is_far_away_serves_the_first_request_and_the_first_form(
     own: Cluster, start_server: StartServer
 ) -> None:
-    """Most of it is not; but those who count do not wait behind all who look up the key."""
+    """To connect takes five round trips here: as long as with TLS to a server 100 ms away."""
+    with closing(Network(own, delay=0.08)) as network:
+        server = start_server(DATABASE_URL=network.url(own.new_database()), WEB_CONCURRENCY="1")
+        key = server.new_key()
+        answers = [server.ask(ME, X_API_Key=key), server.sign_up("ada")]
+        assert [answer.status for answer in answers] == [200, 303]
+
+
+def test_burst_with_one_key_does_not_keep_those_who_count_waiting(
+    own: Cluster, start_server: StartServer
+) -> None:
+    """Most of it is refused, but hits do not wait behind all who look up the key."""
     with closing(Network(own, 0.05)) as network:
         server = start_server(DATABASE_URL=network.url(own.new_database()), WEB_CONCURRENCY="1")
         first, key = server.new_key(), server.new_key()
