@@ -84,9 +84,9 @@ def _postgres(url: str) -> str:
         if "@" not in host + name and re.fullmatch("[0-9,]*", port):
             return url
     except (ProgrammingError, UnicodeError) as error:
-        rest, _, parameters = url.partition("?")
         unknown = re.match(r'invalid URI query parameter: "\w+"', str(error))
-        if unknown and "@" not in parameters and _postgres(rest):
+        # The rest of the URL must be right, too: in `user:pass?word=1`, `word` is no parameter.
+        if unknown and "@" not in url.partition("?")[2] and _postgres(url.partition("?")[0]):
             raise ValueError(unknown[0]) from None
     raise ValueError(f"must be {URL_FORMS}")
 

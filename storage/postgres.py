@@ -45,11 +45,13 @@ SESSION = {
     "idle_in_transaction_session_timeout": "0",
     "idle_session_timeout": "0",  # a command may wait for a password to be typed
 }
-# A statement that was given up ends on the server, too, and does not keep its connection there.
-PAGE_SESSION = SESSION | {"statement_timeout": f"{1000 * ANSWER_SECONDS:.0f}"}
-KEY_SESSION = PAGE_SESSION | {"synchronous_commit": "off"}  # no count waits for the disk
 # What a start checks. No session sets the last one: it tells when another server is the primary.
 NEEDED = SESSION | {"server_encoding": "UTF8", "default_transaction_read_only": "off"}
+# Behind a pooler, a long time limit of the role may stay.
+UNMET = f"""SELECT name, setting, needed
+    FROM pg_settings JOIN unnest(%s::text[], %s::text[]) AS wanted (name, needed) USING (name)
+    WHERE setting <> needed
+    AND CASE unit WHEN 'ms' THEN setting::int < {1000 * ANSWER_SECONDS} ELSE true END"""
 NEW_DATABASE = "CREATE DATABASE ... LOCALE 'C' ENCODING 'UTF8' TEMPLATE template0"
 # A COMMIT waits for the disk, whatever was set for the session. On a Citus cluster, a transaction
 # may change "user", which all nodes have, after the keys.
@@ -78,13 +80,13 @@ class TimedConnection(Connection[Any]):
 
 
 def options(url: str) -> dict[str, Any]:
-    """Connection options; the URL may set those that are defaults."""
-    defaults = {
+    """The connection options: those of the URL, and ours."""
+    return {
         "connect_timeout": CONNECT_SECONDS,
         "target_session_attrs": "read-write",  # of several hosts, the primary is used
+        **conninfo_to_dict(url),
+        "client_encoding": "UTF8",
     }
-    missing = defaults.keys() - conninfo_to_dict(url).keys()
-    return {name: defaults[name] for name in missing} | {"client_encoding": "UTF8"}
 
 
 def set_session(connection: Connection[Any], settings: dict[str, str]) -> None:
@@ -96,15 +98,18 @@ def set_session(connection: Connection[Any], settings: dict[str, str]) -> None:
     query = """SELECT set_config(name, value, false)
         FROM unnest(%s::text[], %s::text[]) AS setting (name, value)
         WHERE pg_backend_pid() = %s AND current_setting(name, true) IS NOT NULL"""
-    values = [list(settings), list(settings.values()), connection.info.backend_pid]
-    if not connection.execute(query.encode(), values).fetchone():
+    pid = connection.info.backend_pid
+    if not connection.execute(query, [list(settings), list(settings.values()), pid]).fetchone():
         connection.prepare_threshold = None
 
 
-def connection_pool(
-    url: str, size: int, session: dict[str, str]
-) -> ConnectionPool[TimedConnection]:
-    """A pool of at most `size` connections. `get_connection` opens it."""
+def connection_pool(url: str, size: int, **more: str) -> ConnectionPool[TimedConnection]:
+    """A pool of at most `size` connections, whose sessions have SESSION and `more`.
+
+    `get_connection` opens it.
+    """
+    # A statement that was given up ends on the server, too, and does not keep its connection there.
+    session = SESSION | {"statement_timeout": f"{1000 * ANSWER_SECONDS:.0f}"} | more
     return ConnectionPool(
         url,
         connection_class=TimedConnection,
@@ -127,7 +132,7 @@ def connection_pool(
 def get_connection(
     pool: ConnectionPool[TimedConnection], timeout: float = CONNECTION_SECONDS
 ) -> TimedConnection:
-    """A connection that the server has not closed, within `timeout` seconds; raises psycopg.Error.
+    """A connection that can be used, within `timeout` seconds; raises psycopg.Error.
 
     Until there is a connection, the pool keeps all requests that gave up waiting, with all that
     belongs to them. Once it has MAX_WAITING of them, it would not even try to connect.
@@ -135,34 +140,25 @@ def get_connection(
     pool.open()
     deadline = time.monotonic() + timeout
     try:
-        while has_input(connection := pool.getconn(deadline - time.monotonic())):
+        while is_stale(connection := pool.getconn(deadline - time.monotonic())):
             connection.close()
             pool.putconn(connection)  # the pool replaces it
+        return connection
     except TooManyRequests:
         pool.check()  # tries to connect
         raise
-    return connection
 
 
-def has_input(connection: TimedConnection) -> bool:
-    """Whether an idle connection has something to read: the server has closed it.
+def is_stale(connection: TimedConnection) -> bool:
+    """Whether the server has closed an idle connection, or another one may have become the primary.
 
-    Unlike a query, this takes no round trip.
+    Both are known without a query: a connection that was closed has something to read, and
+    PostgreSQL 14 and later says with each answer whether it is read-only.
     """
     poll = new_poll()
     poll.register(connection.pgconn.socket, POLLIN)
-    return bool(poll.poll(0))
-
-
-def return_connection(pool: ConnectionPool[TimedConnection], connection: TimedConnection) -> None:
-    """Return a connection, or close it if another server may have become the primary.
-
-    PostgreSQL 14 and later says with each answer whether it is read-only.
-    """
-    read_only = b"default_transaction_read_only"
-    if not connection.closed and connection.pgconn.parameter_status(read_only) == b"on":
-        connection.close()
-    pool.putconn(connection)
+    read_only = connection.pgconn.parameter_status(b"default_transaction_read_only")
+    return bool(poll.poll(0)) or read_only == b"on"
 
 
 class CommandDatabase(PostgresqlDatabase):
@@ -172,23 +168,15 @@ class CommandDatabase(PostgresqlDatabase):
         super().__init__(url, autoconnect=False, prefer_psycopg3=True, **options(url))
 
     def _connect(self) -> Connection[Any]:
+        """Raises OperationalError if requests would fail with the settings of the server."""
         connection = super()._connect()
         set_session(connection, SESSION)
+        for name, found, needed in connection.execute(UNMET, [list(NEEDED), list(NEEDED.values())]):
+            connection.close()
+            set_it = f"ALTER ROLE ... SET {name} = '{needed}'"
+            remedy = NEW_DATABASE if name == "server_encoding" else set_it
+            raise OperationalError(f"{name} is {found}; run {remedy}")
         return connection
-
-    def check_settings(self) -> None:
-        """Raises OperationalError if requests would fail with the settings of the server.
-
-        Behind a pooler, no session changes them. There a long time limit is right, too.
-        """
-        query = "SELECT name, setting FROM pg_settings WHERE name = ANY(%s)"
-        for name, found in self.execute_sql(query, [list(NEEDED)]):
-            needed = NEEDED[name]
-            is_long = name.endswith("timeout") and int(found) >= 1000 * ANSWER_SECONDS
-            if found != needed and not is_long:
-                is_encoding = name == "server_encoding"
-                remedy = NEW_DATABASE if is_encoding else f"ALTER ROLE ... SET {name} = '{needed}'"
-                raise OperationalError(f"{name} is {found}; run {remedy}")
 
     def begin(self, isolation_level: Any = None) -> None:
         """Begin a transaction, in one round trip."""
@@ -200,7 +188,7 @@ class PageDatabase(CommandDatabase):
 
     def __init__(self, url: str) -> None:
         super().__init__(url)
-        self._pool = connection_pool(url, PAGE_CONNECTIONS, PAGE_SESSION)
+        self._pool = connection_pool(url, PAGE_CONNECTIONS)
         # A greenlet that waits for a connection would hold this lock, and no other could give one
         # back. Nothing needs it, because each greenlet has a state of its own.
         self._lock = nullcontext()
@@ -209,7 +197,7 @@ class PageDatabase(CommandDatabase):
         return get_connection(self._pool)
 
     def _close(self, connection: TimedConnection) -> None:
-        return_connection(self._pool, connection)
+        self._pool.putconn(connection)
 
     def rollback(self) -> Any:
         """After an error that has broken the connection, there is nothing to roll back."""
@@ -225,7 +213,8 @@ class PostgresKeyStore(KeyStore):
 
     def __init__(self, url: str) -> None:
         super().__init__()
-        self._pool = connection_pool(url, KEY_CONNECTIONS, KEY_SESSION)
+        # No count waits for the disk.
+        self._pool = connection_pool(url, KEY_CONNECTIONS, synchronous_commit="off")
         self._look_ups = BoundedSemaphore(LOOK_UPS)
         self._chart = Counter[str]()  # requests of each key that are not in hourly_usage yet
 
@@ -262,9 +251,9 @@ class PostgresKeyStore(KeyStore):
         """A request counts for the hour in which it is saved."""
         if not self._chart:
             return
-        moment, chart, self._chart = now(), self._chart, Counter()
+        chart, self._chart = self._chart, Counter()
         ids = sorted(chart)  # in one order in all processes: otherwise they wait for each other
-        values = moment - moment % HOUR, ids, [chart[key_id] for key_id in ids]
+        values = now() // HOUR * HOUR, ids, [chart[key_id] for key_id in ids]
         try:
             self._execute(ADD_HOUR, values, timeout=SAVE_CONNECTION_SECONDS)
         except Exception:
@@ -290,7 +279,7 @@ class PostgresKeyStore(KeyStore):
                 connection.close()  # its server may be frozen, or no longer the primary
                 raise
             finally:
-                return_connection(self._pool, connection)
+                self._pool.putconn(connection)
         except Error as error:
             kind = OperationalError if isinstance(error, PsycopgOperationalError) else DatabaseError
             raise kind(error, str(error)) from None  # with its SQLSTATE
