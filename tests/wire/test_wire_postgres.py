@@ -171,7 +171,7 @@ def test_pooler_that_gives_each_transaction_another_session_serves(
         assert {own.query(pooled, settings)[0] for _ in range(9)} == {("0", "on")}
 
 
-# With none of these would the service be wrong, but slow, or refuse requests that it could serve.
+# Where a session kept them, most of these would fail good requests and commands.
 DEFAULTS = {
     "default_transaction_isolation": "repeatable read",
     "statement_timeout": "50ms",
@@ -198,13 +198,11 @@ def test_no_default_of_a_database_fails_a_request_or_a_command(
     key = server.new_key()
     replies = Load(server.port, key, connections=16, requests=400).join()
     assert {reply.status for reply in replies} == {200}
-    with server.start_flask(
-        *("user", "create", "ada", "ada@example.com", "--password-stdin"), stdin=subprocess.PIPE
-    ) as command:
-        eventually(
-            lambda: Cluster.query(url, "SELECT 1 FROM pg_stat_activity WHERE state = 'idle'")
-        )
-        time.sleep(0.3)  # somebody types
+    create = ("user", "create", "ada", "ada@example.com", "--password-stdin")
+    environment = server.env | {"PGAPPNAME": "command"}
+    with server.start_flask(*create, stdin=subprocess.PIPE, env=environment) as command:
+        idle = "application_name = 'command' AND clock_timestamp() - state_change > '0.4s'"
+        eventually(lambda: Cluster.query(url, f"SELECT 1 FROM pg_stat_activity WHERE {idle}"))
         assert command.communicate("long enough\n")[1] == "User ada was created.\n"
     name = "я" * 64
     lock = "SET idle_in_transaction_session_timeout = 0; LOCK TABLE api_key"
