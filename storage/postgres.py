@@ -35,19 +35,23 @@ KEY_CONNECTIONS = 7  # of each process, for keys
 PAGE_CONNECTIONS = 3  # of each process, for pages
 LOOK_UPS = 3  # of the connections for keys, how many look keys up; the others are left to hits
 MAX_WAITING = 500  # requests that wait; a pool keeps those that gave up, too: `get_connection`
-# What each session sets, because a role or a database may have other defaults. At any other
+# What each session sets, because a role or a database may have other defaults. At a stricter
 # isolation level, PostgreSQL refuses a hit that waited for another hit of the same key.
 SESSION = {
     "default_transaction_isolation": "read committed",
     "statement_timeout": "0",
     "lock_timeout": "0",
     "transaction_timeout": "0",
-    "idle_in_transaction_session_timeout": "0",
     "idle_session_timeout": "0",  # a command may wait for a password to be typed
 }
-# What a start checks. No session sets the last one: it tells when another server is the primary.
-NEEDED = SESSION | {"server_encoding": "UTF8", "default_transaction_read_only": "off"}
-# Behind a pooler, a long time limit of the role may stay.
+# What a start checks. An operator's limit on idle transactions stays, as it ends those of a client
+# that is gone; and whether sessions are read-only shows that a server is no longer the primary.
+NEEDED = SESSION | {
+    "server_encoding": "UTF8",
+    "default_transaction_read_only": "off",
+    "idle_in_transaction_session_timeout": "0",
+}
+# A time limit that is longer than a request waits is no reason to refuse a start.
 UNMET = f"""SELECT name, setting, needed
     FROM pg_settings JOIN unnest(%s::text[], %s::text[]) AS wanted (name, needed) USING (name)
     WHERE setting <> needed
@@ -150,7 +154,7 @@ def get_connection(
 
 
 def is_stale(connection: TimedConnection) -> bool:
-    """Whether the server has closed an idle connection, or another one may have become the primary.
+    """Whether the server has closed an idle connection, or may no longer be the primary.
 
     Both are known without a query: a connection that was closed has something to read, and
     PostgreSQL 14 and later says with each answer whether it is read-only.

@@ -176,7 +176,7 @@ DEFAULTS = {
     "default_transaction_isolation": "repeatable read",
     "statement_timeout": "50ms",
     "lock_timeout": "10ms",
-    "idle_in_transaction_session_timeout": "100ms",
+    "idle_in_transaction_session_timeout": "1s",
     "idle_session_timeout": "200ms",
     "synchronous_commit": "off",
     "standard_conforming_strings": "off",
@@ -226,10 +226,10 @@ def test_no_default_of_a_database_fails_a_request_or_a_command(
         ("idle_in_transaction_session_timeout", "20"),
     ],
 )
-def test_wrong_default_behind_a_pooler_stops_the_start(
+def test_default_that_no_session_can_change_stops_the_start(
     cluster: Cluster, tmp_path: Path, name: str, value: str
 ) -> None:
-    """There no session can change it. A long time limit is right."""
+    """Behind a pooler, that is any default with which requests would fail."""
     url = cluster.new_database(**{name: value})
     with cluster.pooled() as port:
         pooled = url.replace(f":{cluster.port}/", f":{port}/") + "?target_session_attrs=any"
