@@ -68,18 +68,26 @@ def _database(url: str) -> Path | str:
 
 
 def _postgres(url: str) -> str:
-    """The URL, if libpq can read it. No error quotes a part of it: that might be the password."""
+    """The URL, if libpq can read it.
+
+    An error quotes no part of the URL that might be a part of the password.
+    """
     try:
         from psycopg import ProgrammingError, conninfo  # the driver is optional
     except ImportError:
         raise ValueError(NEEDS_DRIVER) from None
-    with suppress(ProgrammingError, UnicodeError):
+    try:
         parts = conninfo.conninfo_to_dict(url)
         # libpq's errors quote these parts. If the password has an unescaped @, / or ?, one of them
         # contains a piece of it: for user:pass@word@host, the host is `word@host`.
         host, port, name = (str(parts.get(part, "")) for part in ("host", "port", "dbname"))
         if "@" not in host + name and re.fullmatch("[0-9,]*", port):
             return url
+    except (ProgrammingError, UnicodeError) as error:
+        unknown = re.match(r'invalid URI query parameter: "\w+"', str(error))
+        # The rest of the URL must be right, too: in `user:pass?word=1`, `word` is no parameter.
+        if unknown and "@" not in url.partition("?")[2] and _postgres(url.partition("?")[0]):
+            raise ValueError(unknown[0]) from None
     raise ValueError(f"must be {URL_FORMS}")
 
 

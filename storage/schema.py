@@ -15,8 +15,7 @@ from storage.outage import reason_of
 
 # In PostgreSQL, processes that start at the same time create the tables one after another. ALTER
 # TABLE blocks all requests while it waits for its lock, so the wait is short.
-ONE_AT_A_TIME = "SELECT pg_advisory_xact_lock(20261121)"
-SHORT_LOCKS = "SELECT set_config('lock_timeout', '20ms', true)"
+ONE_AT_A_TIME = "SELECT pg_advisory_xact_lock(20261121); SET LOCAL lock_timeout = '20ms'"
 
 
 def prepare_database(settings: Settings, is_service: bool = False) -> None:
@@ -66,7 +65,6 @@ def create_missing(database: Any) -> None:
     with database.atomic():
         if isinstance(database, PostgresqlDatabase):
             database.execute_sql(ONE_AT_A_TIME)
-            database.execute_sql(SHORT_LOCKS)
         migrator = SchemaMigrator.from_database(database)
         for table in TABLES:
             name = table._meta.table_name
