@@ -11,7 +11,15 @@ from typing import Any, NamedTuple, TypeVar
 import pytest
 
 from helpers.paths import TEST, TIME
-from helpers.rawsocket import TEXT, UPGRADE, Answer, form_bytes, frame, handshake_bytes, request_bytes
+from helpers.rawsocket import (
+    TEXT,
+    UPGRADE,
+    Answer,
+    form_bytes,
+    frame,
+    handshake_bytes,
+    request_bytes,
+)
 from helpers.server import Server, eventually, free_port, random_key
 from test_deploy import UPSTREAM, caddy, nginx, running, tls
 
