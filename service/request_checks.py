@@ -1,13 +1,13 @@
 """What is checked of each request, before a view is called."""
 
-from flask import Response, request
+from flask import Response, current_app, request
 from flask.typing import ResponseReturnValue
 from werkzeug.exceptions import abort
 
 from service.headers import PREFLIGHT, is_api
 
 SOCKETS = "/api/v1/ws/"  # under which all paths are WebSockets
-MAX_BODY_BYTES = 16 * 1024  # forms are small, and the API takes no body
+MAX_BODY_BYTES = 16 * 1024  # forms are small, and so is what the API takes
 MAX_HOST_BYTES = 255  # RFC 1035 part 2.3.4
 
 
@@ -25,7 +25,16 @@ def check_request() -> ResponseReturnValue | None:
     if length > MAX_BODY_BYTES or "HTTP_TRANSFER_ENCODING" in environ:  # of unknown length
         abort(413)
     if request.method == "OPTIONS" and is_api(request.path):
-        response = Response(status=204, headers=PREFLIGHT)
-        del response.headers["Content-Type"]
-        return response
+        return preflight()
     return None
+
+
+def preflight() -> Response:
+    """The answer to OPTIONS, with the methods of the path."""
+    # Where there is no path, a page may read the 404 of a GET.
+    taken = current_app.url_map.bind("").allowed_methods(request.path)
+    methods = ", ".join(sorted(taken)) or "GET, HEAD, OPTIONS"
+    allowed = {"Allow": methods, "Access-Control-Allow-Methods": methods}
+    response = Response(status=204, headers=PREFLIGHT | allowed)
+    del response.headers["Content-Type"]
+    return response
