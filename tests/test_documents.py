@@ -10,20 +10,16 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlencode
 
 import pytest
 from flask import Flask
-from flask.testing import FlaskClient
 from websockets.sync.client import ClientConnection, connect
-from werkzeug.datastructures import ImmutableMultiDict
-from werkzeug.test import TestResponse
 
-import models
 import settings
 from auth import EMPTY_KEY, INVALID_KEY
 from cli import PG_DUMP
-from conftest import NewKey, StartServer
+from conftest import StartServer
+from helpers.described import misfits
 from helpers.documents import (
     API,
     CONTRIBUTING,
@@ -35,15 +31,12 @@ from helpers.documents import (
     rows,
     section,
 )
-from helpers.paths import PARAMETER, TOTALS
 from helpers.rawsocket import handshake_bytes
 from helpers.server import REPOSITORY, bash, clean_environment, eventually, patience, serve_command
-from helpers.stored import HIDDEN, add_hidden_user, change
 from models import PREFIXES, TABLES, Table
 from ratelimit import UNITS
 from server.worker import SEND_SECONDS
 from service.problems import DEFAULTS, Problem
-from test_settings import CHANGED
 from ws.connection import PING_SECONDS, STALLED_SECONDS, CloseCode
 
 CLIENTS = (REPOSITORY / "docs/testing-clients.md").read_text()
@@ -52,28 +45,6 @@ PLATFORMS = {"DYNO": "Heroku", "FLY_APP_NAME": "Fly", "RENDER": "Render"}
 PLATFORMS |= {"RAILWAY_ENVIRONMENT": "Railway", "RAILWAY_ENVIRONMENT_NAME": "Railway"}
 
 GROWING = (REPOSITORY / "docs/growing.md").read_text()
-JSON_TYPES: dict[type, str] = {
-    **{dict: "object", list: "array", str: "string", bool: "boolean", type(None): "null"},
-    **{int: "integer", float: "number"},
-}
-NONSENSE = ("x", "-1", "0", "\u00b2", "9" * 30, "x" * 300)  # as parameters
-
-
-def misfits(body: Any, schema: Any, description: Any, name: str = "the body") -> list[str]:
-    """What differs from the schema: types, the fields of objects, the form of texts."""
-    schema = resolved(schema, description)
-    kind = JSON_TYPES[type(body)]
-    types = schema.get("type", kind)
-    if (kind not in types and not (kind == "integer" and "number" in types)) or not re.search(
-        schema.get("pattern", ""), str(body)
-    ):
-        return [f"{name} is {body!r}, and described as {schema}"]
-    parts = schema.get("properties", {}) if body is not None else {}
-    if parts and not parts.keys() == set(schema["required"]) == body.keys():
-        return [f"{name} has {[*body]}, and described (and required) are {[*parts]}"]
-    inner = [(body[part], parts[part], part) for part in parts]
-    inner += [(each, schema["items"], name) for each in body or ()] if "items" in schema else []
-    return [found for each, part, name in inner for found in misfits(each, part, description, name)]
 
 
 def test_links_lead_to_files_and_headings() -> None:
@@ -147,22 +118,6 @@ def test_rows_are_copied_by_the_names_of_their_columns(table: type[Table]) -> No
     assert is_copied, f"edit docs/growing.md: {line}"
 
 
-def as_described(rule: str) -> str:
-    return PARAMETER.sub(r"{\3}", rule)
-
-
-def test_endpoints_are_those_of_the_app(app: Flask) -> None:
-    """A parameter is written as {name}, in README's table also as Flask writes it."""
-    served = {as_described(rule.rule) for rule in app.url_map.iter_rules()}
-    served = {path for path in served if path.startswith("/api/")}
-    described = {path for path in served if "/ws/" not in path}
-    assert set(API["paths"]) == described, "edit docs/openapi.json: paths"
-    listed = set(re.findall(r"`(/api/[^`?]+)", "".join(map(str, rows("The API")))))
-    assert {as_described(path) for path in listed} == served, (
-        "edit README.md: the table of endpoints"
-    )
-
-
 def test_sockets_are_those_of_the_app(app: Flask) -> None:
     described = {channel["address"] for channel in SOCKETS["channels"].values()}
     rules = {rule.rule for rule in app.url_map.iter_rules() if "/ws/" in rule.rule}
@@ -174,103 +129,6 @@ def check_access(path: str, needs_key: bool) -> None:
     told = {re.sub(r"<(?:\w+:)?(\w+)>", r"{\1}", name): access for name, access in named.items()}
     is_right = told.get(path) == ("key" if needs_key else "public")
     assert is_right, f"edit README.md: whether {path} is public or needs a key"
-
-
-@pytest.mark.parametrize("path", API["paths"])
-def test_answers_are_described(client: FlaskClient, new_key: NewKey, path: str) -> None:
-    """Status, headers, and fields: without a key, with one, when its limit is used up, with a large
-    body, and without a database.
-    """
-    endpoint, advice = API["paths"][path]["get"], f"edit docs/openapi.json: {path}"
-    assert {"summary", "security"} <= set(endpoint), f"{advice}: summary, security"
-    url, responses = filled_in(path, parameters(endpoint)), endpoint["responses"]
-    key, other = ({"X-API-Key": new_key(tier="once")} for _ in range(2))
-    change(new_key("HIDDEN"), expires_at=1)
-    add_hidden_user()
-    answers = [client.get(url), *(client.get(url, headers=key) for _ in range(2))]
-    answers.append(client.get(url, data=bytes(20_000)))
-    with models.db.connection_context():
-        models.db.drop_tables(TABLES)
-    answers.append(client.get(url, headers=other))
-    given = {str(answer.status_code) for answer in answers}
-    needs_key = bool(endpoint["security"]) and {} not in endpoint["security"]
-    assert needs_key == ("401" in given), f"{advice}: security"
-    check_access(path, needs_key)
-    missing = {"400", "500", *given} - responses.keys()
-    assert not missing, f"{advice}: add the errors {missing}"
-    wrong = {"401", "429"} & responses.keys() - given
-    assert not wrong, f"{advice}: without the errors {wrong}"
-    for answer in answers:
-        check_answer(answer, responses, advice)
-    shown = path not in TOTALS and HIDDEN.findall(answers[1].text)
-    advice = "ask for those of the key, or see TOTALS in tests/helpers/paths.py"
-    assert not shown, f"it shows rows of others, or keys that have expired: {advice}"
-
-
-def check_answer(answer: TestResponse, responses: Any, advice: str) -> None:
-    """The status is listed; the headers and fields are those of this status."""
-    status = str(answer.status_code)
-    assert status in responses, f"{advice}: {status}, {answer.text}"
-    response = resolved(responses[status], API)
-    sent = API["components"]["headers"].keys() & set(answer.headers.keys())
-    wrong = sent ^ set(response.get("headers", ()))
-    assert not wrong, f"{advice}: the headers of {status}: {wrong}"
-    content, given = response["content"][answer.mimetype], answer.get_json(force=True)
-    for body in (given, content.get("example", given)):
-        wrong = misfits(body, content["schema"], API)
-        assert not wrong, f"{advice}: {status}: {'; '.join(wrong)}"
-
-
-@pytest.mark.parametrize("config", CHANGED, indirect=True)
-def test_answers_are_described_for_every_setting(client: FlaskClient, new_key: NewKey) -> None:
-    for path, methods in API["paths"].items():
-        endpoint, key = methods["get"], {"X-API-Key": new_key(tier="once")}
-        for headers in ({}, key, key, key):
-            answer = client.get(filled_in(path, parameters(endpoint)), headers=headers)
-            check_answer(answer, endpoint["responses"], f"edit docs/openapi.json: {path}")
-
-
-@pytest.mark.parametrize("path", API["paths"])
-def test_parameters_are_described(
-    client: FlaskClient, new_key: NewKey, monkeypatch: pytest.MonkeyPatch, path: str
-) -> None:
-    """Also what comes back if they make no sense."""
-    endpoint, advice = API["paths"][path]["get"], f"edit docs/openapi.json: {path}"
-    read: set[str] = set()
-
-    class Parameters(ImmutableMultiDict[str, str]):
-        def __getitem__(self, name: str) -> str:
-            read.add(name)
-            return super().__getitem__(name)
-
-    monkeypatch.setattr(client.application.request_class, "parameter_storage_class", Parameters)
-    described, key = parameters(endpoint), {"X-API-Key": new_key()}
-    needed = filled_in(path, [each for each in described if each.get("required")])
-    assert client.get(needed, headers=key).status_code == 200, f"{advice}: required"
-    for value in ("", *NONSENSE):
-        answer = client.get(filled_in(path, described, value), headers=key)
-        assert answer.status_code < 500, f"{value!r} is a bug"
-        listed = str(answer.status_code) in endpoint["responses"]
-        assert listed, f"{advice}: {answer.status_code}, {answer.text}"
-        if answer.status_code >= 400:
-            codes = {row["code"] for row in API["x-codes"]}
-            assert answer.get_json()["code"] in codes, "edit docs/openapi.json: x-codes"
-    query = {each["name"] for each in described if each["in"] == "query"}
-    assert read == query, f"{advice}: the parameters of the query"
-    assert not described or "400" in endpoint["responses"], f"{advice}: 400"
-
-
-def parameters(endpoint: Any) -> list[Any]:
-    found = [resolved(each, API) for each in endpoint.get("parameters", ())]
-    assert all("example" in each for each in found), "edit docs/openapi.json: example"
-    return found
-
-
-def filled_in(path: str, described: list[Any], value: str = "") -> str:
-    """The path with the examples of its parameters, or with this value for each."""
-    values = {each["name"]: value or each["example"] for each in described}
-    query = {each["name"]: values[each["name"]] for each in described if each["in"] == "query"}
-    return f"{path.format(**values)}?{urlencode(query)}"
 
 
 # A path that tells how many WebSockets there are in the server's memory, open or not.

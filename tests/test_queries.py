@@ -13,6 +13,7 @@ from flask.testing import FlaskClient
 
 import models
 from accounts import api_keys, users
+from helpers.described import ENDPOINTS
 from helpers.paths import KEYS, PROFILE, SECURITY, pages
 from models import DEFAULT_TYPE, HOUR, ApiKey, now
 from server.lifecycle import flush
@@ -20,7 +21,6 @@ from service.application import Service
 from settings import Settings
 from storage.sqlite import SAVE_HOUR
 from storage.window_sql import SAVE
-from test_cors import ENDPOINTS
 
 NUMBERS = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < {})"
 USERS, MANY_KEYS = NUMBERS.format(1000), NUMBERS.format(20_000)

@@ -1,0 +1,200 @@
+"""Endpoints that the service lacks, with their description: what is added later may be like these.
+
+A body that is stored in a table of its own, a list, a row that is deleted, a download, a stream.
+"""
+
+import csv
+import io
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import gevent
+from flask import Blueprint, Flask, Response, current_app, request, stream_with_context
+from flask.typing import ResponseReturnValue
+from peewee import BigIntegerField, CharField, ForeignKeyField, IntegrityError
+
+import auth
+import models
+from auth import require_api_key
+from helpers.described import operations
+from helpers.documents import API
+from models import ApiKey, NumberField, Table, User, now
+from ratelimit import Allowance
+from service.problems import Problem
+from service.timestamps import date_time
+from storage.transactions import transaction
+from ws.open_sockets import open_sockets_of
+
+bp = Blueprint("sample", __name__, url_prefix="/api/v1")
+
+
+class Note(Table):
+    id = NumberField()
+    user = ForeignKeyField(User, backref="notes")
+    text = CharField(max_length=100)
+    created_at = BigIntegerField(default=now)
+
+
+Note._meta.remove_ref(Note.user)  # or deleting a user would look for the table in every test
+
+
+@contextmanager
+def table() -> Iterator[None]:
+    """Meanwhile, the sample's table is one of the service's."""
+    Note._meta.add_ref(Note.user)
+    models.TABLES.append(Note)
+    yield
+    models.TABLES.remove(Note)
+    Note._meta.remove_ref(Note.user)
+
+
+@bp.post("/notes")
+@require_api_key
+def create_note(key: ApiKey, allowance: Allowance) -> ResponseReturnValue:
+    body = request.get_json(silent=True)
+    text = body.get("text") if isinstance(body, dict) else None
+    if not isinstance(text, str) or not 1 <= len(text) <= 100 or not text.isprintable():
+        raise Problem(400, "invalid_text", "text must be 1 to 100 printable characters.")
+    try:
+        with transaction():
+            note = Note.create(user=key.user_id, text=text)
+    except IntegrityError:  # the user was deleted after the key was found
+        raise auth.invalid_key() from None
+    return as_json(note), 201
+
+
+@bp.get("/notes")
+@require_api_key
+def list_notes(key: ApiKey, allowance: Allowance) -> ResponseReturnValue:
+    return {"notes": [as_json(note) for note in notes_of(key)]}
+
+
+@bp.delete("/notes/<int:note_id>")
+@require_api_key
+def delete_note(key: ApiKey, allowance: Allowance, note_id: int) -> ResponseReturnValue:
+    with transaction():
+        is_own = (Note.id == note_id) & (Note.user == key.user_id)
+        if note_id >= 2**63 or not Note.delete().where(is_own).execute():
+            raise Problem(404)
+    return "", 204
+
+
+@bp.get("/notes.csv")
+@require_api_key
+def download_notes(key: ApiKey, allowance: Allowance) -> ResponseReturnValue:
+    file = io.StringIO()
+    csv.writer(file).writerows((note.id, note.text) for note in notes_of(key))
+    return Response(file.getvalue(), mimetype="text/csv")
+
+
+@bp.get("/ticks")
+@require_api_key
+def ticks(key: ApiKey, allowance: Allowance) -> ResponseReturnValue:
+    """A part each second, until the key has ended, or the service is stopping."""
+
+    def parts() -> Iterator[str]:
+        sockets = open_sockets_of(current_app)
+        while not sockets.is_stopping and auth.find_key(request.headers["X-API-Key"]):
+            yield f"data: {now()}\n\n"
+            gevent.sleep(0.5)
+
+    return Response(stream_with_context(parts()), mimetype="text/event-stream")
+
+
+def notes_of(key: ApiKey) -> list[Note]:
+    with models.db.connection_context():
+        return list(Note.select().where(Note.user == key.user_id).order_by(Note.id))
+
+
+def as_json(note: Note) -> dict[str, object]:
+    return {"id": note.id, "text": note.text, "created_at": date_time(note.created_at)}
+
+
+def install(app: Flask) -> None:
+    app.register_blueprint(bp)
+
+
+LIMITS = "RateLimit-Policy RateLimit X-RateLimit-Limit X-RateLimit-Remaining X-RateLimit-Reset"
+HEADERS = {
+    name: {"$ref": f"#/components/headers/{name}"} for name in ["Cache-Control", *LIMITS.split()]
+}
+ERRORS = {
+    "400": "BadRequest",
+    "401": "Unauthorized",
+    "413": "ContentTooLarge",
+    "429": "TooManyRequests",
+    "500": "InternalServerError",
+    "503": "ServiceUnavailable",
+}
+NOTE = {
+    "type": "object",
+    "properties": {
+        "id": {"type": "integer"},
+        "text": {"type": "string"},
+        "created_at": {"$ref": "#/components/schemas/DateTime"},
+    },
+    "required": ["id", "text", "created_at"],
+}
+TEXT = {"type": "string", "minLength": 1, "maxLength": 100}
+NO_SUCH_NOTE = {
+    "description": "There is no such note.",
+    "headers": HEADERS,
+    "content": {"application/problem+json": {"schema": {"type": "object"}}},
+}
+
+
+def entry(status: str, kind: str = "", schema: Any = None, **more: Any) -> dict[str, Any]:
+    content = {"content": {kind: {"schema": schema}}} if kind else {}
+    responses = {status: {"description": "Done.", "headers": HEADERS, **content}}
+    refs = {code: {"$ref": f"#/components/responses/{name}"} for code, name in ERRORS.items()}
+    described: dict[str, Any] = {"operationId": more.get("summary"), "security": [{"apiKey": []}]}
+    return described | {"responses": responses | refs | more.pop("others", {})} | more
+
+
+def parameter(name: str, example: object) -> dict[str, Any]:
+    place = {"name": name, "in": "path", "required": True}
+    return place | {"schema": {"type": "integer"}, "example": example}
+
+
+BODY = {"type": "object", "properties": {"text": TEXT}, "required": ["text"]}
+PATHS = {
+    "/api/v1/notes": {
+        "post": entry(
+            "201",
+            "application/json",
+            NOTE,
+            summary="Store a note",
+            requestBody={
+                "required": True,
+                "content": {"application/json": {"schema": BODY, "example": {"text": "Tea?"}}},
+            },
+        ),
+        "get": entry(
+            "200",
+            "application/json",
+            {
+                "type": "object",
+                "properties": {"notes": {"type": "array", "items": NOTE}},
+                "required": ["notes"],
+            },
+            summary="All notes",
+        ),
+    },
+    "/api/v1/notes/{note_id}": {
+        "delete": entry(
+            "204",
+            summary="Delete a note",
+            parameters=[parameter("note_id", 1)],
+            others={"404": NO_SUCH_NOTE},
+        )
+    },
+    "/api/v1/notes.csv": {
+        "get": entry("200", "text/csv", {"type": "string"}, summary="Download all notes")
+    },
+    "/api/v1/ticks": {
+        "get": entry("200", "text/event-stream", {"type": "string"}, summary="A part each second")
+    },
+}
+CODES = [*API["x-codes"], {"status": 400, "code": "invalid_text"}]
+OPERATIONS = [*operations(API | {"paths": PATHS, "x-codes": CODES})]

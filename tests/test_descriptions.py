@@ -1,0 +1,429 @@
+"""Every operation of openapi.json does what its entry says, and nothing that an API must not do.
+
+The same tests go through tests/helpers/sample.py, which has what the service lacks: a body that is
+stored, a table, a download, a stream. So an endpoint of any kind that is described is also tested.
+With --postgres, they use PostgreSQL.
+"""
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from datetime import datetime
+from io import BytesIO
+from typing import Any
+
+import pytest
+from flask import Flask
+from flask.testing import FlaskClient
+from werkzeug.datastructures import ImmutableMultiDict
+from werkzeug.test import TestResponse
+
+import models
+import settings
+from accounts import users
+from conftest import NewKey
+from helpers import sample
+from helpers.described import NONSENSE, OPERATIONS, Operation, misfits
+from helpers.documents import API, resolved, rows
+from helpers.paths import PARAMETER, SOCKETS, TOTALS
+from helpers.stored import (
+    HIDDEN,
+    add_hidden_user,
+    add_rows,
+    change,
+    hidden_rows,
+    outage,
+    row,
+    snapshot,
+)
+from models import User
+from service.application import Service
+from test_settings import CHANGED
+
+UNSTORABLE = ("a\ud800", "a\0b")  # texts of JSON that SQLite or PostgreSQL cannot store
+WRONG: tuple[Any, ...] = (None, True, 7, -1, 10**30, 1.5, "", "x" * 5000, [], {}, [[]], *UNSTORABLE)
+WRONG_JSON = (b"{", b"\xff", b"null", b"[]", b'"text"', b"7", b"{}", b"[" * 10_000, b"9" * 5000)
+CORS = {"Cache-Control": "no-store", "Access-Control-Allow-Origin": "*"}
+LIMITS = {"RateLimit-Policy", "RateLimit"}
+LIMITS |= {f"X-RateLimit-{name}" for name in ("Limit", "Remaining", "Reset")}
+
+Ask = Callable[..., TestResponse]
+
+
+@pytest.fixture(autouse=True)
+def tables() -> Iterator[None]:
+    with sample.table():
+        yield
+
+
+@pytest.fixture
+def app(tables: None, app: Service) -> Service:
+    sample.install(app)
+    return app
+
+
+@pytest.fixture(params=[*OPERATIONS, *sample.OPERATIONS], ids=str)
+def operation(request: pytest.FixtureRequest) -> Operation:
+    found: Operation = request.param
+    return found
+
+
+@pytest.fixture
+def ask(client: FlaskClient, operation: Operation, key: str) -> Ask:
+    """Sends the example; the user of the key has rows, and so has another one."""
+    for number in range(1, 4):
+        add_rows(row(key), str(number), number)
+    add_hidden_user()
+
+    def send(
+        key: str = "", url: str = "", method: str = "", what: str = "the example", **how: Any
+    ) -> TestResponse:
+        headers = {"X-API-Key": key} if key else {}
+        how = {"headers": headers} | operation.sent(operation.example) | how
+        answer = client.open(url or operation.url(), method=method or operation.method, **how)
+        check_answer(operation, answer, what)
+        return answer
+
+    return send
+
+
+def check_answer(operation: Operation, answer: TestResponse, what: str = "") -> None:
+    """The status is listed; the headers and fields are those of this status."""
+    status, advice = str(answer.status_code), operation.advice
+    told = f"{what}, {answer.request.path}: {answer.text[:200]}"
+    assert status != "500", f"{operation} has a bug, see the log below: {told}"
+    assert status in operation.responses, f"{advice}: add the response {status}: {told}"
+    response = operation.responses[status]
+    names = [name for name, _ in answer.headers]
+    assert len(names) == len(set(names)), f"{operation} sends a header twice: {names}"
+    sent = API["components"]["headers"].keys() & set(names)
+    wrong = sent ^ set(response.get("headers", ()))
+    if answer.status_code >= 400 and status != "429":
+        wrong -= LIMITS  # an error of the view, after the request was counted
+    assert not wrong, f"{advice}: the headers of {status}: {wrong}"
+    assert CORS.items() <= dict(answer.headers).items()
+    contents = response.get("content", {})
+    assert not contents or answer.mimetype in contents, f"{advice}: {status}: {answer.mimetype}"
+    assert contents or not answer.data, f"{advice}: {status}: content"
+    if contents and answer.request.method != "HEAD":
+        is_json = (answer.mimetype or "").endswith("json")
+        body = answer.get_json(force=True) if is_json else answer.text
+        wrong = misfits(body, contents[answer.mimetype]["schema"], operation.description)
+        assert not wrong, f"{advice}: {status}: {'; '.join(wrong)}"
+        if is_json:
+            check_code_and_time(operation, body)
+
+
+def check_code_and_time(operation: Operation, body: Any) -> None:
+    """A code is listed, and a timestamp is the time of the response."""
+    codes = {None, *(each["code"] for each in operation.description["x-codes"])}
+    found = body.get("code") if isinstance(body, dict) else None
+    assert found in codes, f"edit docs/openapi.json: x-codes: {found}"
+    if isinstance(body, dict) and "timestamp" in body:
+        sent = datetime.fromisoformat(body["timestamp"].replace("Z", "+00:00"))
+        is_now = abs(sent.timestamp() - time.time()) < 10
+        assert is_now, f"{operation}: {sent} is not now; see service/timestamps.py"
+
+
+def is_good(status: int) -> bool:
+    return 200 <= status < 300
+
+
+def as_described(rule: str) -> str:
+    """A path as in a description, with {name} for each parameter."""
+    return PARAMETER.sub(r"{\3}", rule)
+
+
+def test_routes_are_those_that_are_described(app: Flask) -> None:
+    served = {
+        (method, as_described(rule.rule))
+        for rule in app.url_map.iter_rules()
+        for method in (rule.methods or set()) - {"HEAD", "OPTIONS"}
+        if rule.rule.startswith("/api/") and "/ws/" not in rule.rule
+    }
+    described = {(each.method, each.path) for each in [*OPERATIONS, *sample.OPERATIONS]}
+    for method, path in served - described:
+        pytest.fail(f"edit docs/openapi.json: paths: add {method} {path}")
+    for method, path in described - served:
+        pytest.fail(f"edit docs/openapi.json: paths: no view serves {method} {path}")
+
+
+def test_readme_lists_every_endpoint_and_who_may_call_it() -> None:
+    """A parameter is written as {name}, or as Flask writes it."""
+    listed = {
+        (cells[0], as_described(cells[1].strip("`").partition("?")[0])): cells[2]
+        for cells in rows("The API")
+    }
+    endpoints = {(each.method, each.path): each.needs_key for each in OPERATIONS}
+    sockets = {name for method, name in listed if method == "WS"}
+    for (method, path), needs_key in endpoints.items():
+        told, access = listed.get((method, path)), "key" if needs_key else "public"
+        line = f"| {method} | `{path}` | {access} | ... |"
+        assert told == access, f"edit README.md: the table of endpoints: {line}"
+    unknown = listed.keys() - endpoints - {("WS", name) for name in sockets}
+    assert not unknown, f"edit README.md: the table of endpoints: no view serves {unknown}"
+
+
+def test_entry_is_complete(operation: Operation) -> None:
+    """A summary, who may call it, and examples and errors that fit their schemas."""
+    advice = operation.advice
+    assert operation.entry.get("summary"), f"{advice}: summary"
+    needed = {"400", "500"} | ({"401", "503"} if operation.needs_key else set())
+    assert needed <= operation.responses.keys(), f"{advice}: add the errors {needed}"
+    kind, schema = operation.body
+    if kind.endswith("json"):
+        wrong = misfits(operation.example, schema, operation.description)
+        assert not wrong, f"{advice}: the example of requestBody: {'; '.join(wrong)}"
+    for status, response in operation.responses.items():
+        for media in response.get("content", {}).values():
+            fields = operation_schema(operation, media).get("properties", {})
+            number = fields.get("status", {}).get("const", int(status))
+            is_right = number == int(status) or int(status) < 400
+            assert is_right, f"{advice}: {status} has the schema of {number}"
+            examples = [each["value"] for each in media.get("examples", {}).values()]
+            for example in [*examples, *([media["example"]] if "example" in media else [])]:
+                wrong = misfits(example, media["schema"], operation.description)
+                assert not wrong, f"{advice}: the example of {status}: {'; '.join(wrong)}"
+
+
+def operation_schema(operation: Operation, media: Any) -> Any:
+    return resolved(media["schema"], operation.description)
+
+
+def test_key_is_checked_and_each_request_counted(
+    app: Service, ask: Ask, operation: Operation, new_key: NewKey
+) -> None:
+    key, ended = new_key(tier="once"), new_key()
+    change(ended, expires_at=1)
+    before = snapshot()
+    refused = [ask().status_code, ask(ended).status_code]
+    if operation.needs_key:
+        advice = f'use @require_api_key, or {operation.advice}: "security": []'
+        assert refused == [401, 401], f"{operation} is answered without a valid key: {advice}"
+        assert snapshot() == before, f"{operation} stores something without a valid key"
+    answer, again = ask(key), ask(key)
+    may_be_missing = answer.status_code == 404 and operation.parameters
+    assert is_good(answer.status_code) or may_be_missing, f"{operation}: {answer.text}"
+    counted = app.store.usage_of(row(key)).total
+    if not operation.needs_key:
+        assert counted == 0, f"{operation} is public, so it counts nothing"
+        assert operation.is_safe or snapshot() == before, f"anybody can store: {operation}"
+        return
+    assert counted == 1, f"{operation} counts {counted} requests: use @require_api_key"
+    assert set(answer.headers.keys()) >= LIMITS, f"{operation}: use @require_api_key"
+    enforced = again.status_code == 429
+    assert enforced == ("429" in operation.responses), f"{operation.advice}: 429"
+
+
+def test_wrong_body_is_refused_and_stores_nothing(ask: Ask, operation: Operation, key: str) -> None:
+    for what, sent in wrong_bodies(operation):
+        before = snapshot()
+        status = ask(key, what=what, **sent).status_code
+        advice = f"check it before anything is stored, or {operation.advice}: requestBody"
+        assert 400 <= status < 500, f"{operation} accepts {what}: {advice}"
+        assert snapshot() == before, f"{operation} stores something of {what}: {advice}"
+
+
+def wrong_bodies(operation: Operation) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Bodies that do not fit the description, each with a name and as arguments of a client."""
+    kind, schema = operation.body
+    yield "20,000 bytes", {"data": b"x" * 20_000, "content_type": kind or "text/plain"}
+    if not kind:
+        return
+    example = operation.sent(operation.example)
+    yield "no body", {"data": b"", "content_type": None}
+    yield "an empty body", {"data": b"", "content_type": kind}
+    yield "another type", example | {"data": b"x", "content_type": "text/x-other"}
+    if kind.endswith("json"):
+        yield "another type", example | {"content_type": "text/plain"}
+        for data in WRONG_JSON:
+            if not fits(data, operation):
+                yield str(data[:20]), {"data": data, "content_type": kind}
+    required, parts = schema.get("required", ()), schema.get("properties", {})
+    for name in required:
+        others = {other: value for other, value in operation.example.items() if other != name}
+        yield f"a body without {name}", operation.sent(others)
+    for name in parts if kind.endswith("json") else ():
+        for value in WRONG:
+            body = operation.example | {name: value}
+            if value in UNSTORABLE or misfits(body, schema, operation.description):
+                yield f"{name} = {str(value)[:20]!r}", operation.sent(body)
+
+
+def fits(data: bytes, operation: Operation) -> bool:
+    try:
+        return not misfits(json.loads(data), operation.body[1], operation.description)
+    except (ValueError, RecursionError):
+        return False
+
+
+def test_body_is_bounded_and_described(ask: Ask, operation: Operation, key: str) -> None:
+    """A text without a limit would be stored whole; what is not described is not read."""
+
+    class Read(BytesIO):
+        is_read = False
+
+        def read(self, *size: int | None) -> bytes:
+            self.is_read = True
+            return super().read(*size)
+
+    kind, schema = operation.body
+    for name, part in schema.get("properties", {}).items():
+        is_text = "string" in part.get("type", "")
+        is_bounded = {"maxLength", "pattern", "enum", "const"} & part.keys()
+        assert is_bounded or not is_text, f"{operation.advice}: maxLength of {name}"
+    if not kind:
+        stream = Read(b'{"text": "Tea?"}')
+        how = {"input_stream": stream, "content_type": "application/json"}
+        ask(key, headers={"X-API-Key": key, "Content-Length": "16"}, **how)
+        assert not stream.is_read, f"{operation.advice}: requestBody, which the view reads"
+
+
+def test_parameters_are_described(
+    client: FlaskClient,
+    ask: Ask,
+    operation: Operation,
+    key: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Also what comes back if they make no sense."""
+    read: set[str] = set()
+
+    class Parameters(ImmutableMultiDict[str, str]):
+        def __getitem__(self, name: str) -> str:
+            read.add(name)
+            return super().__getitem__(name)
+
+    monkeypatch.setattr(client.application.request_class, "parameter_storage_class", Parameters)
+    status = ask(key, url=operation.url(only_required=True)).status_code
+    assert is_good(status) or status == 404, f"{operation.advice}: required"
+    for value in NONSENSE:
+        ask(key, url=operation.url(value))
+    described = {each["name"] for each in operation.parameters if each["in"] == "query"}
+    is_form = "form" in operation.body[0]
+    assert is_form or read == described, f"{operation.advice}: the parameters of the query"
+
+
+def test_nothing_of_another_user_is_shown_or_changed(
+    ask: Ask, operation: Operation, key: str
+) -> None:
+    """Also if the client names their rows in the path, the query, or the body."""
+    before, ids = hidden_rows(), {str(each) for each in hidden_ids()}
+    requests: list[dict[str, Any]] = [{}, *({"url": operation.url(value)} for value in ids)]
+    for name in operation.example if isinstance(operation.example, dict) else ():
+        requests += [operation.sent(operation.example | {name: value}) for value in hidden_ids()]
+    for request in requests:
+        answer = ask(key, **request)
+        advice = f"{operation} shows rows of others: ask for those of the key, or see TOTALS"
+        assert operation.path in TOTALS or not HIDDEN.search(answer.text), advice
+        advice = f"{operation} changes rows of others: look among those of key.user only"
+        assert hidden_rows() == before, advice
+
+
+def hidden_ids() -> list[Any]:
+    """The primary keys of the other user's rows."""
+    with models.db.connection_context():
+        ada = User.get(User.username == "ada")
+        return [
+            each[table._meta.primary_key.name]
+            for table, kept in snapshot().items()
+            for each in kept
+            if each.get("user") != ada.id and each.get("username") != "ada"
+        ]
+
+
+def test_get_changes_nothing_and_head_has_its_headers(
+    ask: Ask, operation: Operation, key: str
+) -> None:
+    if not operation.is_safe:
+        pytest.skip("it may change something")
+    before = snapshot()
+    get, head = ask(key), ask(key, method="HEAD")
+    assert snapshot() == before, f"{operation} changes a row: let it be a POST"
+    assert set(get.headers.keys()) == set(head.headers.keys())
+    assert (get.status_code, head.data) == (head.status_code, b"")
+
+
+def test_outage_at_any_statement_is_503(
+    app: Service, ask: Ask, operation: Operation, key: str
+) -> None:
+    """Not an empty list, or half of an answer."""
+    if not app.settings.sqlite:
+        pytest.skip("tests/wire/test_wire_postgres.py has outages of PostgreSQL")
+    with outage(after=1000) as statements:
+        ask(key)
+    for number in range(len(statements)):
+        app.store.clear_cache()
+        before = snapshot()
+        with outage(after=number):
+            status = ask(key).status_code
+        told = f"{operation}: {status}, when the database fails at {statements[number]}"
+        assert status == 503, f"{told}: let the error pass, it becomes a 503"
+        assert snapshot() == before, f"{told}: store all in one `with transaction():`"
+
+
+def test_key_whose_user_was_just_deleted_is_no_bug(
+    ask: Ask, operation: Operation, key: str, owner: User
+) -> None:
+    """Within half a second, the service still knows the key."""
+    ask(key)
+    users.delete(owner)
+    assert ask(key).status_code < 500, f"{operation}: it has to expect that the user is gone"
+
+
+def test_no_secret_is_logged(
+    ask: Ask, operation: Operation, key: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Neither a key, nor what a column or a field is named as a secret."""
+    caplog.set_level("INFO")
+    answer = ask(key)
+    found = {key[17:]} | {
+        str(value)
+        for rows in snapshot().values()
+        for each in rows
+        for name, value in each.items()
+        if is_secret(name)
+    }
+    bodies = [operation.example, answer.get_json(silent=True)]
+    for body in filter(lambda body: isinstance(body, dict), bodies):
+        found |= {str(value) for name, value in body.items() if is_secret(name)}
+    shown = [value for value in found if len(value) > 3 and value in caplog.text]
+    assert not shown, f"{operation} logs a secret: {caplog.text}"
+
+
+def is_secret(name: str) -> bool:
+    """Whether the name of a column or a field says that its value is secret."""
+    return any(word in name for word in ("password", "digest", "secret", "token", "code", "nonce"))
+
+
+@pytest.mark.parametrize("path", ["", *SOCKETS, "/api/v1/x"])
+def test_preflight_and_405_name_the_methods_of_the_path(app: Flask, path: str) -> None:
+    every = [*OPERATIONS, *sample.OPERATIONS]
+    paths = {each.url().rstrip("?"): each.path for each in every} if not path else {path: ""}
+    for url, described in paths.items():
+        taken = {each.method for each in every if each.path == described} or {"GET"}
+        names = taken | {"OPTIONS"} | ({"HEAD"} if "GET" in taken else set())
+        headers = {"Access-Control-Request-Method": "GET", "Origin": "https://a.example"}
+        answer = app.test_client().options(url, headers=headers)
+        assert (answer.status_code, answer.data) == (204, b"")
+        assert "Content-Type" not in answer.headers
+        for name in ("Allow", "Access-Control-Allow-Methods"):
+            assert set(answer.headers[name].split(", ")) == names, f"{url}: {name}"
+        assert answer.headers["Access-Control-Allow-Headers"].startswith("X-API-Key, Content-Type")
+        if described:
+            refused = app.test_client().open(url, method="BREW")
+            assert set(refused.headers["Allow"].split(", ")) == names
+            detail = refused.get_json(force=True)["detail"]
+            assert all(name in detail for name in taken), detail
+
+
+@pytest.mark.parametrize("config", CHANGED, indirect=True)
+def test_answers_are_described_for_every_setting(
+    config: settings.Settings, client: FlaskClient, new_key: NewKey
+) -> None:
+    for operation in OPERATIONS:
+        key = {"X-API-Key": new_key(tier="once")}
+        for headers in ({}, key, key, key):
+            sent = operation.sent(operation.example)
+            answer = client.open(operation.url(), method=operation.method, headers=headers, **sent)
+            check_answer(operation, answer)
