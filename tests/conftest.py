@@ -29,6 +29,7 @@ import models
 import settings
 from accounts import api_keys, passwords, users
 from app import create_app
+from helpers import sample
 from helpers.moment import MomentClient
 from helpers.postgresql import Cluster
 from helpers.server import REPOSITORY, Server
@@ -162,6 +163,13 @@ def app(
     yield made
     made.store.close()
     connections.close_all()
+
+
+@pytest.fixture
+def with_sample(app: Service) -> Iterator[None]:
+    """The service has the endpoints and the table of tests/helpers/sample.py, too."""
+    with sample.added(app):
+        yield
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ With --postgres, they use PostgreSQL.
 """
 
 import json
+import secrets
 import time
 from collections.abc import Callable, Iterator
 from datetime import datetime
@@ -25,7 +26,7 @@ from conftest import NewKey
 from helpers import sample
 from helpers.described import NONSENSE, OPERATIONS, Operation, misfits
 from helpers.documents import API, resolved, rows
-from helpers.paths import PARAMETER, SOCKETS, TOTALS
+from helpers.paths import KEYS, PARAMETER, SOCKETS, TOTALS, pages
 from helpers.stored import (
     HIDDEN,
     add_hidden_user,
@@ -36,7 +37,7 @@ from helpers.stored import (
     row,
     snapshot,
 )
-from models import User
+from models import ApiKey, User
 from service.application import Service
 from test_settings import CHANGED
 
@@ -50,16 +51,7 @@ LIMITS |= {f"X-RateLimit-{name}" for name in ("Limit", "Remaining", "Reset")}
 Ask = Callable[..., TestResponse]
 
 
-@pytest.fixture(autouse=True)
-def tables() -> Iterator[None]:
-    with sample.table():
-        yield
-
-
-@pytest.fixture
-def app(tables: None, app: Service) -> Service:
-    sample.install(app)
-    return app
+pytestmark = pytest.mark.usefixtures("with_sample")
 
 
 @pytest.fixture(params=[*OPERATIONS, *sample.OPERATIONS], ids=str)
@@ -394,6 +386,41 @@ def test_no_secret_is_logged(
 def is_secret(name: str) -> bool:
     """Whether the name of a column or a field says that its value is secret."""
     return any(word in name for word in ("password", "digest", "secret", "token", "code", "nonce"))
+
+
+@pytest.fixture
+def ada(client: FlaskClient) -> FlaskClient:
+    """A browser in which Ada is logged in, who has a key."""
+    form = {"username": "ada", "email": "ada@example.com", "password": secrets.token_urlsafe()}
+    assert client.post("/sign-up", data=form).status_code == 303
+    assert client.post(KEYS, data={"name": "ci", "type": "production"}).status_code == 200
+    return client
+
+
+def pages_of_ada(app: Flask) -> list[str]:
+    with models.db.connection_context():
+        return pages(app, "GET", "ada", ApiKey.get().id)
+
+
+def test_page_changes_nothing_until_a_form_is_sent(app: Flask, ada: FlaskClient) -> None:
+    """Browsers open pages by themselves, and other sites can make them do so."""
+    before = snapshot()
+    for path in pages_of_ada(app):
+        ada.get(path)
+        assert snapshot() == before, f"{path} changes a row: let a form with POST do that"
+
+
+def test_page_whose_database_fails_at_any_statement_is_503(app: Service, ada: FlaskClient) -> None:
+    if not app.settings.sqlite:
+        pytest.skip("tests/wire/test_wire_postgres.py has outages of PostgreSQL")
+    for path in pages_of_ada(app):
+        with outage(after=1000) as statements:
+            is_page = ada.get(path).status_code == 200
+        for number in range(len(statements) if is_page else 0):
+            with outage(after=number):
+                status = ada.get(path).status_code
+            told = f"{path}: {status}, when the database fails at {statements[number]}"
+            assert status == 503, f"{told}: let the error pass, it becomes a 503"
 
 
 @pytest.mark.parametrize("path", ["", *SOCKETS, "/api/v1/x"])

@@ -40,10 +40,13 @@ Note._meta.remove_ref(Note.user)  # or deleting a user would look for the table 
 
 
 @contextmanager
-def table() -> Iterator[None]:
-    """Meanwhile, the sample's table is one of the service's."""
+def added(app: Flask) -> Iterator[None]:
+    """Meanwhile, the sample's endpoints and its table are some of the service's."""
+    app.register_blueprint(bp)
     Note._meta.add_ref(Note.user)
     models.TABLES.append(Note)
+    with models.db.connection_context():
+        models.db.create_tables([Note])
     yield
     models.TABLES.remove(Note)
     Note._meta.remove_ref(Note.user)
@@ -109,10 +112,6 @@ def notes_of(key: ApiKey) -> list[Note]:
 
 def as_json(note: Note) -> dict[str, object]:
     return {"id": note.id, "text": note.text, "created_at": date_time(note.created_at)}
-
-
-def install(app: Flask) -> None:
-    app.register_blueprint(bp)
 
 
 LIMITS = "RateLimit-Policy RateLimit X-RateLimit-Limit X-RateLimit-Remaining X-RateLimit-Reset"
