@@ -9,6 +9,7 @@ import json
 import secrets
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from datetime import datetime
 from io import BytesIO
 from typing import Any
@@ -40,6 +41,7 @@ from helpers.stored import (
 from models import ApiKey, User
 from service.application import Service
 from test_settings import CHANGED
+from test_web import forms_of
 
 UNSTORABLE = ("a\ud800", "a\0b")  # texts of JSON that SQLite or PostgreSQL cannot store
 WRONG: tuple[Any, ...] = (None, True, 7, -1, 10**30, 1.5, "", "x" * 5000, [], {}, [[]], *UNSTORABLE)
@@ -52,6 +54,13 @@ Ask = Callable[..., TestResponse]
 
 
 pytestmark = pytest.mark.usefixtures("with_sample")
+
+
+@pytest.fixture
+def config(config: settings.Settings, storage: Callable[[], dict[str, str]]) -> settings.Settings:
+    """With --postgres, each test has an empty database there."""
+    url = storage().get("DATABASE_URL")
+    return replace(config, database_url=url) if url else config
 
 
 @pytest.fixture(params=[*OPERATIONS, *sample.OPERATIONS], ids=str)
@@ -405,9 +414,15 @@ def pages_of_ada(app: Flask) -> list[str]:
 def test_page_changes_nothing_until_a_form_is_sent(app: Flask, ada: FlaskClient) -> None:
     """Browsers open pages by themselves, and other sites can make them do so."""
     before = snapshot()
+    forms: dict[str, dict[str, str]] = {}
     for path in pages_of_ada(app):
-        ada.get(path)
+        page = ada.get(path)
+        assert page.status_code < 500, f"{path} has a bug, see the log below"
         assert snapshot() == before, f"{path} changes a row: let a form with POST do that"
+        forms |= forms_of(page)
+    for path, fields in forms.items():
+        status = ada.post(path, data=fields).status_code
+        assert status < 500, f"the form {path} has a bug, see the log below"
 
 
 def test_page_whose_database_fails_at_any_statement_is_503(app: Service, ada: FlaskClient) -> None:

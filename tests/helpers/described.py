@@ -46,7 +46,7 @@ def misfits(body: Any, schema: Any, description: Any, name: str = "the body") ->
     return [found for each, part, name in inner for found in misfits(each, part, description, name)]
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Operation:
     """A method of a path, and its entry in a description."""
 
@@ -57,6 +57,8 @@ class Operation:
 
     def __str__(self) -> str:
         return f"{self.method} {self.path}"
+
+    __repr__ = __str__
 
     @property
     def advice(self) -> str:

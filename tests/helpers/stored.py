@@ -78,10 +78,13 @@ def snapshot() -> dict[Any, list[dict[str, Any]]]:
     """All rows by table, without what counting a request changes."""
     with models.db.connection_context():
         return {
-            table: [
-                {name: value for name, value in row.items() if name not in COUNTS}
-                for row in table.select().dicts()
-            ]
+            table: sorted(
+                (
+                    {name: value for name, value in row.items() if name not in COUNTS}
+                    for row in table.select().dicts()
+                ),
+                key=str,
+            )
             for table in models.TABLES
             if table is not HourlyUsage
         }
