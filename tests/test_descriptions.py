@@ -9,6 +9,7 @@ import json
 import secrets
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import replace
 from datetime import datetime
 from io import BytesIO
@@ -27,7 +28,10 @@ from conftest import NewKey
 from helpers import sample
 from helpers.described import NONSENSE, OPERATIONS, Operation, misfits
 from helpers.documents import API, resolved, rows
+from helpers.documents import SOCKETS as SOCKETS_API
 from helpers.paths import KEYS, PARAMETER, SOCKETS, TOTALS, pages
+from helpers.postgresql import Cluster
+from helpers.raised import errors
 from helpers.stored import (
     HIDDEN,
     add_hidden_user,
@@ -40,6 +44,8 @@ from helpers.stored import (
 )
 from models import ApiKey, User
 from service.application import Service
+from storage.schema import prepare_database
+from storage.transactions import command_connection
 from test_settings import CHANGED
 from test_web import forms_of
 
@@ -189,6 +195,44 @@ def test_entry_is_complete(operation: Operation) -> None:
 
 def operation_schema(operation: Operation, media: Any) -> Any:
     return resolved(media["schema"], operation.description)
+
+
+def test_errors_that_a_view_raises_are_described(app: Flask, operation: Operation) -> None:
+    """Also those that no test provokes, such as the 403 of a new rule."""
+    path = operation.url().partition("?")[0]
+    endpoint, _ = app.url_map.bind("").match(path, operation.method)
+    limit = (429, "rate_limited")  # test_key_is_checked_and_each_request_counted
+    for status, code in errors(app.view_functions[endpoint]) - {limit}:
+        advice = f"{operation.advice}: {status} with the code {code}"
+        assert str(status) in operation.responses, advice
+        content = operation.responses[str(status)]["content"]["application/problem+json"]
+        described = operation_schema(operation, content).get("properties", {}).get("code", {})
+        assert code in described.get("enum", [described.get("const", code)]), advice
+
+
+def test_sockets_refuse_what_endpoints_refuse(app: Flask) -> None:
+    """A rule for keys holds for both; what a socket refuses is among its x-refusals."""
+    (admit,) = app.before_request_funcs["sockets"]
+    refused = errors(admit)
+    for error in errors(app.view_functions["api.protected_test"]) - refused:
+        pytest.fail(f"sockets do not check {error}: move the rule to auth.require_key")
+    for name, channel in SOCKETS_API["channels"].items():
+        listed = {
+            (each["status"], each["code"]) for each in resolved(channel["x-refusals"], SOCKETS_API)
+        }
+        missing = refused - listed
+        is_public = (401, "missing_api_key") not in listed
+        assert is_public or not missing, f"edit docs/asyncapi.json: {name}: x-refusals: {missing}"
+
+
+def test_every_table_can_be_in_postgresql() -> None:
+    """Skipped where PostgreSQL is not installed; .ci/run has it."""
+    with closing(Cluster()) as cluster:
+        place = settings.load({"DATABASE_URL": cluster.start().new_database()})
+        prepare_database(place)
+        with command_connection(place):
+            add_hidden_user()
+            assert len(hidden_rows()) >= len(models.TABLES) - 1
 
 
 def test_key_is_checked_and_each_request_counted(
