@@ -53,6 +53,7 @@ UNSTORABLE = ("a\ud800", "a\0b")  # texts of JSON that SQLite or PostgreSQL cann
 WRONG: tuple[Any, ...] = (None, True, 7, -1, 10**30, 1.5, "", "x" * 5000, [], {}, [[]], *UNSTORABLE)
 WRONG_JSON = (b"{", b"\xff", b"null", b"[]", b'"text"', b"7", b"{}", b"[" * 10_000, b"9" * 5000)
 CORS = {"Cache-Control": "no-store", "Access-Control-Allow-Origin": "*"}
+DESCRIPTIONS = {"/openapi.json", "/asyncapi.json"}  # the only responses that may be kept
 LIMITS = {"RateLimit-Policy", "RateLimit"}
 LIMITS |= {f"X-RateLimit-{name}" for name in ("Limit", "Remaining", "Reset")}
 
@@ -462,6 +463,8 @@ def test_page_changes_nothing_until_a_form_is_sent(app: Flask, ada: FlaskClient)
     for path in pages_of_ada(app):
         page = ada.get(path)
         assert page.status_code < 500, f"{path} has a bug, see the log below"
+        is_kept = page.headers.get("Cache-Control") != "no-store"
+        assert is_kept == (path in DESCRIPTIONS), f"{path} may be stored by a cache"
         assert snapshot() == before, f"{path} changes a row: let a form with POST do that"
         forms |= forms_of(page)
     for path, fields in forms.items():
