@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from flask import Flask
+from peewee import AutoField
 from websockets.sync.client import ClientConnection, connect
 
 import settings
@@ -116,6 +117,21 @@ def test_rows_are_copied_by_the_names_of_their_columns(table: type[Table]) -> No
     line = f"\\copy {into} ({columns}) FROM PROGRAM {query} CSV"
     is_copied = line in GROWING.splitlines()
     assert is_copied, f"edit docs/growing.md: {line}"
+
+
+@pytest.mark.parametrize("table", TABLES)
+def test_each_table_has_rights_a_sequence_and_a_place_in_citus(table: type[Table]) -> None:
+    name, advice = table._meta.table_name, "edit docs/growing.md"
+    (rights,) = re.findall(r"GRANT SELECT.* ON (.*) TO app;", GROWING)
+    assert name in rights.replace('"', "").split(", "), f"{advice}: the rights on {name}"
+    distributed = re.findall(r"create_(?:reference|distributed)_table\('\"?(\w+)", GROWING)
+    assert name in distributed, f"{advice}: how Citus distributes {name}"
+    if isinstance(table._meta.primary_key, AutoField):
+        sequence = f"{name}_{table._meta.primary_key.column_name}_seq"
+        granted = re.findall(r"GRANT USAGE ON SEQUENCE (.*) TO app;", GROWING)
+        assert sequence in ", ".join(granted).split(", "), f"{advice}: USAGE of {sequence}"
+        moved = re.findall(r"pg_get_serial_sequence\('\"?(\w+)", GROWING)
+        assert name in moved, f"{advice}: setval, and `name = '{name}'` in the line above it"
 
 
 def test_sockets_are_those_of_the_app(app: Flask) -> None:

@@ -3,6 +3,7 @@
 import dataclasses
 import re
 import resource
+import secrets
 import sys
 from pathlib import Path
 from typing import Any
@@ -12,12 +13,20 @@ import pytest
 from psycopg.conninfo import conninfo_to_dict
 
 import settings
+from app import create_app
+from helpers.described import ENDPOINTS
+from helpers.moment import MomentClient
+from helpers.paths import KEYS, pages
+from helpers.server import sources
 from ratelimit import Quota
 from settings import HERE, SettingsError, load
+from storage.schema import prepare_database
 
 POSTGRES = {"DATABASE_URL": "postgresql://localhost/demo"}
 
 
+# Where settings are loaded: for an app, and for gunicorn.
+STARTS = ("settings.py", "app.py", "server/lifecycle.py", "server/demo.py")
 HOURLY = Quota("free", 2, 3600)
 
 
@@ -80,10 +89,48 @@ def test_environment_is_read_in_one_place() -> None:
             assert not found, f"{path}: add a setting to settings.py, see CONTRIBUTING.md: {found}"
 
 
+def test_settings_are_loaded_where_the_service_starts() -> None:
+    """Elsewhere they might be those of another app, or be read before they can be given."""
+    for path in sources():
+        name = path.relative_to(HERE).as_posix()
+        loads = re.findall(r"\b(?<!json\.)load\(|settings\.load\b", path.read_text())
+        advice = "ask current_service.settings where the setting is needed"
+        assert not loads or name in STARTS, f"{path}: {advice}"
+
+
+class Recorded(settings.Settings):
+    """Settings that know which of them were read, and by which function."""
+
+    def __getattribute__(self, name: str) -> object:
+        reader = sys._getframe(1).f_code.co_name
+        vars(type(self)).get("READ", set()).add((name, reader))
+        return super().__getattribute__(name)
+
+
+def test_each_app_in_a_process_has_its_own_settings(config: settings.Settings) -> None:
+    """A value that is kept in a module, or in a cache, would be that of the first one."""
+    prepare_database(config)
+    read: list[set[tuple[str, str]]] = []
+    for name in ("ada", "bob"):
+        kind: Any = type("Recorded", (Recorded,), {"READ": (names := set[tuple[str, str]]())})
+        app = create_app(kind(**vars(config)))
+        client, password = MomentClient(app), secrets.token_urlsafe()
+        form = {"username": name, "email": f"{name}@example.com", "password": password}
+        client.post("/sign-up", data=form)
+        made = client.post(KEYS, data={"name": "ci", "type": "production"}).text
+        (key,) = re.findall(r"\bsk_live_\w{47}\b", made)[:1]
+        for path in (*pages(app, "GET", "ada"), *ENDPOINTS):
+            client.get(path, headers={"X-API-Key": key})
+        read.append(names)
+        app.store.close()
+    assert read[0] == read[1], f"ask current_service.settings each time: {read[0] ^ read[1]}"
+
+
 @pytest.mark.parametrize("variable", sorted(settings.VARIABLES))
 def test_wrong_value_is_one_line_with_the_variable_first(variable: str) -> None:
     assert variable in {name for name, *_ in RIGHT}, f"add a value of {variable} to RIGHT above"
-    assert variable in WRONG, f'add to WRONG above: "{variable}": ["two\\nlines"],'
+    advice = f'add to WRONG above: "{variable}": [...], with a value that its function refuses'
+    assert any(map(str.isprintable, WRONG.get(variable, ()))), advice
     for text in WRONG[variable]:
         assert refusal(**{variable: text}).startswith(f"{variable}: "), text
 
