@@ -26,30 +26,32 @@ from service.timestamps import date_time
 from storage.transactions import transaction
 from ws.open_sockets import open_sockets_of
 
-bp = Blueprint("sample", __name__, url_prefix="/api/v1")
+bp = Blueprint("sample", __name__, url_prefix="/api/v1/sample")
 
 
-class Note(Table):
+class SampleNote(Table):
     id = NumberField()
-    user = ForeignKeyField(User, backref="notes")
+    user = ForeignKeyField(User, backref="sample_notes")
     text = CharField(max_length=100)
     created_at = BigIntegerField(default=now)
 
 
-Note._meta.remove_ref(Note.user)  # or deleting a user would look for the table in every test
+SampleNote._meta.remove_ref(
+    SampleNote.user
+)  # or deleting a user would look for the table in every test
 
 
 @contextmanager
 def added(app: Flask) -> Iterator[None]:
     """Meanwhile, the sample's endpoints and its table are some of the service's."""
     app.register_blueprint(bp)
-    Note._meta.add_ref(Note.user)
-    models.TABLES.append(Note)
+    SampleNote._meta.add_ref(SampleNote.user)
+    models.TABLES.append(SampleNote)
     with models.db.connection_context():
-        models.db.create_tables([Note])
+        models.db.create_tables([SampleNote])
     yield
-    models.TABLES.remove(Note)
-    Note._meta.remove_ref(Note.user)
+    models.TABLES.remove(SampleNote)
+    SampleNote._meta.remove_ref(SampleNote.user)
 
 
 @bp.post("/notes")
@@ -61,7 +63,7 @@ def create_note(key: ApiKey, allowance: Allowance) -> ResponseReturnValue:
         raise Problem(400, "invalid_text", "text must be 1 to 100 printable characters.")
     try:
         with transaction():
-            note = Note.create(user=key.user_id, text=text)
+            note = SampleNote.create(user=key.user_id, text=text)
     except IntegrityError:  # the user was deleted after the key was found
         raise auth.invalid_key() from None
     return as_json(note), 201
@@ -77,8 +79,8 @@ def list_notes(key: ApiKey, allowance: Allowance) -> ResponseReturnValue:
 @require_api_key
 def delete_note(key: ApiKey, allowance: Allowance, note_id: int) -> ResponseReturnValue:
     with transaction():
-        is_own = (Note.id == note_id) & (Note.user == key.user_id)
-        if note_id >= 2**63 or not Note.delete().where(is_own).execute():
+        is_own = (SampleNote.id == note_id) & (SampleNote.user == key.user_id)
+        if note_id >= 2**63 or not SampleNote.delete().where(is_own).execute():
             raise Problem(404)
     return "", 204
 
@@ -105,12 +107,14 @@ def ticks(key: ApiKey, allowance: Allowance) -> ResponseReturnValue:
     return Response(stream_with_context(parts()), mimetype="text/event-stream")
 
 
-def notes_of(key: ApiKey) -> list[Note]:
+def notes_of(key: ApiKey) -> list[SampleNote]:
     with models.db.connection_context():
-        return list(Note.select().where(Note.user == key.user_id).order_by(Note.id))
+        return list(
+            SampleNote.select().where(SampleNote.user == key.user_id).order_by(SampleNote.id)
+        )
 
 
-def as_json(note: Note) -> dict[str, object]:
+def as_json(note: SampleNote) -> dict[str, object]:
     return {"id": note.id, "text": note.text, "created_at": date_time(note.created_at)}
 
 
@@ -158,7 +162,7 @@ def parameter(name: str, example: object) -> dict[str, Any]:
 
 BODY = {"type": "object", "properties": {"text": TEXT}, "required": ["text"]}
 PATHS = {
-    "/api/v1/notes": {
+    "/api/v1/sample/notes": {
         "post": entry(
             "201",
             "application/json",
@@ -180,7 +184,7 @@ PATHS = {
             summary="All notes",
         ),
     },
-    "/api/v1/notes/{note_id}": {
+    "/api/v1/sample/notes/{note_id}": {
         "delete": entry(
             "204",
             summary="Delete a note",
@@ -188,10 +192,10 @@ PATHS = {
             others={"404": NO_SUCH_NOTE},
         )
     },
-    "/api/v1/notes.csv": {
+    "/api/v1/sample/notes.csv": {
         "get": entry("200", "text/csv", {"type": "string"}, summary="Download all notes")
     },
-    "/api/v1/ticks": {
+    "/api/v1/sample/ticks": {
         "get": entry("200", "text/event-stream", {"type": "string"}, summary="A part each second")
     },
 }

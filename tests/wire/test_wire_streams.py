@@ -20,7 +20,7 @@ def create_app(create=app.create_app):
     return made
 
 app.create_app = create_app
-models.TABLES.append(sample.Note)
+models.TABLES.append(sample.SampleNote)
 """
 MOMENT_SECONDS = 1
 
