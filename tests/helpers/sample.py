@@ -45,6 +45,8 @@ SampleNote._meta.remove_ref(
 def added(app: Flask) -> Iterator[None]:
     """Meanwhile, the sample's endpoints and its table are some of the service's."""
     app.register_blueprint(bp)
+    described: dict[str, Any] = app.jinja_env.globals
+    described["openapi"]["paths"] |= PATHS
     SampleNote._meta.add_ref(SampleNote.user)
     models.TABLES.append(SampleNote)
     with models.db.connection_context():
