@@ -401,8 +401,10 @@ def test_outage_at_any_statement_is_503(
     for number in range(len(statements)):
         app.store.clear_cache()
         before = snapshot()
-        with outage(after=number):
+        with outage(after=number) as made:
             status = ask(key).status_code
+        if len(made) <= number:  # this time it asked less, because a row was remembered
+            continue
         told = f"{operation}: {status}, when the database fails at {statements[number]}"
         assert status == 503, f"{told}: let the error pass, it becomes a 503"
         assert snapshot() == before, f"{told}: store all in one `with transaction():`"
