@@ -106,6 +106,8 @@ def check_answer(operation: Operation, answer: TestResponse, what: str = "") -> 
     assert len(names) == len(set(names)), f"{operation} sends a header twice: {names}"
     sent = API["components"]["headers"].keys() & set(names)
     wrong = sent ^ set(response.get("headers", ()))
+    is_counted = not operation.needs_key or not is_good(answer.status_code) or sent >= LIMITS
+    assert is_counted, f"{operation}: use @require_api_key, which counts, and sends the limit"
     if answer.status_code >= 400 and status != "429":
         wrong -= LIMITS  # an error of the view, after the request was counted
     assert not wrong, f"{advice}: the headers of {status}: {wrong}"
