@@ -312,6 +312,39 @@ def test_times_of_deployments_are_those_of_the_service() -> None:
     assert seconds == (str(SEND_SECONDS), str(lost)), "edit SECURITY.md: seconds"
 
 
+@pytest.mark.parametrize(
+    ("name", "kept"),
+    [
+        ("demo-service.service", r"StateDirectory=(.*)"),
+        ("fly.toml", r'destination = "(.*)"'),
+        ("render.yaml", r"mountPath: (.*)"),
+        ("Dockerfile", r"install -d .* (/\w+)"),
+    ],
+)
+def test_deployment_stores_the_database_where_it_is_kept(name: str, kept: str) -> None:
+    """Elsewhere it would be lost with the next deploy."""
+    text = (REPOSITORY / "deploy" / name).read_text()
+    (folder,) = re.findall(kept, text)
+    path = folder if folder.startswith("/") else f"/var/lib/{folder}"
+    assert f"sqlite:///{path}/demo.db" in text
+
+
+def test_deployments_reach_the_service_and_trust_their_proxy() -> None:
+    unit, fly, compose = (
+        (REPOSITORY / name).read_text()
+        for name in ("deploy/demo-service.service", "deploy/fly.toml", "compose.yaml")
+    )
+    # nginx.conf and Caddyfile append one address; nobody else can reach the port.
+    assert "\nEnvironment=PROXY_HOPS=1\n" in unit
+    assert "/gunicorn --bind 127.0.0.1:8000\n" in unit
+    assert f"soft_limit = {settings.load({}).max_sockets} " in fly
+    assert "internal_port = 8000" in fly
+    assert "args: {POSTGRES: 1}" in compose, "the image needs the driver"
+    assert "DATABASE_URL: postgresql://postgres:postgres@db/postgres" in compose
+    assert "{POSTGRES_PASSWORD: postgres}" in compose
+    assert 'ports: ["127.0.0.1:8000:8000"]' in compose, "it is for trying, not for the internet"
+
+
 def test_constants_add_up_to_what_is_promised() -> None:
     """Seconds. Tests replace some of them, and are patient on a busy machine."""
     noticed, idle, join = 1, 1, 1  # gunicorn sees a stop, ends connections; a save that is running
