@@ -16,7 +16,7 @@ import app as service
 from accounts import api_keys
 from auth import EMPTY_KEY
 from helpers.clock import Clock
-from helpers.paths import ECHO, ME, PROTECTED, PUBLIC, STATS, STATUS, TEST, TIME, YEAR
+from helpers.paths import ECHO, ME, PROTECTED, STATS, STATUS, TEST, TIME, YEAR
 from helpers.rawsocket import Answer
 from helpers.server import Server, eventually, patience, random_key
 from service.application import Service
@@ -228,13 +228,6 @@ def test_limit_refuses_the_sixth_of_five_calls(server: Server) -> None:
     }
 
 
-def test_public_endpoints_count_nothing(server: Server) -> None:
-    key = server.new_key()
-    answers = [server.ask(path, X_API_Key=key) for path in PUBLIC * 2]
-    assert not any("RateLimit" in answer.headers for answer in answers)
-    assert server.total(key) == 0
-
-
 # Errors
 
 
@@ -244,15 +237,6 @@ def test_no_such_path(server: Server, path: str) -> None:
     detail = "There is nothing here; /openapi.json and /asyncapi.json list the paths."
     words = {"type": "about:blank", "title": "Not Found", "code": "not_found"}
     assert problem(answer) == {**words, "status": 404, "detail": detail}
-
-
-@pytest.mark.parametrize("method", ["POST", "PUT", "PATCH", "DELETE", "TRACE", "CONNECT", "BREW"])
-def test_wrong_method(server: Server, method: str) -> None:
-    for path in PUBLIC + PROTECTED:
-        answer = server.ask(path, method)
-        assert status_and_code(answer) == (405, "method_not_allowed")
-        assert set(answer.headers["Allow"].split(", ")) == {"GET", "HEAD", "OPTIONS"}
-        assert answer.json()["detail"] == "Use GET."
 
 
 def test_path_may_begin_like_that_of_the_sockets(app: Flask, client: FlaskClient) -> None:

@@ -5,7 +5,9 @@ stored, a table, a download, a stream. So an endpoint of any kind that is descri
 With --postgres, they use PostgreSQL.
 """
 
+import inspect
 import json
+import re
 import secrets
 import time
 from collections.abc import Callable, Iterator
@@ -21,17 +23,17 @@ from flask.testing import FlaskClient
 from werkzeug.datastructures import ImmutableMultiDict
 from werkzeug.test import TestResponse
 
+import auth
 import models
 import settings
 from accounts import users
 from conftest import NewKey
 from helpers import sample
-from helpers.described import NONSENSE, OPERATIONS, Operation, misfits
+from helpers.described import NONSENSE, OPERATIONS, Operation, errors_in, misfits
 from helpers.documents import API, resolved, rows
 from helpers.documents import SOCKETS as SOCKETS_API
 from helpers.paths import KEYS, PARAMETER, SOCKETS, TOTALS, pages
 from helpers.postgresql import Cluster
-from helpers.raised import errors
 from helpers.stored import (
     HIDDEN,
     add_hidden_user,
@@ -49,6 +51,7 @@ from storage.transactions import command_connection
 from test_settings import CHANGED
 from test_web import forms_of
 
+KEY_ERRORS = {*errors_in(inspect.getsource(auth))}  # of each endpoint and socket with a key
 UNSTORABLE = ("a\ud800", "a\0b")  # texts of JSON that SQLite or PostgreSQL cannot store
 WRONG: tuple[Any, ...] = (None, True, 7, -1, 10**30, 1.5, "", "x" * 5000, [], {}, [[]], *UNSTORABLE)
 WRONG_JSON = (b"{", b"\xff", b"null", b"[]", b'"text"', b"7", b"{}", b"[" * 10_000, b"9" * 5000)
@@ -161,17 +164,14 @@ def test_routes_are_those_that_are_described(app: Flask) -> None:
 def test_readme_lists_every_endpoint_and_who_may_call_it() -> None:
     """A parameter is written as {name}, or as Flask writes it."""
     listed = {
-        (cells[0], as_described(cells[1].strip("`").partition("?")[0])): cells[2]
+        (cells[0], as_described(cells[1].strip("`").partition("?")[0]), cells[2])
         for cells in rows("The API")
+        if cells[0] != "WS"
     }
-    endpoints = {(each.method, each.path): each.needs_key for each in OPERATIONS}
-    sockets = {name for method, name in listed if method == "WS"}
-    for (method, path), needs_key in endpoints.items():
-        told, access = listed.get((method, path)), "key" if needs_key else "public"
-        line = f"| {method} | `{path}` | {access} | ... |"
-        assert told == access, f"edit README.md: the table of endpoints: {line}"
-    unknown = listed.keys() - endpoints - {("WS", name) for name in sockets}
-    assert not unknown, f"edit README.md: the table of endpoints: no view serves {unknown}"
+    described = {
+        (each.method, each.path, "key" if each.needs_key else "public") for each in OPERATIONS
+    }
+    assert described == listed, "edit README.md: the table of endpoints"
 
 
 def test_entry_is_complete(operation: Operation) -> None:
@@ -186,7 +186,7 @@ def test_entry_is_complete(operation: Operation) -> None:
         assert not wrong, f"{advice}: the example of requestBody: {'; '.join(wrong)}"
     for status, response in operation.responses.items():
         for media in response.get("content", {}).values():
-            fields = operation_schema(operation, media).get("properties", {})
+            fields = schema_of(operation, media).get("properties", {})
             number = fields.get("status", {}).get("const", int(status))
             is_right = number == int(status) or int(status) < 400
             assert is_right, f"{advice}: {status} has the schema of {number}"
@@ -196,36 +196,32 @@ def test_entry_is_complete(operation: Operation) -> None:
                 assert not wrong, f"{advice}: the example of {status}: {'; '.join(wrong)}"
 
 
-def operation_schema(operation: Operation, media: Any) -> Any:
+def schema_of(operation: Operation, media: Any) -> Any:
     return resolved(media["schema"], operation.description)
 
 
+@pytest.mark.parametrize("operation", OPERATIONS, ids=str)
 def test_errors_that_a_view_raises_are_described(app: Flask, operation: Operation) -> None:
     """Also those that no test provokes, such as the 403 of a new rule."""
     path = operation.url().partition("?")[0]
     endpoint, _ = app.url_map.bind("").match(path, operation.method)
-    limit = (429, "rate_limited")  # test_key_is_checked_and_each_request_counted
-    for status, code in errors(app.view_functions[endpoint]) - {limit}:
+    raised = {*errors_in(inspect.getsource(app.view_functions[endpoint]))}
+    for status, code in raised | (KEY_ERRORS if operation.needs_key else set()):
         advice = f"{operation.advice}: {status} with the code {code}"
         assert str(status) in operation.responses, advice
         content = operation.responses[str(status)]["content"]["application/problem+json"]
-        described = operation_schema(operation, content).get("properties", {}).get("code", {})
+        described = schema_of(operation, content).get("properties", {}).get("code", {})
         assert code in described.get("enum", [described.get("const", code)]), advice
 
 
-def test_sockets_refuse_what_endpoints_refuse(app: Flask) -> None:
-    """A rule for keys holds for both; what a socket refuses is among its x-refusals."""
-    (admit,) = app.before_request_funcs["sockets"]
-    refused = errors(admit)
-    for error in errors(app.view_functions["api.protected_test"]) - refused:
-        pytest.fail(f"sockets do not check {error}: move the rule to auth.require_key")
-    for name, channel in SOCKETS_API["channels"].items():
-        listed = {
-            (each["status"], each["code"]) for each in resolved(channel["x-refusals"], SOCKETS_API)
-        }
-        missing = refused - listed
-        is_public = (401, "missing_api_key") not in listed
-        assert is_public or not missing, f"edit docs/asyncapi.json: {name}: x-refusals: {missing}"
+@pytest.mark.parametrize("name", SOCKETS_API["channels"])
+def test_rules_for_keys_hold_for_sockets(name: str) -> None:
+    inside = [*errors_in(inspect.getsource(auth.require_api_key))]
+    assert not inside, f"sockets do not check {inside}: move the rule to auth.require_key"
+    refusals = resolved(SOCKETS_API["channels"][name]["x-refusals"], SOCKETS_API)
+    listed = {(each["status"], each["code"]) for each in refusals}
+    missing = KEY_ERRORS - listed if (401, "missing_api_key") in listed else None
+    assert not missing, f"edit docs/asyncapi.json: {name}: x-refusals: {missing}"
 
 
 def test_every_table_can_be_in_postgresql() -> None:
@@ -353,7 +349,7 @@ def test_parameters_are_described(
 
 
 def test_nothing_of_another_user_is_shown_or_changed(
-    ask: Ask, operation: Operation, key: str
+    ask: Ask, operation: Operation, key: str, owner: User
 ) -> None:
     """Also if the client names their rows in the path, the query, or the body."""
     before, ids = hidden_rows(), {str(each) for each in hidden_ids()}
@@ -366,6 +362,8 @@ def test_nothing_of_another_user_is_shown_or_changed(
         assert operation.path in TOTALS or not HIDDEN.search(answer.text), advice
         advice = f"{operation} changes rows of others: look among those of key.user only"
         assert hidden_rows() == before, advice
+    users.delete(owner)  # for half a second, the service still knows the key
+    assert ask(key).status_code < 500, f"{operation}: it has to expect that the user is gone"
 
 
 def hidden_ids() -> list[Any]:
@@ -396,29 +394,28 @@ def test_outage_at_any_statement_is_503(
     app: Service, ask: Ask, operation: Operation, key: str
 ) -> None:
     """Not an empty list, or half of an answer."""
+
+    def send() -> int:
+        app.store.clear_cache()
+        return ask(key).status_code
+
+    check_outages(app, str(operation), send)
+
+
+def check_outages(app: Service, name: str, send: Callable[[], int]) -> None:
     if not app.settings.sqlite:
         pytest.skip("tests/wire/test_wire_postgres.py has outages of PostgreSQL")
     with outage(after=1000) as statements:
-        ask(key)
-    for number in range(len(statements)):
-        app.store.clear_cache()
+        send()
+    for number, statement in enumerate([*statements]):
         before = snapshot()
         with outage(after=number) as made:
-            status = ask(key).status_code
-        if len(made) <= number:  # this time it asked less, because a row was remembered
-            continue
-        told = f"{operation}: {status}, when the database fails at {statements[number]}"
-        assert status == 503, f"{told}: let the error pass, it becomes a 503"
-        assert snapshot() == before, f"{told}: store all in one `with transaction():`"
-
-
-def test_key_whose_user_was_just_deleted_is_no_bug(
-    ask: Ask, operation: Operation, key: str, owner: User
-) -> None:
-    """Within half a second, the service still knows the key."""
-    ask(key)
-    users.delete(owner)
-    assert ask(key).status_code < 500, f"{operation}: it has to expect that the user is gone"
+            status = send()
+        told = f"{name}: {status}, when the database fails at {statement}"
+        is_out = len(made) > number  # not if a row was remembered this time
+        assert status == 503 or not is_out, f"{told}: let the error pass, it becomes a 503"
+        is_half = is_out and snapshot() != before
+        assert not is_half, f"{told}: store all in one `with transaction():`"
 
 
 def test_no_secret_is_logged(
@@ -439,6 +436,18 @@ def test_no_secret_is_logged(
         found |= {str(value) for name, value in body.items() if is_secret(name)}
     shown = [value for value in found if len(value) > 3 and value in caplog.text]
     assert not shown, f"{operation} logs a secret: {caplog.text}"
+    assert not stored_secrets() & {*re.findall(r"[\w:$]+", answer.text)}, f"{operation} shows one"
+
+
+def stored_secrets() -> set[str]:
+    """Digests of keys and hashes of passwords, which no response shows."""
+    return {
+        each[name]
+        for kept in snapshot().values()
+        for each in kept
+        for name in ("digest", "password_hash")
+        if each.get(name)
+    }
 
 
 def is_secret(name: str) -> bool:
@@ -469,6 +478,8 @@ def test_page_changes_nothing_until_a_form_is_sent(app: Flask, ada: FlaskClient)
         assert page.status_code < 500, f"{path} has a bug, see the log below"
         is_kept = page.headers.get("Cache-Control") != "no-store"
         assert is_kept == (path in DESCRIPTIONS), f"{path} may be stored by a cache"
+        shown = stored_secrets() & {*re.findall(r"[\w:$]+", page.text)}
+        assert not shown, f"{path} shows the digest of a key, or a hash"
         assert snapshot() == before, f"{path} changes a row: let a form with POST do that"
         forms |= forms_of(page)
     for path, fields in forms.items():
@@ -477,37 +488,35 @@ def test_page_changes_nothing_until_a_form_is_sent(app: Flask, ada: FlaskClient)
 
 
 def test_page_whose_database_fails_at_any_statement_is_503(app: Service, ada: FlaskClient) -> None:
-    if not app.settings.sqlite:
-        pytest.skip("tests/wire/test_wire_postgres.py has outages of PostgreSQL")
-    for path in pages_of_ada(app):
-        with outage(after=1000) as statements:
-            is_page = ada.get(path).status_code == 200
-        for number in range(len(statements) if is_page else 0):
-            with outage(after=number):
-                status = ada.get(path).status_code
-            told = f"{path}: {status}, when the database fails at {statements[number]}"
-            assert status == 503, f"{told}: let the error pass, it becomes a 503"
+    for path in [path for path in pages_of_ada(app) if ada.get(path).status_code == 200]:
+        check_outages(app, path, lambda path=path: ada.get(path).status_code)  # type: ignore[misc]
 
 
-@pytest.mark.parametrize("path", ["", *SOCKETS, "/api/v1/x"])
-def test_preflight_and_405_name_the_methods_of_the_path(app: Flask, path: str) -> None:
+def test_preflight_and_405_name_the_methods_of_the_path(
+    client: FlaskClient, operation: Operation
+) -> None:
     every = [*OPERATIONS, *sample.OPERATIONS]
-    paths = {each.url().rstrip("?"): each.path for each in every} if not path else {path: ""}
-    for url, described in paths.items():
-        taken = {each.method for each in every if each.path == described} or {"GET"}
-        names = taken | {"OPTIONS"} | ({"HEAD"} if "GET" in taken else set())
-        headers = {"Access-Control-Request-Method": "GET", "Origin": "https://a.example"}
-        answer = app.test_client().options(url, headers=headers)
-        assert (answer.status_code, answer.data) == (204, b"")
-        assert "Content-Type" not in answer.headers
-        for name in ("Allow", "Access-Control-Allow-Methods"):
-            assert set(answer.headers[name].split(", ")) == names, f"{url}: {name}"
-        assert answer.headers["Access-Control-Allow-Headers"].startswith("X-API-Key, Content-Type")
-        if described:
-            refused = app.test_client().open(url, method="BREW")
-            assert set(refused.headers["Allow"].split(", ")) == names
-            detail = refused.get_json(force=True)["detail"]
-            assert all(name in detail for name in taken), detail
+    taken = {each.method for each in every if each.path == operation.path}
+    names = taken | {"OPTIONS"} | ({"HEAD"} if "GET" in taken else set())
+    refused = client.open(operation.url(), method="BREW")
+    assert set(refused.headers["Allow"].split(", ")) == names
+    assert f"Use {' or '.join(sorted(taken))}." in refused.get_json(force=True)["detail"]
+    check_preflight(client, operation.url(), names)
+
+
+@pytest.mark.parametrize("path", [*SOCKETS, "/api/v1/x"])
+def test_preflight_of_other_paths_lets_a_page_read_the_error(
+    client: FlaskClient, path: str
+) -> None:
+    check_preflight(client, path, {"GET", "HEAD", "OPTIONS"})
+
+
+def check_preflight(client: FlaskClient, path: str, methods: set[str]) -> None:
+    answer = client.options(path, headers={"Access-Control-Request-Method": "GET"})
+    assert (answer.status_code, answer.data, "Content-Type" in answer.headers) == (204, b"", False)
+    for name in ("Allow", "Access-Control-Allow-Methods"):
+        assert set(answer.headers[name].split(", ")) == methods
+    assert answer.headers["Access-Control-Allow-Headers"].startswith("X-API-Key, Content-Type")
 
 
 @pytest.mark.parametrize("config", CHANGED, indirect=True)

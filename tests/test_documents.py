@@ -1,6 +1,5 @@
 """The facts of the documents, compared with the code: what is told of both must be the same."""
 
-import ast
 import json
 import re
 import secrets
@@ -20,7 +19,7 @@ import settings
 from auth import EMPTY_KEY, INVALID_KEY
 from cli import PG_DUMP
 from conftest import StartServer
-from helpers.described import misfits
+from helpers.described import errors_in, misfits
 from helpers.documents import (
     API,
     CONTRIBUTING,
@@ -33,13 +32,21 @@ from helpers.documents import (
     section,
 )
 from helpers.rawsocket import handshake_bytes
-from helpers.server import REPOSITORY, bash, clean_environment, eventually, patience, serve_command
+from helpers.server import (
+    REPOSITORY,
+    bash,
+    clean_environment,
+    eventually,
+    patience,
+    serve_command,
+    sources,
+)
 from models import PREFIXES, TABLES, Table
 from ratelimit import UNITS
 from server import lifecycle
 from server.worker import SEND_SECONDS
 from service import connections
-from service.problems import DEFAULTS, Problem
+from service.problems import DEFAULTS
 from storage import key_store, postgres, sqlite
 from web import forms
 from ws.connection import PING_SECONDS, STALLED_SECONDS, CloseCode
@@ -247,38 +254,16 @@ def test_units_are_those_of_the_limits() -> None:
     assert units.replace("or ", "").split(", ") == [*UNITS], "edit README.md: RATE_LIMITS"
 
 
-def problems() -> Iterator[tuple[str, object, object]]:
-    """Where the sources make a Problem that has a code or a number: its status and code there."""
-    for path in [*REPOSITORY.glob("*.py"), *REPOSITORY.glob("[a-z]*/**/*.py")]:
-        file = path.relative_to(REPOSITORY)
-        calls = [
-            node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)
-        ]
-        for call in [] if file.parts[0] in ("tests", "benchmarks") else calls:
-            if ast.unparse(call.func).rpartition(".")[2] == "Problem":
-                written = [*zip(("status", "code"), call.args, strict=False)]
-                written += [(str(each.arg), each.value) for each in call.keywords]
-                given: dict[str, Any] = {
-                    name: node.value if isinstance(node, ast.Constant) else ast.unparse(node)
-                    for name, node in written
-                }
-                if isinstance(given["status"], int):
-                    given = Problem(given["status"]).get_response().get_json() | given
-                if "code" in given:
-                    yield f"{file}:{call.lineno}", given["status"], given["code"]
-
-
 def test_codes_of_errors_are_those_of_the_service() -> None:
     described = API["components"]["responses"], SOCKETS["channels"]
     codes = set(re.findall(r'"code": "([a-z_]+)"', json.dumps(described)))
     codes |= {code for code, _ in DEFAULTS.values()}
     listed = {(row["status"], row["code"]) for row in API["x-codes"]}
     assert codes <= {code for _, code in listed}, "edit docs/openapi.json: x-codes"
-    for where, status, code in problems():
-        assert (status, code) in listed, (
-            f"{where}: add to x-codes in docs/openapi.json: "
-            f'{{"status": {status}, "code": "{code}", "when": "...", "then": "..."}}'
-        )
+    for path in [path for path in sources() if path.parent.name != "web"]:
+        for status, code in errors_in(path.read_text()):
+            row = f'{{"status": {status}, "code": "{code}", "when": "...", "then": "..."}}'
+            assert (status, code) in listed, f"edit docs/openapi.json: x-codes: {row} for {path}"
 
 
 def test_close_codes_are_those_of_the_service() -> None:
@@ -327,22 +312,6 @@ def test_deployment_stores_the_database_where_it_is_kept(name: str, kept: str) -
     (folder,) = re.findall(kept, text)
     path = folder if folder.startswith("/") else f"/var/lib/{folder}"
     assert f"sqlite:///{path}/demo.db" in text
-
-
-def test_deployments_reach_the_service_and_trust_their_proxy() -> None:
-    unit, fly, compose = (
-        (REPOSITORY / name).read_text()
-        for name in ("deploy/demo-service.service", "deploy/fly.toml", "compose.yaml")
-    )
-    # nginx.conf and Caddyfile append one address; nobody else can reach the port.
-    assert "\nEnvironment=PROXY_HOPS=1\n" in unit
-    assert "/gunicorn --bind 127.0.0.1:8000\n" in unit
-    assert f"soft_limit = {settings.load({}).max_sockets} " in fly
-    assert "internal_port = 8000" in fly
-    assert "args: {POSTGRES: 1}" in compose, "the image needs the driver"
-    assert "DATABASE_URL: postgresql://postgres:postgres@db/postgres" in compose
-    assert "{POSTGRES_PASSWORD: postgres}" in compose
-    assert 'ports: ["127.0.0.1:8000:8000"]' in compose, "it is for trying, not for the internet"
 
 
 def test_constants_add_up_to_what_is_promised() -> None:

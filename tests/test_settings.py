@@ -3,8 +3,8 @@
 import dataclasses
 import re
 import resource
-import secrets
 import sys
+from collections import defaultdict
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -16,11 +16,11 @@ import settings
 from app import create_app
 from helpers.described import ENDPOINTS
 from helpers.moment import MomentClient
-from helpers.paths import KEYS, pages
+from helpers.paths import pages
 from helpers.server import sources
 from ratelimit import Quota
+from service.application import Service
 from settings import HERE, SettingsError, load
-from storage.schema import prepare_database
 
 POSTGRES = {"DATABASE_URL": "postgresql://localhost/demo"}
 
@@ -98,32 +98,24 @@ def test_settings_are_loaded_where_the_service_starts() -> None:
         assert not loads or name in STARTS, f"{path}: {advice}"
 
 
-class Recorded(settings.Settings):
-    """Settings that know which of them were read, and by which function."""
-
-    def __getattribute__(self, name: str) -> object:
-        reader = sys._getframe(1).f_code.co_name
-        vars(type(self)).get("READ", set()).add((name, reader))
-        return super().__getattribute__(name)
-
-
-def test_each_app_in_a_process_has_its_own_settings(config: settings.Settings) -> None:
+def test_each_app_in_a_process_has_its_own_settings(
+    app: Service, config: settings.Settings, key: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A value that is kept in a module, or in a cache, would be that of the first one."""
-    prepare_database(config)
-    read: list[set[tuple[str, str]]] = []
-    for name in ("ada", "bob"):
-        kind: Any = type("Recorded", (Recorded,), {"READ": (names := set[tuple[str, str]]())})
-        app = create_app(kind(**vars(config)))
-        client, password = MomentClient(app), secrets.token_urlsafe()
-        form = {"username": name, "email": f"{name}@example.com", "password": password}
-        client.post("/sign-up", data=form)
-        made = client.post(KEYS, data={"name": "ci", "type": "production"}).text
-        (key,) = re.findall(r"\bsk_live_\w{47}\b", made)[:1]
+    read: dict[int, set[tuple[str, str]]] = defaultdict(set)
+
+    def record(self: settings.Settings, name: str) -> object:
+        read[id(self)].add((name, sys._getframe(1).f_code.co_name))
+        return object.__getattribute__(self, name)
+
+    other = create_app(dataclasses.replace(config))
+    monkeypatch.setattr(settings.Settings, "__getattribute__", record)
+    for each in (app, other):
         for path in (*pages(app, "GET", "ada"), *ENDPOINTS):
-            client.get(path, headers={"X-API-Key": key})
-        read.append(names)
-        app.store.close()
-    assert read[0] == read[1], f"ask current_service.settings each time: {read[0] ^ read[1]}"
+            MomentClient(each).get(path, headers={"X-API-Key": key})
+    first, second = read[id(app.settings)], read[id(other.settings)]
+    assert first == second, f"ask current_service.settings each time: {first ^ second}"
+    other.store.close()
 
 
 @pytest.mark.parametrize("variable", sorted(settings.VARIABLES))

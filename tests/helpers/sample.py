@@ -5,8 +5,10 @@ A body that is stored in a table of its own, a list, a row that is deleted, a do
 
 import csv
 import io
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import gevent
@@ -46,7 +48,7 @@ def added(app: Flask) -> Iterator[None]:
     """Meanwhile, the sample's endpoints and its table are some of the service's."""
     app.register_blueprint(bp)
     described: dict[str, Any] = app.jinja_env.globals
-    described["openapi"]["paths"] |= PATHS
+    described["openapi"]["paths"] |= SAMPLE["paths"]
     SampleNote._meta.add_ref(SampleNote.user)
     models.TABLES.append(SampleNote)
     with models.db.connection_context():
@@ -120,86 +122,6 @@ def as_json(note: SampleNote) -> dict[str, object]:
     return {"id": note.id, "text": note.text, "created_at": date_time(note.created_at)}
 
 
-LIMITS = "RateLimit-Policy RateLimit X-RateLimit-Limit X-RateLimit-Remaining X-RateLimit-Reset"
-HEADERS = {
-    name: {"$ref": f"#/components/headers/{name}"} for name in ["Cache-Control", *LIMITS.split()]
-}
-ERRORS = {
-    "400": "BadRequest",
-    "401": "Unauthorized",
-    "413": "ContentTooLarge",
-    "429": "TooManyRequests",
-    "500": "InternalServerError",
-    "503": "ServiceUnavailable",
-}
-NOTE = {
-    "type": "object",
-    "properties": {
-        "id": {"type": "integer"},
-        "text": {"type": "string"},
-        "created_at": {"$ref": "#/components/schemas/DateTime"},
-    },
-    "required": ["id", "text", "created_at"],
-}
-TEXT = {"type": "string", "minLength": 1, "maxLength": 100}
-NO_SUCH_NOTE = {
-    "description": "There is no such note.",
-    "headers": HEADERS,
-    "content": {"application/problem+json": {"schema": {"type": "object"}}},
-}
-
-
-def entry(status: str, kind: str = "", schema: Any = None, **more: Any) -> dict[str, Any]:
-    content = {"content": {kind: {"schema": schema}}} if kind else {}
-    responses = {status: {"description": "Done.", "headers": HEADERS, **content}}
-    refs = {code: {"$ref": f"#/components/responses/{name}"} for code, name in ERRORS.items()}
-    described: dict[str, Any] = {"operationId": more.get("summary"), "security": [{"apiKey": []}]}
-    return described | {"responses": responses | refs | more.pop("others", {})} | more
-
-
-def parameter(name: str, example: object) -> dict[str, Any]:
-    place = {"name": name, "in": "path", "required": True}
-    return place | {"schema": {"type": "integer"}, "example": example}
-
-
-BODY = {"type": "object", "properties": {"text": TEXT}, "required": ["text"]}
-PATHS = {
-    "/api/v1/sample/notes": {
-        "post": entry(
-            "201",
-            "application/json",
-            NOTE,
-            summary="Store a note",
-            requestBody={
-                "required": True,
-                "content": {"application/json": {"schema": BODY, "example": {"text": "Tea?"}}},
-            },
-        ),
-        "get": entry(
-            "200",
-            "application/json",
-            {
-                "type": "object",
-                "properties": {"notes": {"type": "array", "items": NOTE}},
-                "required": ["notes"],
-            },
-            summary="All notes",
-        ),
-    },
-    "/api/v1/sample/notes/{note_id}": {
-        "delete": entry(
-            "204",
-            summary="Delete a note",
-            parameters=[parameter("note_id", 1)],
-            others={"404": NO_SUCH_NOTE},
-        )
-    },
-    "/api/v1/sample/notes.csv": {
-        "get": entry("200", "text/csv", {"type": "string"}, summary="Download all notes")
-    },
-    "/api/v1/sample/ticks": {
-        "get": entry("200", "text/event-stream", {"type": "string"}, summary="A part each second")
-    },
-}
-CODES = [*API["x-codes"], {"status": 400, "code": "invalid_text"}]
-OPERATIONS = [*operations(API | {"paths": PATHS, "x-codes": CODES})]
+SAMPLE = json.loads(Path(__file__).with_suffix(".json").read_text())
+CODES = API["x-codes"] + SAMPLE["x-codes"]
+OPERATIONS = [*operations(API | {"paths": SAMPLE["paths"], "x-codes": CODES})]
