@@ -6,7 +6,6 @@ With --postgres, they use PostgreSQL.
 """
 
 import inspect
-import json
 import re
 import secrets
 import time
@@ -16,6 +15,7 @@ from dataclasses import replace
 from datetime import datetime
 from io import BytesIO
 from typing import Any
+from unittest import mock
 
 import pytest
 from flask import Flask
@@ -54,7 +54,7 @@ from test_web import forms_of
 KEY_ERRORS = {*errors_in(inspect.getsource(auth))}  # of each endpoint and socket with a key
 UNSTORABLE = ("a\ud800", "a\0b")  # texts of JSON that SQLite or PostgreSQL cannot store
 WRONG: tuple[Any, ...] = (None, True, 7, -1, 10**30, 1.5, "", "x" * 5000, [], {}, [[]], *UNSTORABLE)
-WRONG_JSON = (b"{", b"\xff", b"null", b"[]", b'"text"', b"7", b"{}", b"[" * 10_000, b"9" * 5000)
+WRONG_JSON = (b"{", b"\xff", b"null", b"[]", b'"text"', b"7", b"[" * 10_000, b"9" * 5000)
 CORS = {"Cache-Control": "no-store", "Access-Control-Allow-Origin": "*"}
 DESCRIPTIONS = {"/openapi.json", "/asyncapi.json"}  # the only responses that may be kept
 LIMITS = {"RateLimit-Policy", "RateLimit"}
@@ -101,7 +101,7 @@ def ask(client: FlaskClient, operation: Operation, key: str) -> Ask:
 def check_answer(operation: Operation, answer: TestResponse, what: str = "") -> None:
     """The status is listed; the headers and fields are those of this status."""
     status, advice = str(answer.status_code), operation.advice
-    told = f"{what}, {answer.request.path}: {answer.text[:200]}"
+    told = f"{what}, {answer.request.url}: {answer.text[:200]}"
     assert status != "500", f"{operation} has a bug, see the log below: {told}"
     assert status in operation.responses, f"{advice}: add the response {status}: {told}"
     response = operation.responses[status]
@@ -281,8 +281,7 @@ def wrong_bodies(operation: Operation) -> Iterator[tuple[str, dict[str, Any]]]:
     if kind.endswith("json"):
         yield "another type", example | {"content_type": "text/plain"}
         for data in WRONG_JSON:
-            if not fits(data, operation):
-                yield str(data[:20]), {"data": data, "content_type": kind}
+            yield str(data[:20]), {"data": data, "content_type": kind}
     required, parts = schema.get("required", ()), schema.get("properties", {})
     for name in required:
         others = {other: value for other, value in operation.example.items() if other != name}
@@ -294,22 +293,8 @@ def wrong_bodies(operation: Operation) -> Iterator[tuple[str, dict[str, Any]]]:
                 yield f"{name} = {str(value)[:20]!r}", operation.sent(body)
 
 
-def fits(data: bytes, operation: Operation) -> bool:
-    try:
-        return not misfits(json.loads(data), operation.body[1], operation.description)
-    except (ValueError, RecursionError):
-        return False
-
-
 def test_body_is_bounded_and_described(ask: Ask, operation: Operation, key: str) -> None:
     """A text without a limit would be stored whole; what is not described is not read."""
-
-    class Read(BytesIO):
-        is_read = False
-
-        def read(self, *size: int | None) -> bytes:
-            self.is_read = True
-            return super().read(*size)
 
     kind, schema = operation.body
     for name, part in schema.get("properties", {}).items():
@@ -317,10 +302,11 @@ def test_body_is_bounded_and_described(ask: Ask, operation: Operation, key: str)
         is_bounded = {"maxLength", "pattern", "enum", "const"} & part.keys()
         assert is_bounded or not is_text, f"{operation.advice}: maxLength of {name}"
     if not kind:
-        stream = Read(b'{"text": "Tea?"}')
-        how = {"input_stream": stream, "content_type": "application/json"}
-        ask(key, headers={"X-API-Key": key, "Content-Length": "16"}, **how)
-        assert not stream.is_read, f"{operation.advice}: requestBody, which the view reads"
+        stream = mock.Mock(wraps=BytesIO(b'{"text": "Tea?"}'))
+        headers = {"X-API-Key": key, "Content-Length": "16"}
+        ask(headers=headers, input_stream=stream, content_type="application/json")
+        is_read = stream.read.called or stream.readline.called or stream.readinto.called
+        assert not is_read, f"{operation.advice}: requestBody, which the view reads"
 
 
 def test_parameters_are_described(
@@ -471,11 +457,15 @@ def pages_of_ada(app: Flask) -> list[str]:
 
 def test_page_changes_nothing_until_a_form_is_sent(app: Flask, ada: FlaskClient) -> None:
     """Browsers open pages by themselves, and other sites can make them do so."""
+    with models.db.connection_context():
+        key: ApiKey = ApiKey.get()
+    add_rows(key, "<i>", 1)
     before = snapshot()
     forms: dict[str, dict[str, str]] = {}
     for path in pages_of_ada(app):
         page = ada.get(path)
         assert page.status_code < 500, f"{path} has a bug, see the log below"
+        assert page.mimetype != "text/html" or "<i>" not in page.text, f"{path}: no |safe"
         is_kept = page.headers.get("Cache-Control") != "no-store"
         assert is_kept == (path in DESCRIPTIONS), f"{path} may be stored by a cache"
         shown = stored_secrets() & {*re.findall(r"[\w:$]+", page.text)}
