@@ -15,7 +15,7 @@ json_text = json.JSONEncoder(
 class CompactJson(DefaultJSONProvider):
     """Writes what views return in the same form; takes no options.
 
-    What is nested too deeply to be read is malformed, as for a client any other wrong JSON is.
+    It reads JSON that is nested too deeply as malformed JSON, which a view expects.
     """
 
     def dumps(self, obj: Any, **kwargs: Any) -> str:

@@ -111,7 +111,7 @@ def problem(error: HTTPException) -> Problem:
     # `error.description` could be werkzeug's, which is in the class. The headers bring Allow and
     # Retry-After.
     detail = vars(error).get("description") or ""
-    if isinstance(error, exceptions.MethodNotAllowed) and error.valid_methods:
+    if not detail and isinstance(error, exceptions.MethodNotAllowed) and error.valid_methods:
         detail = f"Use {' or '.join(sorted({*error.valid_methods} - {'HEAD', 'OPTIONS'}))}."
     return Problem(
         error.code or 500,

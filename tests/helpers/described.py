@@ -99,21 +99,22 @@ class Operation:
 
     @property
     def body(self) -> tuple[str, Any]:
-        """The type and the schema of the request's body, or nothing."""
-        if "requestBody" not in self.entry:
-            return "", {}
-        content = resolved(self.entry["requestBody"], self.description)["content"]
-        kind, media = next(iter(content.items()))
+        """The type and the schema of the request's body; "" if it has none."""
+        kind, media = self._media
         return kind, resolved(media["schema"], self.description)
 
     @property
     def example(self) -> Any:
-        if "requestBody" not in self.entry:
-            return None
-        body = resolved(self.entry["requestBody"], self.description)
-        media = next(iter(body["content"].values()))
+        """The example of the request's body."""
+        _, media = self._media
         assert "example" in media, f"{self.advice}: example of requestBody"
         return media["example"]
+
+    @property
+    def _media(self) -> tuple[str, Any]:
+        none: Any = {"content": {"": {"schema": {}, "example": None}}}
+        body = resolved(self.entry.get("requestBody", none), self.description)
+        return next(iter(body["content"].items()))
 
     def sent(self, value: Any) -> dict[str, Any]:
         """The arguments that let a test client send this body."""
