@@ -46,8 +46,8 @@ def status() -> dict[str, object]:
 @api.get("/protected/test")
 @require_api_key
 def protected_test(key: ApiKey, allowance: Allowance) -> dict[str, object]:
-    """Who called; a proxy in front of another API asks this, and passes the headers on."""
-    g.caller_headers = [
+    """Tell who called. A proxy in front of another API asks this, and passes the headers on."""
+    g.caller_headers = [  # Service adds them to the response
         ("X-Auth-Key-Id", key.id),
         ("X-Auth-User-Id", str(key.user_id)),
         ("X-Auth-Key-Type", key.type),
@@ -68,7 +68,7 @@ def protected_test(key: ApiKey, allowance: Allowance) -> dict[str, object]:
 def user_me(key: ApiKey, allowance: Allowance) -> dict[str, object]:
     owner = current_service.store.owner(key)
     if owner is None:
-        raise auth.invalid_key()  # it has ended since it was looked up
+        raise auth.invalid_key()  # the key has ended since it was looked up
     user_id, username, email, created_at, key_count = owner
     return {
         "user_id": user_id,
@@ -94,7 +94,7 @@ def usage_stats(key: ApiKey, allowance: Allowance) -> dict[str, object]:
 def create_app(settings: Settings | None = None, is_demo: bool = False) -> Service:
     """Build the application; raises SettingsError. It does not connect to the database yet.
 
-    For the demo, server/lifecycle.py creates a user with a key once the port is bound.
+    If `is_demo`, server/lifecycle.py creates a user with a key once the port is bound.
     """
     require_our_gunicorn()
     settings = settings or load()
@@ -109,7 +109,10 @@ def create_app(settings: Settings | None = None, is_demo: bool = False) -> Servi
 
 
 def __getattr__(name: str) -> Service:
-    """`app.app`, for `gunicorn app:app`: made when it is first asked for."""
+    """`app.app`, for `gunicorn app:app`.
+
+    It is made when it is first asked for, so that importing this file needs no settings.
+    """
     if name != "app":
         raise AttributeError(name)
     globals()["app"] = made = create_app()

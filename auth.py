@@ -31,8 +31,8 @@ View = Callable[..., ResponseReturnValue]  # takes a key, its Allowance, the URL
 def require_api_key(view: View | None = None, *, enforce_limit: bool = True) -> Any:
     """Call the view only with a valid key, and count the request; 429 when nothing is left.
 
-    With `enforce_limit=False`, the view is also called when nothing is left; such a request is not
-    counted. The view gets the key and its Allowance, and then the arguments of the URL.
+    The view gets the key and its Allowance, and then the arguments of the URL. If `enforce_limit`
+    is False, it is also called when nothing is left; such a request is not counted.
     """
 
     def decorate(view: View) -> View:
@@ -47,7 +47,7 @@ def require_api_key(view: View | None = None, *, enforce_limit: bool = True) -> 
 
 
 def require_key(sent_key: str | None, or_where: str = "") -> ApiKey:
-    """The row of the key that was sent; raises Problem 401 unless it is valid, or PeeweeException.
+    """The row of the key that was sent; raises Problem 401 if it is not valid, and PeeweeException.
 
     `or_where` names another place where the client may send the key.
     """
@@ -61,7 +61,10 @@ def require_key(sent_key: str | None, or_where: str = "") -> ApiKey:
 
 
 def find_key(sent_key: str) -> ApiKey | None:
-    """The row of the key, or None if the key is malformed, unknown, wrong or expired."""
+    """The row of the key, or None if the key is malformed, unknown, wrong or expired.
+
+    Any other reason to refuse a key belongs here, too: `/status` calls nothing else.
+    """
     start = KEY_START.match(sent_key)
     if not start or sent_key[-6:] != checksum(sent_key[:-6]):
         return None
@@ -74,13 +77,13 @@ def find_key(sent_key: str) -> ApiKey | None:
 def count_request(key: ApiKey, enforce_limit: bool = True) -> Allowance:
     """Count this request if something is left, and send what is left in the headers.
 
-    Raises Problem 401 if the key was just deleted, 429 if nothing was left and the limit is to be
-    enforced, and PeeweeException.
+    Raises Problem 401 if the key was just deleted, Problem 429 if nothing was left (but not if
+    `enforce_limit` is False), and PeeweeException.
     """
     allowance = current_service.store.hit(key.id, quota_of(key))
     if allowance is None:
         raise invalid_key()
-    g.allowance = allowance  # from which Service makes the headers of the response
+    g.allowance = allowance  # Service adds the headers of the limit, to a 429, too
     if enforce_limit and not allowance.accepted:
         raise rate_limited(allowance)
     return allowance

@@ -180,13 +180,14 @@ def backup(file: str) -> None:
     """Copy the SQLite database to FILE, also while the service is running."""
     if not current_service.settings.sqlite:
         fail(f"with PostgreSQL, run: {PG_DUMP}")
-    path = Path.cwd() / file  # an absolute path, which SQLite never takes for a URI
-    if os.path.lexists(path):  # a link, too, whose target might be replaced
+    path = Path.cwd() / file  # absolute, so SQLite does not mistake it for a URI
+    if os.path.lexists(path):  # `exists` is False for a broken link
         fail(f"{path} exists, and is not replaced")
-    # Beside it, under a name that backup-*.db does not match: a command may be ended at any moment.
+    # In a hidden folder beside the file, so that nothing that a killed command leaves behind could
+    # be mistaken for a backup.
     with TemporaryDirectory(prefix=".", suffix=".unfinished", dir=path.parent) as folder:
         unfinished = Path(folder) / path.name
-        unfinished.touch(mode=0o600)  # an empty file is accepted
+        unfinished.touch(mode=0o600)  # SQLite fills an empty file, and keeps its mode
         try:
             db.execute_sql("VACUUM INTO ?", (str(unfinished),))
             with unfinished.open("rb") as copy:
@@ -219,8 +220,8 @@ def read_password(from_stdin: bool) -> str:
 def print_key(make: Callable[[], tuple[ApiKey, str]]) -> None:
     """Make a key and print it; if it cannot be printed, nothing is changed.
 
-    It first waits until the output takes a line: during a transaction, a full pipe would keep
-    everybody from storing. `print` would keep what cannot be written, and fail again at the end.
+    The transaction begins only when the output can take a line: a full pipe would otherwise hold
+    the lock. `print` would keep what it could not write, and fail again at the exit.
     """
     select.select([], [sys.stdout], [])
     with transaction(), open(sys.stdout.fileno(), "w", closefd=False) as output:
@@ -228,10 +229,10 @@ def print_key(make: Callable[[], tuple[ApiKey, str]]) -> None:
 
 
 def print_rows(columns: tuple[str, ...], query: ModelSelect) -> None:
-    """Print rows with tabs, and a header on a terminal; times, named `_at`, in ISO 8601."""
+    """Print rows with tabs, and a header on a terminal; columns named `_at` are times."""
     if os.isatty(1):
         click.echo("\t".join(columns))
-    for row in query.iterator():  # which keeps none of them in memory
+    for row in query.iterator():  # keeps no row in memory
         click.echo("\t".join(format_value(name, getattr(row, name)) for name in columns))
 
 
@@ -249,7 +250,7 @@ def user_named(username: str) -> User:
 
 
 def valid_key(key_id: str) -> ApiKey:
-    """The key with this id; the beginning of a key, or all of it, will do."""
+    """The valid key with this ID; a whole key, or its beginning, is accepted, too."""
     if start := api_keys.KEY_START.match(key_id):
         key_id = start[1]
     query = ApiKey.select(ApiKey, User).join(User).where(ApiKey.id == key_id, ApiKey.valid())
@@ -264,7 +265,7 @@ def existing_tier(tier: str) -> str:
 
 
 def say(message: str) -> None:
-    """Say what was done; not on standard output, on which there are only keys and lists."""
+    """Say what was done, on standard error: standard output is for keys and lists."""
     click.echo(message, err=True)
 
 

@@ -16,9 +16,10 @@ monkey.patch_all()  # before anything else is imported, in the master, too
 from gunicorn.workers import SUPPORTED_WORKERS
 
 from server import lifecycle
-from server.log import RedactingLogger
+from server.log import RedactingLogger, protect_output
 from settings import max_connections
 
+protect_output()
 settings = lifecycle.load_settings()
 
 wsgi_app = "app:create_app()"
@@ -28,13 +29,13 @@ worker_class = "gevent"
 # With SQLite, each worker would keep its own counts, and double every limit.
 workers = 1 if settings.sqlite else settings.web_concurrency
 logger_class = RedactingLogger
-# Without query and referrer, which may hold keys.
+# No query and no referrer, because they may contain keys.
 access_log_format = '%(h)s "%(m)s %(U)s" %(s)s %(B)s %(L)ss'
 worker_connections = max_connections()
 # Long enough for thousands of WebSockets that reconnect at once, and short enough for a new client
 # that waits behind one that opens and closes connections in a loop.
 backlog = 1024
-# Seconds for which a connection may be idle, and which a header may take to arrive. Routers keep
+# How many seconds a connection may be idle, and a header may take to arrive. Routers keep
 # connections open for up to 90 s.
 keepalive = 100 if settings.proxy_hops else 5
 # gunicorn kills a worker that takes longer to stop. A stop takes less than 5 s, but more on a
@@ -42,9 +43,9 @@ keepalive = 100 if settings.proxy_hops else 5
 graceful_timeout = 20
 control_socket_disable = True  # two services of the same user would share one socket
 http_parser = "python"  # "auto" takes a less strict one where that is installed
-# Only PROXY_HOPS says whom to trust. To trust every address is safe here, because gunicorn knows no
-# forwarding headers, and HTTP/2 without TLS, which it would allow to these addresses, is off. With
-# a list of addresses, gunicorn would compare that of each client.
+# Only PROXY_HOPS says whom to trust. "*" is safe here, because gunicorn is told of no forwarding
+# headers, and HTTP/2 without TLS, which it would allow to trusted addresses, is off. With a list,
+# gunicorn would compare the address of each client.
 forwarder_headers = ""
 secure_scheme_headers: dict[str, str] = {}
 forwarded_allow_ips = "*"

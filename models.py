@@ -1,4 +1,4 @@
-"""The tables: users, their API keys and their usage; and what may be typed for each field."""
+"""The tables (users, API keys, hourly usage), and the rules for what may be typed in a field."""
 
 import re
 import time
@@ -74,7 +74,8 @@ class ApiKey(Table):
     reset = BigIntegerField(default=0, constraints=[SQL("DEFAULT 0")])
     used = BigIntegerField(default=0, constraints=[SQL("DEFAULT 0")])
 
-    VALID = "(expires_at IS NULL OR expires_at > ?)"  # `valid` for the queries of the stores
+    # One rule in three forms: for KeyStore's SQL, for peewee's queries, and for a row.
+    VALID = "(expires_at IS NULL OR expires_at > ?)"
 
     @classmethod
     def valid(cls) -> peewee.Expression:
@@ -108,7 +109,8 @@ TABLES = [User, ApiKey, HourlyUsage]
 
 MAX_PASSWORD = 256  # characters
 USERNAME = r"[A-Za-z0-9][A-Za-z0-9_.-]{1,31}"
-EMAIL = r"(?=[!-~]{3,254}$)[^@]{1,64}@[^@.]+(\.[^@.]+)+"  # ASCII: databases differ in the rest
+# Only ASCII, because SQLite's LOWER leaves other letters as they are.
+EMAIL = r"(?=[!-~]{3,254}$)[^@]{1,64}@[^@.]+(\.[^@.]+)+"
 PASSWORD = rf"[^\ud800-\udfff]{{10,{MAX_PASSWORD}}}"  # without lone surrogates
 USERNAME_HINT = (
     "Use 2 to 32 letters, digits, dots, dashes or underscores; start with a letter or digit."
@@ -123,9 +125,10 @@ FIELD_RULES = {
 
 
 class InvalidInput(ValueError):
-    """Wrong input; `errors` has a message for each wrong field, or one for the whole `key`."""
+    """Wrong input; `errors` has a message for each wrong field, or one for the `key` as a whole."""
 
     def __init__(self, **errors: str) -> None:
+        # The text that commands print, such as `username: This is already taken.`
         super().__init__(" ".join(map(": ".join, errors.items())).removeprefix("key: "))
         self.errors = errors
 

@@ -27,9 +27,8 @@ class Quota(NamedTuple):
     def window_ends(self, now: float) -> tuple[int, int]:
         """The end of the window by this clock, and by a clock that is CLOCK_SKEW ahead.
 
-        A row that has either of them was written in the current window. So clocks that differ by
-        less than CLOCK_SKEW, and by less than a window, open no window twice, and neither does a
-        clock that is set back by so little.
+        A row that has either of them was written in the current window. So no window begins twice
+        as long as clocks differ, or are set back, by less than CLOCK_SKEW and less than a window.
         """
         skew = min(CLOCK_SKEW, self.seconds)
         return window_end(now, self.seconds), window_end(now + skew, self.seconds)
@@ -92,6 +91,21 @@ def parse_quotas(text: str) -> dict[str, Quota]:
     if DEFAULT_TIER not in quotas:
         raise ValueError(f"tier {DEFAULT_TIER!r} is missing")
     return quotas
+
+
+def tiers_for_users(quotas: dict[str, Quota]) -> dict[str, Quota]:
+    """The tiers that users may choose for a key; DEFAULT_TIER is first.
+
+    Neither their number of requests nor their average rate is higher than that of DEFAULT_TIER.
+    """
+    default = quotas[DEFAULT_TIER]
+    allowed = {
+        tier: quota
+        for tier, quota in quotas.items()
+        if quota.limit <= default.limit
+        and quota.limit * default.seconds <= default.limit * quota.seconds
+    }
+    return {DEFAULT_TIER: default} | allowed
 
 
 class Limiter:

@@ -68,18 +68,26 @@ def _database(url: str) -> Path | str:
 
 
 def _postgres(url: str) -> str:
-    """The URL, if libpq can read it. No error quotes a part of it: that might be the password."""
+    """The URL, if libpq can read it.
+
+    An error quotes no part of the URL that might be a part of the password.
+    """
     try:
         from psycopg import ProgrammingError, conninfo  # the driver is optional
     except ImportError:
         raise ValueError(NEEDS_DRIVER) from None
-    with suppress(ProgrammingError, UnicodeError):
+    try:
         parts = conninfo.conninfo_to_dict(url)
-        # A password with an unescaped @, / or ? ends up in one of these, which libpq's errors
-        # quote: of user:pass@word@host, `word@host` would be the host.
+        # libpq's errors quote these parts. If the password has an unescaped @, / or ?, one of them
+        # contains a piece of it: for user:pass@word@host, the host is `word@host`.
         host, port, name = (str(parts.get(part, "")) for part in ("host", "port", "dbname"))
         if "@" not in host + name and re.fullmatch("[0-9,]*", port):
             return url
+    except (ProgrammingError, UnicodeError) as error:
+        unknown = re.match(r'invalid URI query parameter: "\w+"', str(error))
+        # The rest of the URL must be right, too: in `user:pass?word=1`, `word` is no parameter.
+        if unknown and "@" not in url.partition("?")[2] and _postgres(url.partition("?")[0]):
+            raise ValueError(unknown[0]) from None
     raise ValueError(f"must be {URL_FORMS}")
 
 
@@ -95,7 +103,9 @@ class Settings:
     database_url: Path | str = setting("sqlite:///demo.db", _database)
     port: int = setting("8000", partial(_whole, low=1, high=65535))
     secret_key: str | None = setting("", _secret)
-    rate_limits: dict[str, Quota] = setting("free=1000/hour,pro=10000/hour", parse_quotas)
+    rate_limits: dict[str, Quota] = setting(
+        "free=1000/hour,pro=10000/hour,tiny=5/minute", parse_quotas
+    )
     max_sockets: int = setting("5000", _whole)
     max_sockets_per_caller: int = setting("100", _whole)
     signups: bool = setting("open", _is_open)

@@ -11,21 +11,21 @@ from models import DEFAULT_TYPE, PREFIXES, ApiKey, Changed, InvalidInput, User, 
 from storage.transactions import transaction
 
 BASE62 = digits + ascii_letters
-KEY_START = re.compile(f"(?:{'|'.join(PREFIXES.values())})([{BASE62}]{{8}})")  # with the ID
-MAX_KEYS = 50  # of one user, with those that were rotated and are in their grace period
+KEY_START = re.compile(f"(?:{'|'.join(PREFIXES.values())})([{BASE62}]{{8}})")  # group 1: the ID
+MAX_KEYS = 50  # of one user, including rotated keys in their grace period
 GRACE_SECONDS = 86400  # how long a rotated key stays valid
 KEY_IS_GONE = "There is no such key: it was revoked, or has expired."
 INHERITED = ("user_id", "name", "type", "tier", "reset", "used")  # by the successor of a key
 
 
 class AlreadyMade(Exception):
-    """A form was sent again; the argument is the key that it has made, which still exists."""
+    """A form was sent again; the argument is the key that it made, which is still valid."""
 
 
 def create_key(
     user: User, name: str, type: str = DEFAULT_TYPE, **columns: Any
 ) -> tuple[ApiKey, str]:
-    """Store a new key; the second value is the key itself, which is stored nowhere.
+    """Store a new key; returns its row, and the key itself, which is stored nowhere.
 
     Other columns may be given: `tier`, `expires_at`, `nonce`. Raises InvalidInput, Changed, and
     AlreadyMade if the user has a key with this nonce.
@@ -42,13 +42,14 @@ def create_key(
 def rotate_key(
     user: User, key_id: str, grace_seconds: int = GRACE_SECONDS
 ) -> tuple[ApiKey, ApiKey, str]:
-    """Store a successor to a key of the user; returns the old key, and then as `create_key`.
+    """Store a successor to a key of the user; returns both rows, and the new key itself.
 
-    It has the same name, type, tier and lifetime, and goes on with the window as it was last saved.
-    The old key ends after the grace period, or earlier by itself. Raises InvalidInput and Changed.
+    The successor has the same name, type, tier and lifetime, and goes on with the window as it was
+    last saved. The old key ends after the grace period, or when it expires, if that is earlier.
+    Raises InvalidInput and Changed.
     """
     with transaction(user):
-        # Before it is read: this locks the row, so what is read stays as it is.
+        # The update comes before the read, because it locks the row.
         is_own = (ApiKey.id == key_id) & (ApiKey.user == user)
         is_live = is_own & ApiKey.valid() & ApiKey.rotated_at.is_null()
         if not ApiKey.update(rotated_at=now()).where(is_live).execute():

@@ -1,4 +1,4 @@
-"""Hashing and verifying passwords with scrypt, in a thread of its own."""
+"""Hashing and verifying passwords with scrypt, in a separate thread."""
 
 from collections.abc import Callable
 from functools import cache

@@ -13,7 +13,7 @@ TAKEN = "This is already taken."
 
 
 def check_not_taken(username: str, email: str) -> None:
-    """Raises InvalidInput if the name or the address belongs to a user; cheaper than a hash."""
+    """Raises InvalidInput if a user has this name or address; cheaper than hashing in vain."""
     for field, text in {"username": username, "email": email}.items():
         if find_user(text):
             raise InvalidInput(**{field: TAKEN})
@@ -49,9 +49,10 @@ def find_user(name: str) -> User | None:
 
 @contextmanager
 def _taken_is_invalid() -> Iterator[None]:
-    """Raises InvalidInput when the name or the address belongs to another user."""
+    """Raises InvalidInput if another user has this name or address."""
     try:
         yield
     except IntegrityError as error:
-        field = "email" if "email" in reason_of(error) else "username"  # the index is user_email
+        # The reason names the index: user_email or user_username.
+        field = "email" if "email" in reason_of(error) else "username"
         raise InvalidInput(**{field: TAKEN}) from None

@@ -1,4 +1,4 @@
-"""Compare GET /api/v1/protected/test with /demo/year, /user/me, many keys, and three rivals.
+"""Compare /api/v1/protected/test with /demo/year, /user/me, the console, many keys, and rivals.
 
 A ratio compares the processor time of a request with that of /protected/test with one key. What
 /demo/year takes less, for the same request, is what a key, a count, and the limit's headers cost.
@@ -47,7 +47,7 @@ def main() -> None:
             rate = large.measure()[1]
             large.measure(1 + 1.2 * options.used / rate)  # until all used keys have been seen
             cases += [single, large]
-            for path in (YEAR, ME):
+            for path in (YEAR, ME, "/"):
                 cases.append(Case(f"{name}, {path}", one, keys, of=single, path=path))
         database = f"{cases[0].server.folder}/service.db"
         for name, command in RIVALS.items():

@@ -20,11 +20,11 @@ sys.path[:0] = [str(HERE.parent), str(HERE.parent / "tests")]
 from helpers.server import Server  # noqa: E402
 
 BROWSERS = ["chromium", "chromium-browser", "google-chrome"]
-SIZE = ViewportSize(width=960, height=1180)
+SIZE = ViewportSize(width=960, height=480)  # README shows it 300 pixels high
 SHOWN = [
     "static/app.css",
     "static/app.js",
-    *(f"templates/{n}.html" for n in ("console", "layout", "parts")),
+    *(f"templates/{n}.html" for n in ("console", "layout", "parts", "reference")),
 ]
 
 
@@ -64,7 +64,8 @@ def try_console(page: Any, key: str) -> None:
     page.get_by_role("button", name="Try it: /api/v1/protected/test").click()
     page.get_by_text("200 OK").wait_for()
     page.mouse.move(0, 0)  # no button under the pointer
-    page.evaluate("document.activeElement.blur(), scrollTo(0, 270)")  # to the field
+    page.locator("[data-path$='/protected/test']").evaluate("card => card.scrollIntoView()")
+    page.evaluate("document.activeElement.blur()")
     page.wait_for_timeout(300)
 
 

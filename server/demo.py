@@ -32,7 +32,7 @@ def main() -> None:
     settings = load()
     refuse_used_port(settings.port)
     os.environ["SECRET_KEY"] = settings.secret_key or secrets.token_hex()
-    # gunicorn reads it, too, and an empty one would end it with a traceback.
+    # gunicorn reads this variable, too; an empty one would end it with a traceback.
     os.environ["WEB_CONCURRENCY"] = str(settings.web_concurrency)
     gunicorn = [sys.executable, "-m", "gunicorn", "--bind", f"127.0.0.1:{settings.port}"]
     os.execv(sys.executable, [*gunicorn, "app:create_app(is_demo=True)"])
@@ -52,9 +52,9 @@ def refuse_used_port(port: int) -> None:
 
 
 def welcome(port: int) -> None:
-    """On an empty database, create a user with a key and print them; if that fails, neither.
+    """On an empty database, create a user with a key, and print how to use them.
 
-    Otherwise, say how to get in again.
+    If they cannot be printed, nothing is created. If there are users, say how to get in again.
     """
     try:
         with db.connection_context():

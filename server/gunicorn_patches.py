@@ -13,7 +13,20 @@ from service.headers import API_HEADERS
 from service.problems import Problem
 
 HEADER_BYTES = 32_768  # of a request's header
-DETAIL_CHARACTERS = 100  # of the answer to a request that gunicorn cannot parse
+MALFORMED = "The request is malformed."
+REASONS = {  # why gunicorn refuses a request
+    "ExpectationFailed": "The only expectation that is met is 100-continue.",
+    "InvalidHTTPVersion": "The version of HTTP is not supported; use HTTP/1.1.",
+    "InvalidHeader": "A header is malformed.",
+    "InvalidHeaderName": "The name of a header is malformed.",
+    "InvalidRequestLine": "The first line of the request is malformed.",
+    "InvalidRequestMethod": "The method is malformed.",
+    "LimitRequestHeaders": "The headers are too large.",
+    "LimitRequestLine": "The first line of the request is too long.",
+    "NoMoreData": "The request is incomplete.",
+    "ObsoleteFolding": "A header has several lines.",
+    "UnsupportedTransferCoding": "The only transfer coding that is supported is chunked.",
+}
 
 
 def patch_gunicorn(cfg: Any) -> None:
@@ -28,15 +41,19 @@ def patch_gunicorn(cfg: Any) -> None:
     # arrives. It sets that limit for each request, which this property ignores.
     http.message.Message.max_buffer_headers = property(lambda _: HEADER_BYTES, lambda *_: None)
     util.write_error = write_error
+    # gunicorn logs the text of these errors, which quotes passwords and cookies.
+    for error in (http.errors.NoMoreData, *http.errors.ParseException.__subclasses__()):
+        error.__str__ = lambda self: REASONS.get(type(self).__name__, MALFORMED)
 
 
 def write_error(sock: Any, status: int, reason: str, message: str) -> None:
-    """Answer a request that gunicorn cannot parse with a problem, in which little of it is quoted.
+    """Answer a request that gunicorn cannot parse with a problem.
 
     gunicorn's own function of this name sends HTML, and from Python 3.14 on a malformed header.
+    Some of its messages are like this: Invalid Method 'The method is malformed.'
     """
-    problem = Problem(status, detail=message[:DETAIL_CHARACTERS], headers=dict(API_HEADERS))
-    response = problem.get_response()
-    response.headers["Connection"] = "close"
+    detail = message.rstrip("'").rpartition("'")[2]
+    headers = {**dict(API_HEADERS), "Connection": "close", "Date": util.http_date()}
+    response = Problem(status, detail=detail, headers=headers).get_response()
     header = f"HTTP/1.1 {response.status}\r\n{response.headers}"  # which ends in an empty line
     util.write_nonblock(sock, header.encode() + response.data)

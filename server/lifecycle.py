@@ -30,8 +30,8 @@ log.addFilter(once_per_minute)
 MAX_ACCEPT = 16  # new connections that are accepted before others have their turn
 KERNEL_BYTES = 65_536  # size of the kernel's buffers for input and output of a connection
 SAVE_SECONDS = 0.5  # between two saves
-# gunicorn takes up to 1 s to notice a stop. Requests then have GRACEFUL_SECONDS; ending idle
-# connections takes 1 s, the last save 1 s: together less than the graceful_timeout of the master.
+# gunicorn takes up to 1 s to notice a stop. Then requests have GRACEFUL_SECONDS, ending idle
+# connections takes 1 s, and the last save 1 s. That is less than the master's graceful_timeout.
 GRACEFUL_SECONDS = 1
 
 
@@ -72,7 +72,7 @@ class Master:
 
 @contextmanager
 def serving(worker: GeventWorker, service: Service) -> Iterator[None]:
-    """Run what a worker does beside its requests; inside, the worker serves until a stop."""
+    """Run what a worker does beside requests; inside this context, it serves until a stop."""
     signals.handle_in_worker(worker.handle_exit)
     for listener in worker.sockets:
         for option in (socket.SO_RCVBUF, socket.SO_SNDBUF):  # else the kernel may keep 6 MiB
@@ -114,7 +114,7 @@ def flush(service: Service) -> None:
     for step in (store.save, lambda: sockets.close_ended(store.ended_digests)):
         try:
             step()
-        except Exception as error:  # of any kind, or nothing would be saved any more
+        except Exception as error:  # of any kind: otherwise this greenlet would end
             if is_outage(error):
                 log_outage(error)
             else:

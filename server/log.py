@@ -1,9 +1,17 @@
-"""The log: gunicorn's own, without API keys, and with the lines of the service."""
+"""What the service prints: gunicorn's log and its own, without API keys, and without waiting."""
 
+import io
 import logging
+import os
 import re
-from typing import Any
+import stat
+import sys
+import textwrap
+from contextlib import suppress
+from select import PIPE_BUF, POLLOUT
+from typing import Any, TextIO
 
+from gevent.monkey import get_original
 from gunicorn.glogging import Logger
 
 from models import PREFIXES
@@ -11,24 +19,73 @@ from models import PREFIXES
 PREFIX = "|".join(map(re.escape, PREFIXES.values()))
 # An API key, and whatever follows a percent escape, because it may be an encoded key.
 SECRET = re.compile(rf"({PREFIX}|api_key=|%[0-9a-f]{{2}})[^\s&'\"]+", re.IGNORECASE)
-LINE_CHARACTERS = 1000  # longer lines are truncated
+LINE_CHARACTERS = 1000  # longer lines are cut off, or a client could fill the disk
 CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
+# gevent's own would let other greenlets run, even in the middle of a transaction.
+poll = get_original("select", "poll")
 
 
-class RedactingFormatter(logging.Formatter):
-    """Redacts every line: gunicorn quotes request lines that it cannot parse.
+class Output(io.TextIOWrapper):
+    """Writes redacted lines to a file, pipe or terminal, and neither fails nor waits.
 
-    Control characters are removed before that: they might break a key, or begin a forged line in
-    a message. Long lines are cut off, or a client could fill the disk with them.
+    What cannot be written at once is lost, because requests and stops must not depend on a full
+    disk, or on a reader that has ended or pauses. An empty line follows what was lost.
     """
 
-    def format(self, record: logging.LogRecord) -> str:
-        lines = [CONTROL.sub("", line) for line in super().format(record).split("\n")]
-        return "\n".join(SECRET.sub(r"\1[redacted]", line)[:LINE_CHARACTERS] for line in lines)
+    def __init__(self, stream: TextIO) -> None:
+        file = io.FileIO(open_again(stream.fileno()), "w")
+        super().__init__(file, stream.encoding, "backslashreplace")
+        self._lost = b""
+
+    def write(self, text: str) -> int:
+        lines = "\n".join(map(redact, text.split("\n")))
+        data = self._lost + lines.encode(self.encoding, "backslashreplace")
+        with suppress(OSError, ValueError):  # ValueError: it was closed
+            room = poll()
+            room.register(self, POLLOUT)
+            while data and room.poll(0):
+                # If there is any room in a pipe, there is room for PIPE_BUF bytes.
+                data = data[os.write(self.fileno(), data[:PIPE_BUF]) :]
+        self._lost = b"\n" if data else b""
+        return len(text)
+
+
+def open_again(number: int) -> int:
+    """Open the same pipe or terminal without waiting.
+
+    Other programs have the given one open, too, and would not expect O_NONBLOCK. Sockets, and pipes
+    of another user, cannot be opened again.
+    """
+    if not stat.S_ISREG(os.fstat(number).st_mode):  # a file would get a second position
+        with suppress(OSError):
+            return os.open(f"/dev/fd/{number}", os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY)
+    return os.dup(number)
+
+
+def redact(line: str) -> str:
+    """Remove control characters, which might break up a key, then keys; cut off a long line."""
+    return SECRET.sub(r"\1[redacted]", CONTROL.sub("", line))[:LINE_CHARACTERS]
+
+
+def protect_output() -> None:
+    """Send everything that this process prints through an Output."""
+    logging.raiseExceptions = False  # or it would print the arguments of a line that failed
+    sys.stdout = sys.stdout and Output(sys.stdout)  # None if it is closed
+    sys.stderr = sys.stderr and Output(sys.stderr)
+
+
+class LineFormatter(logging.Formatter):
+    """Begins no second line with what a client sent, which could be a forged one."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:
-        """A message is one line, of which `format` removes the other control characters."""
-        return super().formatMessage(record)[:LINE_CHARACTERS].replace("\n", "")
+        """A message is one line. A line break becomes a space, unless it breaks up a key."""
+        message = super().formatMessage(record)[:LINE_CHARACTERS]
+        breaks_key = "\n" in message and SECRET.search(CONTROL.sub("", message))
+        return message.replace("\n", "" if breaks_key else " ")
+
+    def formatException(self, ei: Any) -> str:
+        """The text of an exception may have several lines, too: indent them."""
+        return textwrap.indent(super().formatException(ei), "  ")
 
 
 class RedactingLogger(Logger):
@@ -36,9 +93,18 @@ class RedactingLogger(Logger):
 
     def setup(self, cfg: Any) -> None:
         super().setup(cfg)
-        for handler in self.error_log.handlers + self.access_log.handlers:
-            handler.setFormatter(RedactingFormatter(self.error_fmt, self.datefmt))
+        self._adapt_handlers()
         logging.root.handlers = list(self.error_log.handlers)
-        logging.root.setLevel(self.loglevel)
-        # At level DEBUG, peewee would log password hashes and addresses.
-        logging.getLogger("peewee").setLevel(logging.INFO)
+        # At level DEBUG, packages log password hashes and addresses.
+        logging.root.setLevel(max(self.loglevel, logging.INFO))
+
+    def reopen_files(self) -> None:
+        super().reopen_files()
+        self._adapt_handlers()
+
+    def _adapt_handlers(self) -> None:
+        for handler in self.error_log.handlers + self.access_log.handlers:
+            handler.setFormatter(LineFormatter(self.error_fmt, self.datefmt))
+            if hasattr(handler, "baseFilename"):  # a FileHandler
+                with handler.stream as file:
+                    handler.setStream(Output(file))

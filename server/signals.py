@@ -5,7 +5,8 @@ import signal
 from typing import Any
 
 STOPS = (signal.SIGINT, signal.SIGQUIT)  # these stop the service as SIGTERM does
-IGNORES_HANGUP = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN  # it was started with nohup
+# Whether the service was started with nohup; read before gunicorn sets its own handler.
+IGNORES_HANGUP = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
 
 
 def handle_in_master(serves_alone: bool) -> None:
@@ -25,9 +26,9 @@ def terminate(*_: object) -> None:
 
 
 def handle_in_worker(stop: Any) -> None:
-    """Let Ctrl-C stop a worker like SIGTERM; a terminal sends it to all processes.
+    """Stop a worker at SIGINT and SIGQUIT, too: a terminal sends these to all processes.
 
-    It also sends them a hangup, but the master decides what that means.
+    A terminal that is closed sends SIGHUP to all processes; the master decides what that means.
     """
     for number in STOPS:
         signal.signal(number, stop)

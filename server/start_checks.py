@@ -10,6 +10,7 @@ from settings import HERE, SettingsError
 
 def require_our_gunicorn() -> None:
     """Raises SystemExit under `flask run`, and under gunicorn without gunicorn.conf.py."""
+    # gunicorn.conf.py imports server.lifecycle, and this app does not.
     if "gunicorn.arbiter" in sys.modules and "server.lifecycle" not in sys.modules:
         file = HERE / "gunicorn.conf.py"
         click.echo(f"gunicorn needs its settings: --config {file}", err=True)

@@ -67,7 +67,7 @@ class Worker(GeventWorker):
         finally:
             if is_last:
                 half_close(sock)
-        sock.settimeout(None)
+        sock.settimeout(None)  # gunicorn limits the wait for the next request itself
         gevent.sleep(TURN_SECONDS)
 
     def handle_error(self, req: Any, client: Any, addr: Any, exc: BaseException) -> None:
@@ -76,6 +76,6 @@ class Worker(GeventWorker):
         A stop ends idle connections with GreenletExit, which is not an error.
         """
         if req:
-            req.uri = req.path
+            req.uri = req.path  # gunicorn logs the URI
         if not isinstance(exc, gevent.GreenletExit):
             super().handle_error(req, client, addr, exc)

@@ -9,7 +9,7 @@ from werkzeug.routing import MapAdapter
 from service.client_address import trust_routers
 from service.headers import API_HEADERS, is_api, limit_headers
 from service.json_text import CompactJson
-from service.request_checks import SOCKETS, check_request
+from service.request_checks import SOCKETS, BoundedRequest, check_request
 from settings import Settings
 from storage.backend import backend
 from storage.key_store import KeyStore
@@ -18,6 +18,7 @@ from storage.key_store import KeyStore
 class Service(Flask):
     """A Flask application with its settings, and with the store of keys and counts."""
 
+    request_class = BoundedRequest
     json_provider_class = CompactJson
 
     def __init__(self, name: str, settings: Settings, is_demo: bool = False) -> None:
@@ -27,7 +28,7 @@ class Service(Flask):
         self.store: KeyStore = backend(settings).key_store(settings.database_url)
         self.secret_key = settings.secret_key
         self.before_request(check_request)
-        self.url_map.merge_slashes = False  # or it would redirect to the address in the Host header
+        self.url_map.merge_slashes = False  # or Flask would redirect to whatever Host says
 
     def wsgi_app(self, environ: dict[str, Any], start_response: Any) -> Any:
         """Find the client behind routers, and add the headers of the API to its responses.
@@ -35,6 +36,7 @@ class Service(Flask):
         Adding them in `after_request` would cost 20 µs.
         """
 
+        # Flask calls this inside the context of the request, so `g` is still there.
         def start(status: str, headers: list[tuple[str, str]], *args: Any) -> Any:
             limit = limit_headers(g.allowance) if "allowance" in g else []
             caller = g.get("caller_headers", [])
@@ -52,7 +54,7 @@ class Service(Flask):
             return super().create_url_adapter(request)
         environ = request.environ
         scheme = environ["wsgi.url_scheme"]
-        if request.path.startswith(SOCKETS):  # whose handshake is checked later
+        if request.path.startswith(SOCKETS):  # werkzeug finds their routes only with this scheme
             scheme = scheme.replace("http", "ws")
         adapter = self.url_map.bind(
             "",
@@ -62,7 +64,8 @@ class Service(Flask):
             path_info=request.path,
             query_args=environ["QUERY_STRING"],
         )
-        adapter.server_name = environ.get("HTTP_HOST") or environ["SERVER_NAME"]  # as it was sent
+        # As it was sent; only a redirect to a path with a final slash uses it.
+        adapter.server_name = environ.get("HTTP_HOST") or environ["SERVER_NAME"]
         return adapter
 
 

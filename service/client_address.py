@@ -1,4 +1,4 @@
-"""Which client sent a request: its address, behind routers, too."""
+"""Which client sent a request: its address, also behind routers."""
 
 import re
 from ipaddress import IPv6Address, ip_address
@@ -11,7 +11,7 @@ def trust_routers(environ: dict[str, Any], hops: int) -> None:
     """Take the client's address and scheme from what the routers in front have appended.
 
     The entries are counted from the end, because a client can send anything before them. (The
-    ProxyFix of werkzeug parses them all, and none if a quote is not closed.)
+    ProxyFix of werkzeug would parse all of them, and none if a quote is not closed.)
     """
     entries = environ.get("HTTP_X_FORWARDED_FOR", "").rsplit(",", hops)[-hops:]
     if len(entries) == hops and (address := entries[0].strip()):
@@ -24,8 +24,8 @@ def trust_routers(environ: dict[str, Any], hops: int) -> None:
 def client_network(address: str | None) -> str:
     """The address; for IPv6 its /64 network, because a single customer usually has all of it.
 
-    All clients without a valid address count as one: a Unix socket has none, and a client might
-    write another text for each request into a header.
+    All clients without a valid address count as one: clients of a Unix socket have none, and a
+    client might send another text in a header with each request.
     """
     try:
         found = ip_address(WITH_PORT.sub(r"\1\2", address or ""))

@@ -18,7 +18,7 @@ def half_close(sock: Any) -> None:
     """Close our side, then discard input until the client closes its side, or CLOSE_SECONDS end.
 
     If input were left unread at the close, the kernel would reset the connection, and the client
-    might lose what was sent last (RFC 9112 part 9.6). A lost connection raises nothing.
+    might lose what was sent last (RFC 9112 part 9.6). Raises nothing if the connection is lost.
     """
     with suppress(OSError), gevent.Timeout(CLOSE_SECONDS, False):  # False: raises nothing
         sock.shutdown(socket.SHUT_WR)

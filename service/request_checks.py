@@ -1,14 +1,45 @@
-"""What is checked of each request, before a view is called."""
+"""What is checked of each request: before a view is called, and when a view reads the body."""
 
-from flask import Response, current_app, request
+from io import BytesIO
+from typing import IO
+
+import gevent
+from flask import Request, Response, current_app, request
 from flask.typing import ResponseReturnValue
+from gunicorn.http.errors import ParseException
 from werkzeug.exceptions import abort
+from werkzeug.utils import cached_property
 
 from service.headers import PREFLIGHT, is_api
 
 SOCKETS = "/api/v1/ws/"  # under which all paths are WebSockets
-MAX_BODY_BYTES = 16 * 1024  # forms are small, and so is what the API takes
+MAX_BODY_BYTES = 16 * 1024
+BODY_SECONDS = 10  # for a body to arrive, in total
 MAX_HOST_BYTES = 255  # RFC 1035 part 2.3.4
+
+
+class BoundedRequest(Request):
+    """A request whose body is small and arrives in time, whether or not its length is announced."""
+
+    @cached_property
+    def stream(self) -> IO[bytes]:
+        """All of the body. `form`, `get_json` and `get_data` read it here, when a view asks.
+
+        Raises RequestEntityTooLarge (413), RequestTimeout (408), or BadRequest (400) for a body
+        that is malformed or incomplete.
+        """
+        try:
+            with gevent.Timeout(BODY_SECONDS, TimeoutError()):
+                body = self.environ["wsgi.input"].read(MAX_BODY_BYTES + 1)
+        except TimeoutError:
+            abort(408)
+        except (ConnectionError, ParseException):
+            abort(400)
+        if len(body) > MAX_BODY_BYTES:
+            abort(413)
+        if len(body) < (self.content_length or 0):  # the connection broke
+            abort(400)
+        return BytesIO(body)
 
 
 def check_request() -> ResponseReturnValue | None:
@@ -21,8 +52,7 @@ def check_request() -> ResponseReturnValue | None:
     is_bad = is_missing or len(host) > MAX_HOST_BYTES
     if is_bad and not request.path.startswith(SOCKETS):  # a bad handshake has an error of its own
         abort(400)
-    length = int(environ.get("CONTENT_LENGTH") or 0)
-    if length > MAX_BODY_BYTES or "HTTP_TRANSFER_ENCODING" in environ:  # of unknown length
+    if int(environ.get("CONTENT_LENGTH") or 0) > MAX_BODY_BYTES:
         abort(413)
     if request.method == "OPTIONS" and is_api(request.path):
         return preflight()

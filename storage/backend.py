@@ -10,7 +10,7 @@ from storage.key_store import KeyStore
 
 
 class Backend(NamedTuple):
-    """What a database brings; each is called with `settings.database_url`."""
+    """The classes for a database; each is called with `settings.database_url`."""
 
     key_store: Callable[[Any], KeyStore]  # for the API
     page_database: Callable[[Any], Database]  # for pages

@@ -16,12 +16,12 @@ log = logging.getLogger(__name__)
 
 CACHE_SECONDS = 0.5  # how long a row that was found is remembered
 # How many rows a query names at most; SQLite before 3.32 allows 999. Each save also deletes up to
-# this many old rows, in 5 ms. That is 1,000 a second; a million keys in use make 280 rows.
+# this many old rows, in 5 ms: 1,000 a second, while a million keys in use add 280.
 MAX_ROWS = 500
 # These queries are SQL, because peewee would take too long to build them.
 COLUMNS = ApiKey._meta.columns
 FIND = f"SELECT {', '.join(COLUMNS)} FROM api_key WHERE id = ?"
-# A join, and no subquery that counts, because Citus refuses that.
+# A join instead of a subquery that counts, because Citus refuses that.
 OWNER = f"""SELECT "user".id, username, email, "user".created_at, count(*)
     FROM "user" JOIN api_key ON api_key.user_id = "user".id WHERE {ApiKey.VALID} AND "user".id = ?
     GROUP BY "user".id, username, email, "user".created_at"""
@@ -93,7 +93,7 @@ class KeyStore(ABC):
     def save(self) -> None:
         """Save what was counted, and delete old rows.
 
-        If nothing was counted, the database is not asked: it may sleep.
+        If nothing was counted, the database is not asked, so that it can sleep.
         """
 
     def delete_old_rows(self) -> None:

@@ -1,4 +1,4 @@
-"""A database that cannot be used: which errors are an outage, and what is logged of it."""
+"""A database that cannot be used: which errors are an outage, and how it is logged."""
 
 import logging
 import sqlite3
@@ -9,6 +9,7 @@ from peewee import OperationalError
 log = logging.getLogger(__name__)
 
 QUIET_SECONDS = 60
+# SQLite's errors in an outage. Any other error is a mistake in the statement.
 SQLITE_OUTAGES = {
     sqlite3.SQLITE_PERM,
     sqlite3.SQLITE_BUSY,
@@ -24,13 +25,13 @@ SQLITE_OUTAGES = {
 }
 # PostgreSQL's classes of mistakes: values that do not fit, broken constraints, wrong statements.
 MISTAKES = ("22", "23", "42")
-NO_PRIVILEGE = "42501"  # of class 42, but somebody has changed the rights of the role
+NO_PRIVILEGE = "42501"  # class 42, but not a mistake: the rights of the role were changed
 
 _quiet_until: dict[str, float] = {}  # by the template of a line
 
 
 def once_per_minute(record: logging.LogRecord) -> bool:
-    """A filter for a logger: an outage fails many requests, and all of them for the same reason."""
+    """A filter that passes a message once a minute: one outage makes many requests fail."""
     now = time.monotonic()
     passes = now >= _quiet_until.get(record.msg, 0.0)
     if passes:
@@ -49,6 +50,7 @@ def is_outage(error: Exception) -> bool:
     """
     original = getattr(error, "orig", None)  # of sqlite3 or psycopg, kept by peewee
     if isinstance(original, sqlite3.Error):
+        # An error of Python's module, such as a wrong number of values, has no code.
         code = getattr(original, "sqlite_errorcode", sqlite3.SQLITE_MISUSE)
         return code & 0xFF in SQLITE_OUTAGES  # the rest of the number is a detail
     if state := getattr(original, "sqlstate", None):

@@ -9,9 +9,11 @@ import logging
 import time
 from collections import Counter
 from contextlib import nullcontext, suppress
+from select import POLLIN
 from typing import Any
 
 from gevent.lock import BoundedSemaphore
+from gevent.monkey import get_original
 from peewee import DatabaseError, OperationalError, PostgresqlDatabase
 from psycopg import Connection, Error
 from psycopg import OperationalError as PsycopgOperationalError
@@ -26,15 +28,35 @@ from storage.window_sql import HIT
 
 CONNECTION_SECONDS = 1.3  # how long a request waits for a connection
 ANSWER_SECONDS = 0.5  # how long the answer to a statement may take
+SAVE_CONNECTION_SECONDS = 0.5  # how long a save waits for one; less, because a stop waits for it
 CONNECT_SECONDS = 2  # the time to connect to each address; the least that libpq allows
 SHRINK_SECONDS = 7  # between closing two idle connections of a pool
 KEY_CONNECTIONS = 7  # of each process, for keys
 PAGE_CONNECTIONS = 3  # of each process, for pages
 LOOK_UPS = 3  # of the connections for keys, how many look keys up; the others are left to hits
 MAX_WAITING = 500  # requests that wait; a pool keeps those that gave up, too: `get_connection`
-# A statement that was given up ends on the server, too, and does not keep its connection there.
-SESSION = f"set_config('statement_timeout', '{int(1000 * ANSWER_SECONDS)}', false)"
-NO_SYNC = ", set_config('synchronous_commit', 'off', false)"  # no count waits for the disk
+# What each session sets, because a role or a database may have other defaults. At a stricter
+# isolation level, PostgreSQL refuses a hit that waited for another hit of the same key.
+SESSION = {
+    "default_transaction_isolation": "read committed",
+    "statement_timeout": "0",
+    "lock_timeout": "0",
+    "transaction_timeout": "0",
+    "idle_session_timeout": "0",  # a command may wait for a password to be typed
+}
+# What a start checks. An operator's limit on idle transactions stays, as it ends those of a client
+# that is gone; and whether sessions are read-only shows that a server is no longer the primary.
+NEEDED = SESSION | {
+    "server_encoding": "UTF8",
+    "default_transaction_read_only": "off",
+    "idle_in_transaction_session_timeout": "0",
+}
+# A time limit that is longer than a request waits is no reason to refuse a start.
+UNMET = f"""SELECT name, setting, needed
+    FROM pg_settings JOIN unnest(%s::text[], %s::text[]) AS wanted (name, needed) USING (name)
+    WHERE setting <> needed
+    AND CASE unit WHEN 'ms' THEN setting::int < {1000 * ANSWER_SECONDS} ELSE true END"""
+NEW_DATABASE = "CREATE DATABASE ... LOCALE 'C' ENCODING 'UTF8' TEMPLATE template0"
 # A COMMIT waits for the disk, whatever was set for the session. On a Citus cluster, a transaction
 # may change "user", which all nodes have, after the keys.
 BEGIN = """BEGIN; SET LOCAL synchronous_commit = on;
@@ -42,6 +64,7 @@ BEGIN = """BEGIN; SET LOCAL synchronous_commit = on;
 ADD_HOUR = """INSERT INTO hourly_usage (hour, key_id, requests)
     SELECT %s, * FROM unnest(%s::text[], %s::bigint[])
     ON CONFLICT (hour, key_id) DO UPDATE SET requests = hourly_usage.requests + excluded.requests"""
+new_poll = get_original("select", "poll")  # gevent's would let other greenlets run
 
 # The pool says why it cannot connect only to this logger, at each attempt.
 pool_log = logging.getLogger("psycopg.pool")
@@ -61,44 +84,51 @@ class TimedConnection(Connection[Any]):
 
 
 def options(url: str) -> dict[str, Any]:
-    """Connection options that the URL does not set. Of several hosts, the primary is used."""
-    defaults = {"connect_timeout": CONNECT_SECONDS, "target_session_attrs": "read-write"}
-    return {name: defaults[name] for name in defaults.keys() - conninfo_to_dict(url).keys()}
+    """The connection options: those of the URL, and ours."""
+    return {
+        "connect_timeout": CONNECT_SECONDS,
+        "target_session_attrs": "read-write",  # of several hosts, the primary is used
+        **conninfo_to_dict(url),
+        "client_encoding": "UTF8",
+    }
 
 
-def connection_pool(url: str, size: int, session: str) -> ConnectionPool[TimedConnection]:
-    """A pool that has to be opened. What each of its options is for:
+def set_session(connection: Connection[Any], settings: dict[str, str]) -> None:
+    """Change settings of the session, but not behind a pooler.
 
-    - `connection_class`: no request hangs.
-    - `kwargs`: the primary of several hosts is used; a hit is one round trip, without a COMMIT.
-    - `configure`: a statement that was given up takes no connection of the server for long, and
-      poolers work.
-    - `min_size`, `max_idle`: an idle process has no connection after a minute. Of at most seven,
-      one is closed every SHRINK_SECONDS.
-    - `max_size`: a process uses at most ten connections.
-    - `max_waiting`: memory does not grow in an outage.
-    - `reconnect_timeout`: hits are served within 5 s after an outage. With more than 0, psycopg
-      would try to connect ever more rarely, and also while nothing asks for a connection.
-    - `open`: no thread is started before gunicorn forks, after which it would be missing.
+    A pooler like PgBouncer, whose process ID is not the server's, may run each transaction in
+    another session: settings would reach other clients, and prepared statements would be missing.
     """
+    query = """SELECT set_config(name, value, false)
+        FROM unnest(%s::text[], %s::text[]) AS setting (name, value)
+        WHERE pg_backend_pid() = %s AND current_setting(name, true) IS NOT NULL"""
+    pid = connection.info.backend_pid
+    if not connection.execute(query, [list(settings), list(settings.values()), pid]).fetchone():
+        connection.prepare_threshold = None
 
-    def configure(connection: TimedConnection) -> None:
-        # A pooler like PgBouncer, whose process ID is not the server's, may run each transaction in
-        # another session: settings would reach other clients, and prepared statements be missing.
-        query = f"SELECT {session} WHERE pg_backend_pid() = %s"
-        if not connection.execute(query.encode(), [connection.info.backend_pid]).fetchone():
-            connection.prepare_threshold = None
 
+def connection_pool(url: str, size: int, **more: str) -> ConnectionPool[TimedConnection]:
+    """A pool of at most `size` connections, whose sessions have SESSION and `more`.
+
+    `get_connection` opens it.
+    """
+    # A statement that was given up ends on the server, too, and does not keep its connection there.
+    session = SESSION | {"statement_timeout": f"{1000 * ANSWER_SECONDS:.0f}"} | more
     return ConnectionPool(
         url,
         connection_class=TimedConnection,
-        kwargs=options(url) | {"autocommit": True},
-        configure=configure,
+        kwargs=options(url) | {"autocommit": True},  # a hit is one round trip, without a COMMIT
+        configure=lambda connection: set_session(connection, session),
+        # One idle connection is closed every SHRINK_SECONDS: all of them, within a minute.
         min_size=0,
         max_size=size,
         max_idle=SHRINK_SECONDS,
+        # Memory does not grow in an outage.
         max_waiting=MAX_WAITING,
+        # With more than 0, psycopg would try to connect ever more rarely after an outage, and also
+        # while nothing asks for a connection.
         reconnect_timeout=0,
+        # Threads do not survive the fork of gunicorn's workers.
         open=False,
     )
 
@@ -106,35 +136,51 @@ def connection_pool(url: str, size: int, session: str) -> ConnectionPool[TimedCo
 def get_connection(
     pool: ConnectionPool[TimedConnection], timeout: float = CONNECTION_SECONDS
 ) -> TimedConnection:
-    """A connection, within `timeout` seconds; raises psycopg.Error.
+    """A connection that can be used, within `timeout` seconds; raises psycopg.Error.
 
     Until there is a connection, the pool keeps all requests that gave up waiting, with all that
     belongs to them. Once it has MAX_WAITING of them, it would not even try to connect.
     """
     pool.open()
+    deadline = time.monotonic() + timeout
     try:
-        return pool.getconn(timeout)
+        while is_stale(connection := pool.getconn(deadline - time.monotonic())):
+            connection.close()
+            pool.putconn(connection)  # the pool replaces it
+        return connection
     except TooManyRequests:
         pool.check()  # tries to connect
         raise
 
 
-def return_connection(pool: ConnectionPool[TimedConnection], connection: TimedConnection) -> None:
-    """Return a connection, or close it if another server may have become the primary.
+def is_stale(connection: TimedConnection) -> bool:
+    """Whether the server has closed an idle connection, or may no longer be the primary.
 
+    Both are known without a query: a connection that was closed has something to read, and
     PostgreSQL 14 and later says with each answer whether it is read-only.
     """
-    read_only = b"default_transaction_read_only"
-    if not connection.closed and connection.pgconn.parameter_status(read_only) == b"on":
-        connection.close()
-    pool.putconn(connection)
+    poll = new_poll()
+    poll.register(connection.pgconn.socket, POLLIN)
+    read_only = connection.pgconn.parameter_status(b"default_transaction_read_only")
+    return bool(poll.poll(0)) or read_only == b"on"
 
 
 class CommandDatabase(PostgresqlDatabase):
-    """The connection of a command, which may wait."""
+    """The connection of a start or a command, which may wait."""
 
     def __init__(self, url: str) -> None:
         super().__init__(url, autoconnect=False, prefer_psycopg3=True, **options(url))
+
+    def _connect(self) -> Connection[Any]:
+        """Raises OperationalError if requests would fail with the settings of the server."""
+        connection = super()._connect()
+        set_session(connection, SESSION)
+        for name, found, needed in connection.execute(UNMET, [list(NEEDED), list(NEEDED.values())]):
+            connection.close()
+            set_it = f"ALTER ROLE ... SET {name} = '{needed}'"
+            remedy = NEW_DATABASE if name == "server_encoding" else set_it
+            raise OperationalError(f"{name} is {found}; run {remedy}")
+        return connection
 
     def begin(self, isolation_level: Any = None) -> None:
         """Begin a transaction, in one round trip."""
@@ -146,7 +192,7 @@ class PageDatabase(CommandDatabase):
 
     def __init__(self, url: str) -> None:
         super().__init__(url)
-        self._pool = connection_pool(url, PAGE_CONNECTIONS, SESSION)
+        self._pool = connection_pool(url, PAGE_CONNECTIONS)
         # A greenlet that waits for a connection would hold this lock, and no other could give one
         # back. Nothing needs it, because each greenlet has a state of its own.
         self._lock = nullcontext()
@@ -155,7 +201,7 @@ class PageDatabase(CommandDatabase):
         return get_connection(self._pool)
 
     def _close(self, connection: TimedConnection) -> None:
-        return_connection(self._pool, connection)
+        self._pool.putconn(connection)
 
     def rollback(self) -> Any:
         """After an error that has broken the connection, there is nothing to roll back."""
@@ -171,7 +217,8 @@ class PostgresKeyStore(KeyStore):
 
     def __init__(self, url: str) -> None:
         super().__init__()
-        self._pool = connection_pool(url, KEY_CONNECTIONS, SESSION + NO_SYNC)
+        # No count waits for the disk.
+        self._pool = connection_pool(url, KEY_CONNECTIONS, synchronous_commit="off")
         self._look_ups = BoundedSemaphore(LOOK_UPS)
         self._chart = Counter[str]()  # requests of each key that are not in hourly_usage yet
 
@@ -208,11 +255,11 @@ class PostgresKeyStore(KeyStore):
         """A request counts for the hour in which it is saved."""
         if not self._chart:
             return
-        moment, chart, self._chart = now(), self._chart, Counter()
+        chart, self._chart = self._chart, Counter()
         ids = sorted(chart)  # in one order in all processes: otherwise they wait for each other
-        values = moment - moment % HOUR, ids, [chart[key_id] for key_id in ids]
+        values = now() // HOUR * HOUR, ids, [chart[key_id] for key_id in ids]
         try:
-            self._execute(ADD_HOUR, values, timeout=ANSWER_SECONDS)
+            self._execute(ADD_HOUR, values, timeout=SAVE_CONNECTION_SECONDS)
         except Exception:
             self._chart.update(chart)  # adds what was not saved
             raise
@@ -236,7 +283,7 @@ class PostgresKeyStore(KeyStore):
                 connection.close()  # its server may be frozen, or no longer the primary
                 raise
             finally:
-                return_connection(self._pool, connection)
+                self._pool.putconn(connection)
         except Error as error:
             kind = OperationalError if isinstance(error, PsycopgOperationalError) else DatabaseError
             raise kind(error, str(error)) from None  # with its SQLSTATE

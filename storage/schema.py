@@ -15,8 +15,7 @@ from storage.outage import reason_of
 
 # In PostgreSQL, processes that start at the same time create the tables one after another. ALTER
 # TABLE blocks all requests while it waits for its lock, so the wait is short.
-ONE_AT_A_TIME = "SELECT pg_advisory_xact_lock(20261121)"
-SHORT_LOCKS = "SELECT set_config('lock_timeout', '20ms', true)"
+ONE_AT_A_TIME = "SELECT pg_advisory_xact_lock(20261121); SET LOCAL lock_timeout = '20ms'"
 
 
 def prepare_database(settings: Settings, is_service: bool = False) -> None:
@@ -40,8 +39,8 @@ def prepare_database(settings: Settings, is_service: bool = False) -> None:
 def check_file(file: Path) -> None:
     """Create the file if it is missing, for its owner only.
 
-    Raises OSError if its log (-wal) is there, because then the file was moved away. Raises it also
-    without permission, for which SQLite says only that it is unable to open the file.
+    Raises OSError if only its log (-wal) is there, because then the file was moved away. Raises it
+    also if a permission is missing: SQLite would only say that it cannot open the file.
     """
     real = file.resolve()
     wal = Path(f"{real}-wal")
@@ -54,17 +53,18 @@ def check_file(file: Path) -> None:
         file.touch(mode=0o600)
     for path in (real, real.parent):  # SQLite creates other files beside it
         if not os.access(path, os.R_OK | os.W_OK):
-            raise OSError(f"no permission to read and write {path}; change its owner")
+            is_read_only = os.statvfs(path).f_flag & os.ST_RDONLY
+            advice = "the file system is read-only" if is_read_only else "change its owner"
+            raise OSError(f"no permission to read and write {path}; {advice}")
 
 
 def create_missing(database: Any) -> None:
-    """Create what is missing; a database that lacks nothing is only read, and nothing is locked."""
+    """Create what is missing; if nothing is, the database is only read, and nothing is locked."""
     if not any(missing_columns(database, table) for table in TABLES):
         return
     with database.atomic():
         if isinstance(database, PostgresqlDatabase):
             database.execute_sql(ONE_AT_A_TIME)
-            database.execute_sql(SHORT_LOCKS)
         migrator = SchemaMigrator.from_database(database)
         for table in TABLES:
             name = table._meta.table_name

@@ -1,7 +1,7 @@
 """Keys and counts in SQLite: counts are kept in memory, and saved twice a second.
 
 No other greenlet runs while SQLite works, so its connections only wait for those of other
-processes. What pages and commands store waits for the disk, and counts don't.
+processes. Pages and commands wait until the disk has what they store; counts don't.
 """
 
 import fcntl
@@ -37,13 +37,13 @@ PAGE_OPTIONS = {
     "lock_type": "IMMEDIATE",
     "pragmas": PAGE_PRAGMAS,
 }
-# Only a checkpoint waits for the disk, which SQLite makes after some 4 MiB. With a million keys, a
+# Only a checkpoint waits for the disk; SQLite makes one after some 4 MiB. With a million keys, a
 # cache of 32 MB saves 10 % of a request.
 COUNT_PRAGMAS = PRAGMAS | {"synchronous": "normal", "cache_size": -32_000}
 
 
 def uri(file: Path) -> str:
-    """What opens a file, and never creates one.
+    """A URI that opens the file, and never creates it.
 
     A new file would take over the log (-wal) of one that was moved away, and be damaged.
     """
@@ -51,10 +51,11 @@ def uri(file: Path) -> str:
 
 
 def lock(file: Path) -> None:
-    """Raises OSError if another service uses this file, which would double all limits.
+    """Lock the file for this service; raises OSError if another one uses it.
 
-    The lock is on a file beside it: to close a second descriptor of the database would end SQLite's
-    own locks. Worker processes inherit the descriptor, and the lock ends with the last of them.
+    Two services would double all limits. The lock is on a file beside the database, because closing
+    a second descriptor of the database would end SQLite's own locks. Worker processes inherit the
+    descriptor, and the lock ends with the last of them.
     """
     descriptor = os.open(f"{file.resolve()}-lock", os.O_RDWR | os.O_CREAT, 0o600)
     for _ in range(TRIES):
@@ -68,7 +69,7 @@ def lock(file: Path) -> None:
 
 
 class RollbackMixin:
-    """Rolls nothing back after an error that has ended the transaction, such as a full disk."""
+    """After some errors, such as a full disk, SQLite has already rolled the transaction back."""
 
     def rollback(self) -> Any:
         with suppress(OperationalError):
@@ -101,7 +102,7 @@ class SqliteKeyStore(KeyStore):
         options = {
             "uri": True,
             "timeout": BUSY_SECONDS,
-            "thread_safe": False,
+            "thread_safe": False,  # all greenlets share the connection
             "pragmas": COUNT_PRAGMAS,
         }
         self._database = SqliteDatabase(uri(file), **options)
@@ -116,13 +117,14 @@ class SqliteKeyStore(KeyStore):
 
     def save(self) -> None:
         """A request counts for the hour in which it is saved."""
-        counted = self._limiter.unsaved()  # in the table's order, so SQLite writes less
+        counted = self._limiter.unsaved()  # in the order of the table, so SQLite writes less
         if not counted:
             return
         moment, connection = now(), self._database.connection()
+        # In the order of the placeholders in SAVE and SAVE_HOUR.
         usage = [(u.total, u.used, u.reset, u.reset, moment, key) for key, u in counted]
         hours = [(moment - moment % HOUR, key, use.total) for key, use in counted]
-        with peewee_errors(), connection:  # which commits, or rolls back
+        with peewee_errors(), connection:  # commits, or rolls back
             connection.execute("BEGIN IMMEDIATE")
             connection.executemany(SAVE, usage)  # peewee has no executemany
             connection.executemany(SAVE_HOUR, hours)
@@ -131,7 +133,7 @@ class SqliteKeyStore(KeyStore):
         self.delete_old_rows()
 
     def close(self) -> None:
-        if self._limiter.unsaved():  # all requests have ended, so this wait holds up no other
+        if self._limiter.unsaved():  # all requests have ended, so this wait holds nobody up
             self._database.connection().execute(f"PRAGMA busy_timeout = {LAST_MILLISECONDS}")
         super().close()
         self._database.close()

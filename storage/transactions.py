@@ -29,9 +29,10 @@ def transaction(user: User | None = None) -> Iterator[None]:
     """A transaction for whatever stores or ends a key, a user or a password; may be nested.
 
     Everything that changes a user, or adds a key to them, runs in a transaction of this user. It
-    raises Changed if the user was deleted, or has another password, since `user` was read.
-    Transactions of the same user run one after another, as all do with SQLite, so a page must wait
-    for nothing but the database inside.
+    raises Changed if the user was deleted, or got another password, after `user` was read. So an
+    action that waited (for a hash, or for input) changes the row that was read, or nothing.
+    Transactions of the same user, and with SQLite all transactions, run one after another: inside,
+    wait for nothing but the database.
     """
     with db.connection_context(), db.transaction():
         if user is not None:  # in PostgreSQL, this locks the row

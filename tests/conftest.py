@@ -275,10 +275,10 @@ def start_server(tmp_path: Path, storage: Callable[[], dict[str, str]]) -> Itera
 def start_patched(start_server: StartServer, tmp_path: Path) -> StartServer:
     """Starts a server whose gunicorn.conf.py ends with some more lines of Python."""
 
-    def start(lines: str, **settings: str) -> Server:
+    def start(lines: str, *command: str, **settings: str) -> Server:
         file, original = tmp_path / "patched.conf.py", str(REPOSITORY / "gunicorn.conf.py")
         run_original = f"__file__ = {original!r}\nexec(open(__file__).read())\n"
         file.write_text(f"{run_original}{lines}\n")
-        return start_server(GUNICORN_CMD_ARGS=f"--config {file}", **settings)
+        return start_server(*command, GUNICORN_CMD_ARGS=f"--config {file}", **settings)
 
     return start

@@ -7,7 +7,9 @@ from collections.abc import Iterator
 from contextlib import closing
 from itertools import product
 from typing import Any
+from unittest import mock
 
+import peewee
 import pytest
 from flask.testing import FlaskClient
 
@@ -20,6 +22,7 @@ from models import DEFAULT_TYPE, HOUR, ApiKey, now
 from server.lifecycle import flush
 from service.application import Service
 from settings import Settings
+from storage.postgres import ANSWER_SECONDS, CONNECTION_SECONDS
 from storage.sqlite import SAVE_HOUR
 from storage.window_sql import SAVE
 
@@ -72,6 +75,21 @@ def test_no_query_of_pages_commands_and_background_scans(
                 seen.add(sql)
             asked.clear()
     assert len(seen) >= 25
+
+
+def test_waits_of_a_page_with_postgresql_add_up_to_less_than_15_seconds(
+    app: Service, asked: list[tuple[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each wait has its own limit. With each connection, a transaction may begin and end."""
+    connect = peewee.Database.connect
+    opened = mock.create_autospec(connect, side_effect=connect)
+    monkeypatch.setattr(peewee.Database, "connect", opened)
+    for page in walk(app):
+        statements = len(asked) + 2 * opened.call_count
+        seconds = opened.call_count * CONNECTION_SECONDS + statements * ANSWER_SECONDS
+        assert page.startswith("the ") or seconds < 15, f"{page}: {opened.call_count} connections"
+        opened.reset_mock()
+        asked.clear()
 
 
 def is_slow(step: str) -> bool:

@@ -4,7 +4,7 @@ import pytest
 
 from helpers.clock import NOON, Clock
 from models import DAY
-from ratelimit import Limiter, Quota, Usage, parse_quotas
+from ratelimit import Limiter, Quota, Usage, parse_quotas, tiers_for_users
 
 FIVE = Quota("five", 5, 60)
 
@@ -61,6 +61,16 @@ def test_days_turn_at_midnight_in_utc(limiter: Limiter) -> None:
     """Wherever the service runs; in conftest.py it is in Tokyo."""
     reset = limiter.hit("ada", FIVE._replace(seconds=DAY)).reset
     assert reset == NOON + DAY // 2, "a window turns in UTC: see window_end in ratelimit.py"
+
+
+def test_users_may_choose_tiers_that_allow_no_more_than_free() -> None:
+    """Neither at once nor on average, and `free` comes first."""
+    higher, lower = (
+        "many=61/day,fast=2/minute",
+        "once=1/day,free=60/hour,same=60/hour,steady=1/minute",
+    )
+    quotas = parse_quotas(f"{higher},{lower}")
+    assert [*tiers_for_users(quotas)] == ["free", "once", "same", "steady"]
 
 
 MISTAKES = [

@@ -148,6 +148,9 @@ REFUSED = [
     "postgresql://ada:swordfish",
     "postgresql://localhost/demo?password=swordfish%",
     "postgresql://localhost/demo?swordfish",
+    # Here libpq would take a part of the password for the name of a parameter.
+    "postgresql://ada:12/?fish=1@localhost/demo",
+    "postgresql://ada:sword?fish=1",
 ]
 
 
@@ -165,6 +168,11 @@ def test_url_that_cannot_be_read_is_refused_but_not_shown(url: str) -> None:
     line = refusal(DATABASE_URL=url)
     assert line.startswith("DATABASE_URL: must be sqlite:///")
     assert "fish" not in line
+
+
+def test_unknown_parameter_of_a_url_is_named_without_its_value() -> None:
+    line = refusal(DATABASE_URL="postgresql://ada:sword@localhost/demo?sslmod=swordfish")
+    assert line == 'DATABASE_URL: invalid URI query parameter: "sslmod"'
 
 
 def test_missing_driver_is_an_error_with_the_command(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,7 +25,7 @@ from helpers.stored import outage
 from service.application import Service, current_service
 from test_settings import CHANGED
 from ws.blueprint import handle
-from ws.connection import SERVER_OPTIONS, CloseCode, WebSocket, plain_handshake
+from ws.connection import REASONS, SERVER_OPTIONS, CloseCode, WebSocket, plain_handshake
 from ws.connection import frame as text_frame
 from ws.open_sockets import Handler, open_sockets_of
 from ws.ticker import Ticker
@@ -161,7 +161,8 @@ def test_client_that_ignores_the_close_is_cut(
 
 def test_handler_that_returns_closes_1000(serving: Serving, peer: RawSocket) -> None:
     served = serving(lambda ws: None)
-    assert peer.frame().close_code == 1000
+    found = peer.frame()
+    assert (found.close_code, found.reason) == (1000, REASONS[1000])
     peer.sock.close()
     served.get(timeout=30)
 
@@ -171,6 +172,14 @@ def test_what_a_ticker_sends_may_be_a_number_of_the_service(
 ) -> None:
     serving(Ticker(lambda: text_frame(number=len(open_sockets_of(current_service).open))).stream)
     assert peer.frame().json() == {"number": 1}
+
+
+def test_reasons_of_closes_are_described_and_short_enough() -> None:
+    """wsproto would cut a longer one."""
+    rows = SOCKETS["x-close-codes"].items()
+    described = {int(code): row["reason"] for code, row in rows if "reason" in row}
+    assert described == REASONS, "edit docs/asyncapi.json: x-close-codes: reason"
+    assert max(len(reason.encode()) for reason in REASONS.values()) <= 123
 
 
 BUG = mock.Mock(side_effect=ZeroDivisionError)
@@ -192,7 +201,8 @@ def test_bug_closes_1011_and_is_logged(
     error: str,
 ) -> None:
     serving(handler)
-    assert peer.frame().close_code == 1011
+    found = peer.frame()
+    assert (found.close_code, found.reason) == (1011, REASONS[1011])
     assert error in caplog.text
     assert "private" not in caplog.text
 

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import closing, suppress
+from itertools import product
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -230,7 +231,7 @@ def test_what_a_page_stores_is_on_the_disk_whatever_the_session_says() -> None:
 def test_what_is_known_of_a_key_is_forgotten_by_the_store_itself(
     store: KeyStore, new_id: NewId, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Under any server, whoever else calls `forget` or not."""
+    """Even if nothing calls `clear_cache`, as after a change by a command."""
     now = time.monotonic() + 1
     monkeypatch.setattr(stores, "monotonic", lambda: now)
     key_id = new_id()
@@ -461,11 +462,45 @@ def test_chart_is_saved_with_the_next_save_that_succeeds(store: KeyStore, new_id
 
 
 @in_postgres
+def test_connections_that_the_server_has_closed_fail_no_request(
+    store: KeyStore, new_id: NewId
+) -> None:
+    """As after a restart. They are detected without a query."""
+    key_id, others = new_id(), "datname = current_database() AND pid <> pg_backend_pid()"
+    end_all = f"SELECT pg_terminate_backend(pid, 9000) FROM pg_stat_activity WHERE {others}"
+    for _ in range(2):
+        gevent.joinall([gevent.spawn(store.hit, key_id, LONG) for _ in range(5)], raise_error=True)
+        assert len(by_hand(end_all)) > 1
+
+
+@in_postgres
 def test_deleted_key_is_a_bad_key(store: KeyStore, new_id: NewId) -> None:
     """Also while its row is remembered."""
     assert store.find(key_id := new_id())
     by_hand("DELETE FROM api_key")
     assert store.hit(key_id, LONG) is None
+
+
+OUTAGES = "08006 25006 25P03 28000 3D000 40001 40P01 42501 53100 53300 55P03 57014 57P01 57P03"
+MISTAKES = "22001 22P05 23505 42601 42703 42804 42P01"
+
+
+@in_postgres
+def test_errors_of_postgresql_are_outages_or_mistakes(store: KeyStore) -> None:
+    """Whether the API or a page meets them."""
+    for ask, code in product((store._query, by_hand), f"{OUTAGES} {MISTAKES}".split()):
+        with pytest.raises(peewee.PeeweeException) as caught:
+            ask(f"DO $$ BEGIN RAISE EXCEPTION 'no' USING ERRCODE = '{code}'; END $$")
+        assert outage.is_outage(caught.value) == (code in OUTAGES), code
+
+
+def test_waits_of_a_request_add_up_to_what_is_promised() -> None:
+    """Each wait has its own limit; `user_me` waits for most, as does a refusal of `usage_stats`."""
+    for_a_turn = for_a_connection = postgres.CONNECTION_SECONDS
+    query = for_a_connection + postgres.ANSWER_SECONDS
+    assert for_a_turn + query < 4, "away or frozen: the first answer is waited for, and none comes"
+    look_up, hit, owner = for_a_turn + query, query, query
+    assert look_up + hit + owner < 8, "slow: each answer comes just in time"
 
 
 def test_many_may_start_at_once_on_an_empty_database(cluster: Cluster) -> None:
@@ -502,6 +537,22 @@ def test_useless_server_is_one_line(cluster: Cluster, right: str, wrong: str, re
     assert reason in line
     assert "\n" not in line
     assert cluster.password not in line
+
+
+@pytest.mark.parametrize("encoding", ["SQL_ASCII", "LATIN1", "EUC_JP", "UTF8"])
+def test_database_of_another_encoding_stops_the_start_with_the_remedy(
+    cluster: Cluster, encoding: str
+) -> None:
+    """SQL_ASCII is what `initdb` takes without a locale; it would count bytes for characters."""
+    options = f"ENCODING '{encoding}' LOCALE 'C' TEMPLATE template0"
+    url = cluster.new_database(options, client_encoding="LATIN1")
+    if encoding != "UTF8":
+        with pytest.raises(SettingsError) as refusal:
+            prepare_database(load({"DATABASE_URL": url}))
+        start, remedy = str(refusal.value).split("; run CREATE DATABASE ... ")
+        assert start == f"DATABASE_URL: PostgreSQL: server_encoding is {encoding}"
+        url = cluster.new_database(remedy)
+    prepare_database(load({"DATABASE_URL": url}))
 
 
 def test_cause_of_an_outage_is_logged_once_a_minute(

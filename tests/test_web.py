@@ -31,7 +31,7 @@ from helpers.described import ENDPOINTS, NONSENSE
 from helpers.paths import ECHO, KEYS, PROFILE, SECURITY, STATUS, TEST, TIME, TOTALS, YEAR, pages
 from helpers.server import sources
 from helpers.stored import HIDDEN, add_hidden_user, change, count, row
-from models import ApiKey, HourlyUsage, User
+from models import DAY, ApiKey, HourlyUsage, User
 from ratelimit import Limiter
 from service.application import Service
 from web import throttles
@@ -79,8 +79,11 @@ def log_in_as(browser: FlaskClient, username: str, password: str = PASSWORD) -> 
     return browser.post("/log-in", data={"username": username, "password": password})
 
 
-def create_key(browser: FlaskClient, name: str = "ci", **fields: str) -> TestResponse:
-    return browser.post(KEYS, data={"name": name, "type": "production"} | fields)
+def create_key(
+    browser: FlaskClient, name: str = "ci", base_url: str | None = None, **fields: str
+) -> TestResponse:
+    form = {"name": name, "type": "production"} | fields
+    return browser.post(KEYS, data=form, base_url=base_url)
 
 
 def path_of(number: int) -> str:
@@ -458,19 +461,51 @@ def test_form_sent_again_makes_no_second_key_and_says_what_the_first_one_made(
 
 def test_bad_field_makes_no_key_and_a_bad_name_keeps_what_was_chosen(ada: FlaskClient) -> None:
     assert create_key(ada, expires="x").status_code == 400
-    answer = create_key(ada, "two\nlines", expires="90 days")
+    chosen = {"type": "development", "limit": "five", "expires": "90 days"}
+    answer = create_key(ada, "two\nlines", **chosen)
     assert answer.status_code == 422
     assert re.search('role="alert"><p[^>]* id="name-note">Give the key a name', answer.text)
-    assert '<option value="production" selected>' in answer.text
+    assert re.findall('<input type="radio" name="type" value="(.*?)" checked>', answer.text) == [
+        "development"
+    ]
+    assert '<option value="five" selected>' in answer.text
     assert '<option value="90 days" selected>' in answer.text
     assert count() == 0
 
 
+def test_key_has_the_limit_that_was_chosen_or_free(ada: FlaskClient) -> None:
+    page = ada.get(SECURITY).text
+    limits = re.findall('<option value="(free|five|once|pro)">(.*?)</option>', page)
+    assert limits == [
+        ("free", "free: 1,000 requests per hour"),
+        ("five", "five: 5 requests per day"),
+        ("once", "once: 1 request per day"),
+    ]
+    for form, tier in [({}, "free"), ({"limit": "free"}, "free"), ({"limit": "five"}, "five")]:
+        assert row(secret_in(create_key(ada, **form))).tier == tier
+    for higher in ("pro", "none"):
+        assert create_key(ada, limit=higher).status_code == 400
+    assert count() == 3
+
+
+@pytest.mark.parametrize("config", [{"RATE_LIMITS": "free=5/day,pro=9/day"}], indirect=True)
+def test_form_without_a_choice_of_limits_has_no_field_for_it(ada: FlaskClient) -> None:
+    page = ada.get(SECURITY).text
+    assert 'name="limit"' not in page
+    assert "For the tier pro, ask the operator" in page
+    assert row(secret_in(create_key(ada))).tier == "free"
+    assert create_key(ada, limit="pro").status_code == 400
+
+
 def test_key_ends_when_it_was_told_to(ada: FlaskClient) -> None:
-    for expires, days in [("never", None), ("30 days", 30), ("90 days", 90), ("1 year", 365)]:
+    page = ada.get(SECURITY).text
+    lifetimes = {"never": None, "5 minutes": 300, "30 days": 30 * DAY, "90 days": 90 * DAY}
+    for expires, seconds in (lifetimes | {"1 year": 365 * DAY}).items():
+        assert f'<option value="{expires}">' in page
         made = row(secret_in(create_key(ada, expires=expires)))
-        seconds = made.expires_at and made.expires_at - made.created_at
-        assert seconds == (days and pytest.approx(days * 86_400, abs=60)), expires
+        lifetime = made.expires_at and made.expires_at - made.created_at
+        assert lifetime == (seconds and pytest.approx(seconds, abs=60)), expires
+    assert ">in 5 min<span" in ada.get(SECURITY).text
 
 
 def test_key_that_has_expired_is_gone(ada: FlaskClient) -> None:
@@ -729,7 +764,9 @@ def test_post_from_our_own_pages_is_taken(ada: FlaskClient) -> None:
         assert ada.post("/log-out", headers=headers).status_code == 303
 
 
-@pytest.mark.parametrize("host", ["xn--strae-oqa.de", "xn--", "a..b", "a b", "[::1", "é.de"])
+@pytest.mark.parametrize(
+    "host", ["xn--strae-oqa.de", "xn--", "a..b", "a b", "[::1", "é.de", '"><i>']
+)
 @pytest.mark.parametrize("upgrade", ["h2c", "websocket"])
 def test_no_host_name_makes_a_page_fail(
     app: Flask, ada: FlaskClient, monkeypatch: pytest.MonkeyPatch, host: str, upgrade: str
@@ -737,10 +774,11 @@ def test_no_host_name_makes_a_page_fail(
     inner = app.wsgi_app  # the client of the tests fails for these names itself
     sent = {"HTTP_HOST": host, "HTTP_CONNECTION": "Upgrade", "HTTP_UPGRADE": upgrade}
     monkeypatch.setattr(app, "wsgi_app", lambda environ, start: inner(environ | sent, start))
-    for path in ["/", SECURITY, "/nowhere"]:
-        assert ada.get(path).status_code in (200, 400, 404)
+    answers = [ada.get(path) for path in ["/", SECURITY, "/nowhere"]]
+    assert {answer.status_code for answer in answers} <= {200, 400, 404}
     page = create_key(ada)
     assert len(set(SECRET.findall(page.text))) == count() == 1
+    assert not [answer for answer in (*answers, page) if "<i>" in answer.text]
 
 
 def test_host_is_no_longer_than_a_name_can_be(client: FlaskClient) -> None:
@@ -832,10 +870,40 @@ def test_console_shows_what_is_added_to_the_descriptions(app: Flask, client: Fla
     assert rows["<code>pro</code>"] == "10,000 requests per hour"
 
 
+@pytest.mark.parametrize(
+    ("http", "ws"),
+    [("http://a.example", "ws://a.example"), ("https://a.example/demo", "wss://a.example/demo")],
+)
+def test_console_has_the_address_that_was_asked_for(
+    client: FlaskClient, http: str, ws: str
+) -> None:
+    """Whatever the one of the request before was."""
+    assert client.get("/", base_url="http://b.example/other").status_code == 200
+    page = unescape(client.get("/", base_url=http).text).replace("<wbr>", "")
+    prefix = http.partition("a.example")[2]
+    for code in (f"curl {http}{YEAR}", f'WebSocket("{ws}{ECHO}")', f"<code>{prefix}{YEAR}</code>"):
+        assert code in page
+
+
+def test_path_prefix_is_part_of_all_links_and_forms(app: Flask, ada: FlaskClient) -> None:
+    """The 405 of a form's address, which leads to its tab, is one of them."""
+    create_key(ada)
+    found = [create_key(ada, base_url="http://localhost/demo")]
+    for path in (*routes(app, "GET"), "/nowhere", KEYS):
+        found.append(ada.get(path, base_url="http://localhost/demo", buffered=True))
+    attributes = "href|src|action|data-path|data-check|data-take"
+    for answer in found:
+        leads = re.findall(rf' (?:{attributes})="([^#].*?)"', answer.text)
+        for lead in (*leads, answer.location or "/demo/"):
+            assert lead.startswith("/demo/"), answer.request.path
+    current = re.findall('href="([^"]*)" aria-current', "".join(answer.text for answer in found))
+    assert set(current) == {f"/demo{path}" for path in ("/", PROFILE, SECURITY)}
+
+
 def test_pages_are_headed_as_the_links_that_lead_to_them(ada: FlaskClient) -> None:
     for path, link, heading in [
         ("/", "Console", "A demo API to test your client against"),
-        (SECURITY, "API keys", "API keys and password"),
+        (SECURITY, "API keys", "API keys"),
         (PROFILE, "Profile Settings", "Profile Settings"),
     ]:
         page = ada.get(path).text
@@ -846,7 +914,7 @@ def test_pages_are_headed_as_the_links_that_lead_to_them(ada: FlaskClient) -> No
 def test_form_says_what_a_type_sets_and_how_to_get_another_tier(ada: FlaskClient) -> None:
     page = re.sub("</?code>", "", ada.get(SECURITY).text)
     assert "sets the prefix only: sk_live_ for Production, sk_test_ for Development." in page
-    assert "For the tier pro or five or once, ask the operator of this service, with the ID" in page
+    assert "For the tier pro, ask the operator of this service, and send the ID" in page
     pages = (settings.HERE / "web/templates").glob("*.html")
     advice = "visitors cannot run commands: name them in docs/operating.md"
     assert not [page.name for page in pages if "<code>flask" in page.read_text()], advice
@@ -858,6 +926,13 @@ def test_pages_lead_to_what_the_console_explains(ada: FlaskClient) -> None:
         anchors = re.findall('href="/#(.*?)"', ada.get(page).text)
         assert {"rate-limits", "errors", "close-codes"} == set(anchors)
         assert all(f'id="{anchor}"' in console for anchor in anchors)
+
+
+def test_console_begins_with_links_to_its_parts(client: FlaskClient) -> None:
+    page = client.get("/").text.partition("<h1>")[2]
+    (links,) = re.findall("^.*?<nav(.*?)</nav>", page, re.DOTALL)
+    parts = re.findall('<section [^>]*id="(.*?)".*?<h2 [^>]*>(.*?)</h2>', page, re.DOTALL)
+    assert re.findall('<a href="#(.*?)">(.*?)</a>', links) == parts
 
 
 def test_cookie_is_out_of_reach_of_scripts_and_sites(client: FlaskClient) -> None:

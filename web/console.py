@@ -1,18 +1,43 @@
 """The console, on which visitors try the API, and the descriptions that it is made from."""
 
 import json
+import re
 from typing import Any
 
-from flask import Blueprint, Response, render_template, send_from_directory
+from flask import Blueprint, Response, render_template, request, send_from_directory
+from markupsafe import Markup, escape
 
+from service.application import current_service
 from settings import HERE
+
+PLACEHOLDER = re.compile(r"\{\{(http|ws|prefix)\}\}")
 
 bp = Blueprint("console", __name__)
 
 
 @bp.get("/")
 def console() -> str:
-    return render_template("console.html")
+    return render_template("console.html", reference=reference())
+
+
+def reference() -> Markup:
+    """What the console says of the API, for this request's address of the service.
+
+    Everything else in it is the same for all requests, so it is rendered only once.
+    """
+    rendered = current_service.extensions.get("reference")
+    if rendered is None:
+        placeholders = {"http": "{{http}}", "ws": "{{ws}}", "prefix": "{{prefix}}"}
+        rendered = render_template("reference.html", **placeholders)
+        current_service.extensions["reference"] = rendered
+    http, prefix = escape(origin() + request.root_path), escape(request.root_path)
+    address = {"http": http, "ws": http.replace("http", "ws", 1), "prefix": prefix}
+    return Markup(PLACEHOLDER.sub(lambda found: address[found[1]], rendered))
+
+
+def origin() -> str:
+    """The scheme and the host as it was sent: `request.host` is empty for names like my_host."""
+    return f"{request.scheme}://{request.headers.get('Host', '')}"
 
 
 @bp.get("/<any('openapi.json', 'asyncapi.json'):filename>")

@@ -1,4 +1,4 @@
-"""Errors of the pages, as pages."""
+"""The error pages of the website."""
 
 from contextlib import suppress
 
@@ -14,8 +14,8 @@ from web.sessions import load_user
 
 
 def nothing_was_changed(error: Changed) -> ResponseReturnValue:
-    """Say so on the page with the keys, or to log in, if the account itself was changed."""
-    with suppress(PeeweeException):  # an error here would be a bug, and not a 503
+    """Say so on the API keys page, or on the log-in page if the account itself was changed."""
+    with suppress(PeeweeException):  # raised here, it would become a 500
         load_user()
     page = "web.security.keys" if g.user else "web.log_in.log_in_form"
     return redirect_with_message(page, str(error))
@@ -23,10 +23,10 @@ def nothing_was_changed(error: Changed) -> ResponseReturnValue:
 
 def error_page(error: HTTPException) -> ResponseReturnValue:
     """An error in the pages' layout."""
-    # A GET of a form's address: the user has reloaded the response to the form. The tab that it
-    # belongs to is /settings/profile or /settings/security.
+    # A GET of a form's address means that the user has reloaded the response to the form. Go to
+    # the form's tab: /settings/profile or /settings/security.
     if error.code == 405 and request.method == "GET" and request.path.startswith("/settings"):
-        return redirect("/".join(request.path.split("/")[:3]), 303)
+        return redirect(request.root_path + "/".join(request.path.split("/")[:3]), 303)
     # The user is not loaded yet for a path that does not exist. If the database has just failed,
     # another query might take as long again.
     if "user" not in g and error.code != 503:

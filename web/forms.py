@@ -1,9 +1,8 @@
 """Forms: how they are received, and how a page answers them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import wraps
 
-import gevent
 from flask import g, redirect, request, session, url_for
 from flask.typing import ResponseReturnValue
 from werkzeug.exceptions import abort
@@ -11,34 +10,29 @@ from werkzeug.exceptions import abort
 from models import InvalidInput
 from web.throttles import FORMS, throttle_caller
 
-FORM_SECONDS = 10  # for a form to arrive, in total
 FORM_TYPE = "application/x-www-form-urlencoded"
+FOREIGN_FORM = (
+    "This form was sent from another site, so nothing was changed. If it was not, the proxy in "
+    "front of this service must pass on the Host header as it is, with the port."
+)
 
 View = Callable[..., ResponseReturnValue]
 
 
 def receive_form() -> None:
-    """Read a form; refuse one that another site sent, or that is slow or incomplete."""
+    """Read a form; refuse one that another site has sent, or that is of another type."""
     kind = (request.content_type or FORM_TYPE).partition(";")[0].strip().lower()
     is_form = request.method == "POST"
-    # Werkzeug parses no other body, and no parameters of the type, which might take it long.
+    # So werkzeug parses only forms, and not the parameters of the type, which can be slow.
     request.environ["CONTENT_TYPE"] = FORM_TYPE if is_form else ""
     if not is_form:
         return
     if not sent_from_here():  # so another site cannot use up what this caller may send
-        abort(403, "This form was sent from another site, so nothing was changed.")
+        abort(403, FOREIGN_FORM)
     throttle_caller(FORMS)
     if kind != FORM_TYPE:
         abort(415, f"A form must be sent as {FORM_TYPE}.")
-    try:
-        with gevent.Timeout(FORM_SECONDS, TimeoutError()):
-            form = request.get_data()
-    except TimeoutError:
-        abort(408)
-    except ConnectionError:
-        abort(400)
-    if len(form) < (request.content_length or 0):
-        abort(400)  # the connection broke: a password may be cut short
+    request.get_data()  # a form that is incomplete or late is refused before anything is done
 
 
 def sent_from_here() -> bool:
@@ -59,10 +53,10 @@ def form_text(field: str) -> str:
     return request.form.get(field, "").strip()
 
 
-def form_option(field: str, choices: dict[str, int]) -> int:
-    """The option chosen from a list, by default the first; our pages send nothing else."""
-    choice = request.form.get(field, next(iter(choices)))
-    return choices[choice] if choice in choices else abort(400)
+def form_option(field: str, options: Collection[str]) -> str:
+    """The option that was chosen, by default the first one; our pages send no others."""
+    choice = request.form.get(field, next(iter(options)))
+    return choice if choice in options else abort(400)
 
 
 def show_errors_on(page: Callable[..., str]) -> Callable[[View], View]:

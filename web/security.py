@@ -20,12 +20,19 @@ from models import (
     User,
     check_fields,
 )
+from ratelimit import tiers_for_users
 from service.application import current_service
 from web.forms import form_option, form_text, redirect_with_message, show_errors_on
 from web.sessions import password_mark, require_log_in
 from web.throttles import NEW_KEYS, hash_throttled, throttle, verify_throttled
 
-LIFETIMES = {"never": 0, "30 days": 30 * DAY, "90 days": 90 * DAY, "1 year": 365 * DAY}
+LIFETIMES = {
+    "never": 0,
+    "5 minutes": 300,
+    "30 days": 30 * DAY,
+    "90 days": 90 * DAY,
+    "1 year": 365 * DAY,
+}
 # Not at once: if the response with the new key is lost, the old one still works.
 GRACES = {"in 24 hours": api_keys.GRACE_SECONDS, "in 5 minutes": 300}
 
@@ -41,9 +48,13 @@ def keys() -> str:
         listed = list(valid.order_by(ApiKey.created_at.desc(), fn.LOWER(ApiKey.name), ApiKey.id))
         hours = hourly_requests(g.user)
     usage = [(key, current_service.store.peek(key, auth.quota_of(key))) for key in listed]
-    nonce = api_keys.random_text(8)
     return render_template(
-        "security.html", keys=usage, hours=hours, lifetimes=LIFETIMES, nonce=nonce
+        "security.html",
+        keys=usage,
+        hours=hours,
+        lifetimes=LIFETIMES,
+        tiers=tiers_for_users(current_service.settings.rate_limits),
+        nonce=api_keys.random_text(8),
     )
 
 
@@ -64,14 +75,18 @@ def hourly_requests(user: User) -> dict[int, int]:
 @bp.post("/keys")
 @show_errors_on(keys)
 def create_key() -> ResponseReturnValue:
-    name, type, lifetime = form_text("name"), form_text("type"), form_option("expires", LIFETIMES)
+    name, type = form_text("name"), form_text("type")
     check_fields(name=name, type=type)
+    tier = form_option("limit", tiers_for_users(current_service.settings.rate_limits))
+    lifetime = LIFETIMES[form_option("expires", LIFETIMES)]
     end = models.now() + lifetime if lifetime else None
     # A nonce may be any text: its digest fits the column.
     nonce = api_keys.digest(request.form.get("nonce") or api_keys.random_text(8))[:8]
     throttle(NEW_KEYS, g.user.id)
     try:
-        key, secret = api_keys.create_key(g.user, name, type, expires_at=end, nonce=nonce)
+        key, secret = api_keys.create_key(
+            g.user, name, type, tier=tier, expires_at=end, nonce=nonce
+        )
     except api_keys.AlreadyMade as form:  # a second click, Reload or Back has sent it again
         return redirect_with_message(
             "web.security.keys",
@@ -99,7 +114,7 @@ def rename_key(key_id: str) -> ResponseReturnValue:
 @bp.post("/keys/<key_id>/successor")
 @show_errors_on(partial(confirm_key_change, action="rotate"))
 def rotate_key(key_id: str) -> ResponseReturnValue:
-    grace = form_option("grace", GRACES)
+    grace = GRACES[form_option("grace", GRACES)]
     throttle(NEW_KEYS, g.user.id)
     old, key, secret = api_keys.rotate_key(g.user, key_id, grace)
     return render_template("key.html", key=key, secret=secret, old=old)

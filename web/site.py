@@ -38,7 +38,7 @@ def register(app: Service) -> None:
     app.jinja_env.trim_blocks = app.jinja_env.lstrip_blocks = True
     app.jinja_env.filters |= {"number": "{:,}".format, "date_time": date_time, "display": display}
     app.jinja_env.globals |= {"models": models, "settings": app.settings, "units": UNIT_NAMES}
-    app.jinja_env.globals |= console.descriptions()
+    app.jinja_env.globals |= console.descriptions() | {"origin": console.origin}
     app.register_blueprint(bp)
 
 
@@ -66,7 +66,8 @@ def add_security_headers(response: Response) -> Response:
     """Protect pages and files; the API has headers of its own."""
     if is_api(request.path):
         return response
-    response.headers.pop("Last-Modified", None)  # dates of conditional requests are ignored
+    for name in ("Last-Modified", "Accept-Ranges"):  # dates and ranges are ignored
+        response.headers.pop(name, None)
     response.headers.update(SECURITY_HEADERS)
     if request.is_secure:  # for a year, and for this host only
         response.headers["Strict-Transport-Security"] = "max-age=31536000"

@@ -1,4 +1,4 @@
-"""The routes of WebSockets: which clients are admitted, and who handles their connections."""
+"""The routes of WebSockets: which clients are admitted, and what handles their connections."""
 
 from collections.abc import Callable
 from functools import partial
@@ -28,17 +28,18 @@ class SocketBlueprint(Blueprint):
         self.register_error_handler(ConnectionError, client_left)
 
     def socket(self, path: str, *, needs_key: bool = False) -> Callable[[Handler], Handler]:
-        """Serve a WebSocket at this path, to clients with an API key only or to everybody.
+        """Serve a WebSocket at this path, to everybody or only to clients with an API key.
 
-        The handler is called for each client; its `request.headers` are those that were sent, and
-        `g.key` is the key or None. When it returns, the socket closes with 1000; after an exception
-        with 1011, and the exception is logged.
+        The handler is called for each client. In it, `g.key` is the client's key or None, and
+        `request.headers` are those that the client sent. When it returns, the socket closes with
+        1000. If it raises an exception, that is logged, and the socket closes with 1011.
         """
 
         def decorate(handler: Handler) -> Handler:
             endpoint = handler.__name__
             if needs_key:
                 self._keyed.add(f"{self.name}.{endpoint}")
+            # The route is added to this blueprint; Sock only accepts the connection.
             Sock().route(path, bp=self, endpoint=endpoint)(partial(handle, handler))
             return handler
 
@@ -49,8 +50,8 @@ class SocketBlueprint(Blueprint):
 
         A refusal is an HTTP response before the upgrade, and is not counted. So the order matters:
 
-        1. The handshake comes first: a request that is none has the same answer with any key.
-        2. The key comes before the limits, because both are limits of a key.
+        1. The handshake comes first: a request without one gets the same response with any key.
+        2. The key comes before the limits, because they are limits of the key.
         3. The request is counted last, when nothing else can refuse it.
         """
         connection.check_handshake(request.environ)
@@ -58,11 +59,11 @@ class SocketBlueprint(Blueprint):
         if request.endpoint in self._keyed:
             sent_key = request.args.get("api_key") or request.headers.get("X-API-Key")
             g.key = auth.require_key(sent_key, or_where=", or as api_key in the query")
-            # A 429 `too_many_sockets` has the headers of the limit, too.
+            # So that a 429 `too_many_sockets` has the headers of the limit, too.
             g.allowance = current_service.store.peek(g.key, auth.quota_of(g.key))
         caller = g.key.id if g.key else client_network(request.remote_addr)
         open_sockets_of(current_app).reserve(caller)
-        g.caller = caller
+        g.caller = caller  # not earlier: `release` frees only what was reserved
         if g.key:
             auth.count_request(g.key)
         request.environ = connection.plain_handshake(request.environ)  # which flask-sock reads

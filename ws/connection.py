@@ -92,8 +92,8 @@ def check_handshake(environ: dict[str, Any]) -> None:
 def plain_handshake(environ: dict[str, Any]) -> dict[str, Any]:
     """A copy with only the headers of a handshake, each in its plainest form.
 
-    wsproto would raise an exception for unusual ones. Without Sec-WebSocket-Extensions it agrees to
-    no compression, which would take 100 KiB a connection.
+    wsproto would raise an exception for unusual headers. Without Sec-WebSocket-Extensions it agrees
+    to no compression, which would take 100 KiB a connection.
     """
     plain = {"HTTP_HOST": "localhost", "HTTP_UPGRADE": "websocket", "HTTP_CONNECTION": "Upgrade"}
     needed = {n: v for n, v in environ.items() if n in HANDSHAKE or not n.startswith("HTTP_")}
@@ -101,7 +101,7 @@ def plain_handshake(environ: dict[str, Any]) -> dict[str, Any]:
 
 
 def tokens(environ: dict[str, Any], name: str) -> set[str]:
-    """The tokens of a header, in lower case; werkzeug's parser takes 6 ms for a long header."""
+    """The tokens of a header, in lower case; werkzeug would need 6 ms to parse a long header."""
     return {token.strip() for token in environ.get(name, "").lower().split(",")}
 
 

@@ -1,4 +1,4 @@
-"""The WebSockets that are open: how many, of which callers, and how they end."""
+"""The open WebSockets: how many each caller has, and how they are closed."""
 
 import logging
 import time
@@ -69,7 +69,7 @@ class OpenSockets:
             ws.close(CloseCode.GOING_AWAY)
 
     def close_ended(self, ended_digests: Callable[[list[ApiKey]], set[str]]) -> None:
-        """Close the sockets of keys that have ended with 1008.
+        """Close with 1008 the sockets whose keys have ended.
 
         `ended_digests` returns the digests of those keys among the given ones.
         """

@@ -1,4 +1,4 @@
-"""What is to be sent over a socket, in order, although several greenlets write."""
+"""The bytes to send over a socket, in order, although several greenlets write."""
 
 import os
 from contextlib import suppress
@@ -22,7 +22,7 @@ class Outbox:
         """Send as much as the kernel takes at once, and keep the rest; never waits."""
         self._unsent += data
         with suppress(BlockingIOError):
-            # `send` of gevent would wait.
+            # gevent's `send` would wait.
             self._unsent = self._unsent[os.write(self._sock.fileno(), self._unsent) :]
 
     def wait_empty(self, seconds: float) -> None:

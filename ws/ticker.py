@@ -16,9 +16,9 @@ log = logging.getLogger(__name__)
 class Ticker:
     """Sends a frame to many sockets: once a second to each, at its own tenth of a second.
 
-    One greenlet calls `make_frame` for each tenth that has sockets: a timer per socket would be
-    more expensive than sending. The call has an app context, but no request. If it raises an
-    exception, these sockets close with 1011. No tick falls on a full second, so a tick that is a
+    One greenlet calls `make_frame` for each tenth that has sockets, because a timer for each socket
+    would be more expensive than sending. The call has an app context, but no request. If it raises
+    an exception, these sockets close with 1011. No tick falls on a full second, so a tick that is a
     little late neither skips nor repeats a second.
     """
 
@@ -34,12 +34,13 @@ class Ticker:
         within 0.2 s.
         """
         tenth = int(time.time() * 10)
-        tenths = {(tenth + 1) % 10, (tenth + 2) % 10} & self._listeners.keys()  # 0 has no listeners
+        # The keys are 1 to 9, so the full second is left out.
+        tenths = {(tenth + 1) % 10, (tenth + 2) % 10} & self._listeners.keys()
         listeners = min((self._listeners[tenth] for tenth in tenths), key=len)
         listeners.add(ws)
         try:
             if not self._greenlet:  # there was none, or it has ended
-                # From this tenth on: it may have turned when the greenlet begins.
+                # The first tick is that of the next tenth, even if the greenlet begins after it.
                 self._greenlet = gevent.spawn(self._run, current_app.app_context(), tenth + 1)
             for _ in ws.messages():
                 pass

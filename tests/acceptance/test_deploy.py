@@ -56,24 +56,28 @@ def written(page: str, title: str) -> list[str]:
     return blocks("sh", section(title, (REPOSITORY / "docs" / page).read_text()))
 
 
-def nginx(folder: Path, port: int, changes: dict[str, str]) -> list[str]:
+def nginx(folder: Path, port: int, changes: dict[str, str], name: str = "nginx.conf") -> list[str]:
     need("nginx", "openssl")
     key = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
     names = ["-subj", "/CN=localhost", "-keyout", "site.key", "-out", "site.pem"]
     subprocess.run(["openssl", "req", "-x509", *key, *names], cwd=folder, check=True)
+    if name == "nginx.conf":
+        changes |= {
+            "listen 80": f"listen 127.0.0.1:{free_port()}",
+            "listen [::]:443 ssl;": "",  # not every machine has IPv6
+            "listen [::]:80;": "",
+        }
     changes |= {
         "listen 443 ssl": f"listen 127.0.0.1:{port} ssl",
-        "listen 80": f"listen 127.0.0.1:{free_port()}",
-        "listen [::]:443 ssl;": "",  # not every machine has IPv6
-        "listen [::]:80;": "",
         "/etc/letsencrypt/live/example.org/fullchain.pem": f"{folder}/site.pem",
         "/etc/letsencrypt/live/example.org/privkey.pem": f"{folder}/site.key",
         "/var/log/nginx": str(folder),
         "example.org": "localhost",
     }
-    (folder / "site.conf").write_text(shipped("nginx.conf", changes))
+    (folder / "site.conf").write_text(shipped(name, changes))
     kinds = ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
     paths = " ".join(f"{kind}_temp_path {folder}/{kind};" for kind in kinds)
+    paths += " underscores_in_headers on;"  # which the gate has to turn off
     (folder / "main.conf").write_text(
         f"daemon off; master_process off; pid {folder}/pid; error_log stderr;\n"
         f"events {{}}\nhttp {{ {paths} include {folder}/site.conf; }}\n"
@@ -81,21 +85,21 @@ def nginx(folder: Path, port: int, changes: dict[str, str]) -> list[str]:
     return ["nginx", "-p", str(folder), "-c", "main.conf", "-e", "stderr"]
 
 
-def caddy(folder: Path, port: int, changes: dict[str, str]) -> list[str]:
+def caddy(folder: Path, port: int, changes: dict[str, str], name: str = "Caddyfile") -> list[str]:
     need("caddy")
     # Its own certificate, and no other port.
     options = "\tadmin off\n\tlocal_certs\n\tskip_install_trust\n\tauto_https disable_redirects\n"
     changes |= {"example.org": f"https://localhost:{port}", "\tlog {": f"{options}\tlog {{"}
-    (folder / "Caddyfile").write_text(shipped("Caddyfile", changes))
+    (folder / "Caddyfile").write_text(shipped(name, changes))
     return ["caddy", "run", "--adapter", "caddyfile", "--config", "Caddyfile"]
 
 
-def tls(port: int, source: str = "127.0.0.1") -> RawSocket:
+def tls(port: int, source: str = "127.0.0.1", name: str = "localhost") -> RawSocket:
     """A TLS connection from this address; nobody has signed the certificate."""
     context = ssl.create_default_context()
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     plain = socket.create_connection(("127.0.0.1", port), 10, source_address=(source, 0))
-    return RawSocket.over(context.wrap_socket(plain, server_hostname="localhost"))
+    return RawSocket.over(context.wrap_socket(plain, server_hostname=name))
 
 
 def speaks_tls(port: int) -> bool:
@@ -103,6 +107,19 @@ def speaks_tls(port: int) -> bool:
     with contextlib.suppress(OSError), tls(port):
         return True
     return False
+
+
+@contextlib.contextmanager
+def running(command: list[str], folder: Path, port: int) -> Iterator[None]:
+    env = clean_environment(HOME=str(folder), XDG_DATA_HOME=str(folder))
+    with (folder / "output.log").open("wb") as log:
+        process = subprocess.Popen(command, cwd=folder, env=env, stdout=log, stderr=log)
+        try:
+            eventually(lambda: speaks_tls(port), 30, "the proxy does not start")
+            yield
+        finally:
+            process.kill()
+            process.wait()
 
 
 Proxy = tuple[Server, int]  # the service behind it, and its port
@@ -115,15 +132,8 @@ def proxy(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Proxy]:
     folder.mkdir()
     server = Server(tmp_path, PROXY_HOPS="1", MAX_SOCKETS_PER_CALLER="1")
     command = request.param(folder, port, {UPSTREAM: f"127.0.0.1:{server.port}"})
-    env = clean_environment(HOME=str(folder), XDG_DATA_HOME=str(folder))
-    with (folder / "output.log").open("wb") as log, contextlib.closing(server.start()):
-        process = subprocess.Popen(command, cwd=folder, env=env, stdout=log, stderr=log)
-        try:
-            eventually(lambda: speaks_tls(port), 30, "the proxy does not start")
-            yield server, port
-        finally:
-            process.kill()
-            process.wait()
+    with contextlib.closing(server.start()), running(command, folder, port):
+        yield server, port
 
 
 def test_proxy_passes_forms_sockets_and_addresses(proxy: Proxy) -> None:

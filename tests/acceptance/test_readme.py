@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from helpers.documents import CONTRIBUTING, DOCUMENTS, README, blocks, section
-from helpers.server import REPOSITORY, bash, clean_environment, eventually, free_port
+from helpers.server import REPOSITORY, bash, clean_environment, eventually, free_port, listens
 
 # What differs from run to run; everything else has to be as it stands in README.
 MOMENT = re.compile(r"20\d\d-\d\d-\d\d[T ]\d\d:\d\d:\d\d(\.\d{3})?( UTC|Z)")
@@ -45,7 +45,8 @@ class Checkout:
     """A copy of the project, in which bash runs pasted commands."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self.ports = folder / "copy", {"8000": free_port(), "8001": free_port()}
+        self.folder = folder / "copy"
+        self.ports = {port: free_port() for port in ("8000", "8001", "8080", "8081", "9000")}
         private = shutil.ignore_patterns(".git", ".venv*", ".*_cache", "*.db*", "node_modules")
         shutil.copytree(REPOSITORY, self.folder, ignore=private)
         (self.folder / "web/static/fonts").mkdir()  # static files may stand in folders
@@ -60,7 +61,7 @@ class Checkout:
         self._log = folder / "log"
 
     def paste(self, commands: str, seconds: float = 120, **environment: str) -> str:
-        return bash(self._on_our_ports(commands), self.folder, self.env | environment, seconds)
+        return bash(self.on_our_ports(commands), self.folder, self.env | environment, seconds)
 
     def follow(self, name: str, where: str, marker: str, block: str, line: str) -> None:
         """Take a step of a recipe; the marker must be in one line."""
@@ -77,25 +78,32 @@ class Checkout:
     @contextlib.contextmanager
     def running(self, command: str) -> Iterator[Callable[[], str]]:
         """Paste a command that serves, and end it with Ctrl-C; gives what it has printed so far."""
-        with self._log.open("w") as log:
-            pasted = ["bash", "-c", self._on_our_ports(command)]
-            place: dict[str, Any] = {"cwd": self.folder, "env": self.env, "start_new_session": True}
-            process = subprocess.Popen(pasted, stdout=log, stderr=log, **place)
-        try:
+        with self.started(command) as process:
             eventually(lambda: self._serves(process), 30, command)
             yield self._log.read_text
             os.killpg(process.pid, signal.SIGINT)
             assert process.wait(timeout=10) == 0, self._log.read_text()
+
+    @contextlib.contextmanager
+    def started(self, command: str, log: str = "log") -> Iterator["subprocess.Popen[bytes]"]:
+        """Paste a command that goes on, and kill it."""
+        with (self._log.parent / log).open("w") as output:
+            pasted = ["bash", "-c", self.on_our_ports(command)]
+            place: dict[str, Any] = {"cwd": self.folder, "env": self.env, "start_new_session": True}
+            process = subprocess.Popen(pasted, stdout=output, stderr=output, **place)
+        try:
+            yield process
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
 
     def _serves(self, process: "subprocess.Popen[bytes]") -> bool:
         text = self._log.read_text()
         assert process.poll() is None, text
         return "Try it:" in text  # the demo has created its key
 
-    def _on_our_ports(self, commands: str) -> str:
+    def on_our_ports(self, commands: str) -> str:
         for written, ours in self.ports.items():
             commands = re.sub(rf"\b{written}\b", str(ours), commands)
         return commands
@@ -137,9 +145,11 @@ class TestCommands:
             eventually(lambda: '"GET /api/v1/status" 200' in printed())
 
     def test_six_requests_end_in_a_429(self, installed: Checkout) -> None:
-        start, ask = inline("See a 429")  # in a day, so that no minute ends between the six
-        with installed.running(start.replace("/minute", "/day")) as shown:
-            answers = installed.paste(f"{export(shown())}{ask}").splitlines()
+        create, ask = inline("See a 429")
+        # A limit for a day, so that no minute ends between the six.
+        installed.env["RATE_LIMITS"] = "free=1000/hour,tiny=5/day"
+        with installed.running(".venv/bin/python app.py"):
+            answers = installed.paste(f"{create}\n{ask}").splitlines()
         assert [json.loads(answer).get("status", 200) for answer in answers] == [200] * 5 + [429]
 
     def test_test_command_runs_tests(self, checkout: Checkout) -> None:
@@ -151,6 +161,33 @@ class TestCommands:
         """No prompt, and no comment: interactive zsh runs it."""
         for block in [block for path in DOCUMENTS for block in blocks("sh", path.read_text())]:
             assert not re.search(r"^\s*[$>] |(^|\s)#", block, re.MULTILINE), block
+
+
+@pytest.mark.parametrize("program", ["caddy", "nginx"])
+def test_gate_can_be_tried(checkout: Checkout, program: str) -> None:
+    if not shutil.which(program):
+        pytest.skip(f"{program} is not installed")
+    page = (REPOSITORY / "docs/protecting-your-api.md").read_text()
+    used = ("9000", "8080")
+    api, service, *proxies, ask = blocks("sh", section("Try it", page))
+    (proxy,) = [block for block in proxies if f"{program} " in block]
+    for file in checkout.folder.glob("deploy/gate.*"):
+        file.write_text(checkout.on_our_ports(file.read_text()))
+    proxy = proxy.replace("caddy run", "sed -i '0,/{/s//{\\nadmin off/' gate.Caddyfile; caddy run")
+    with (
+        checkout.started(api, "api"),
+        checkout.running(service) as shown,
+        checkout.started(proxy, "proxy"),
+    ):
+        eventually(lambda: all(listens("127.0.0.1", checkout.ports[port]) for port in used))
+        printed = checkout.paste(f"{export(shown())}{ask}")
+    (expected,) = blocks("text", section("Try it", page))
+    assert as_counted(printed) == as_counted(expected)
+
+
+def as_counted(text: str) -> list[str]:
+    """The lines, without the seconds that are left."""
+    return sorted(re.sub(r"t=\d+", "t=", text.strip()).lower().splitlines())
 
 
 def test_recipes_leave_the_tests_green(installed: Checkout) -> None:

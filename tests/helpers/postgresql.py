@@ -115,8 +115,7 @@ class Cluster:
 
     def kill(self) -> None:
         """As at a lack of memory: every process ends at once."""
-        for pid in (pids := self.freeze()):
-            os.kill(pid, signal.SIGKILL)
+        send(signal.SIGKILL, pids := self.freeze())
         self._process.wait(timeout=20)
         eventually(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids), 20)
 
@@ -126,13 +125,11 @@ class Cluster:
         os.kill(pid, signal.SIGSTOP)  # first, so that it makes no more children
         children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
         self._frozen = [pid, *map(int, children)]
-        for pid in self._frozen:
-            os.kill(pid, signal.SIGSTOP)
+        send(signal.SIGSTOP, self._frozen)
         return self._frozen
 
     def thaw(self) -> None:
-        for pid in self._frozen:
-            os.kill(pid, signal.SIGCONT)
+        send(signal.SIGCONT, self._frozen)
 
     def close(self) -> None:
         if self._process.poll() is None:
@@ -142,9 +139,12 @@ class Cluster:
     def url(self, database: str = "postgres") -> str:
         return f"postgresql://demo:{self.password}@127.0.0.1:{self.port}/{database}"
 
-    def new_database(self) -> str:
+    def new_database(self, options: str = "", **defaults: str) -> str:
+        """A database that is made with these options, and gives its sessions these settings."""
         name = f"test_{secrets.token_hex(4)}"
-        self.query(self.url(), f"CREATE DATABASE {name}")
+        self.query(self.url(), f"CREATE DATABASE {name} {options}")
+        for setting, value in defaults.items():
+            self.query(self.url(), f"ALTER DATABASE {name} SET {setting} = '{value}'")
         return self.url(name)
 
     @staticmethod
@@ -159,6 +159,13 @@ class Cluster:
             return bool(self.query(self.url(), "SELECT 1"))
         except psycopg.OperationalError:
             return False
+
+
+def send(number: signal.Signals, pids: list[int]) -> None:
+    """Send a signal to each process that has not ended meanwhile."""
+    for pid in pids:
+        with suppress(ProcessLookupError):
+            os.kill(pid, number)
 
 
 def connected(url: str) -> "closing[psycopg.Connection[Any]]":

@@ -39,6 +39,11 @@ class Frame(NamedTuple):
         assert self.opcode == CLOSE, self
         return int.from_bytes(self.payload[:2], "big")
 
+    @property
+    def reason(self) -> str:
+        assert self.opcode == CLOSE, self
+        return self.payload[2:].decode()
+
     def json(self) -> Any:
         assert self.opcode == TEXT, self
         return json.loads(self.payload)
@@ -138,11 +143,14 @@ class RawSocket:
             (size,) = struct.unpack("!Q", self.read(8))
         return Frame(first & 0x0F, self.read(size))
 
-    def close_code(self) -> int:
-        """The code with which the server closes, after whatever else it still says."""
+    def closing_frame(self) -> Frame:
+        """The frame with which the server closes, after whatever else it still says."""
         while (found := self.frame()).opcode != CLOSE:
             pass
-        return found.close_code
+        return found
+
+    def close_code(self) -> int:
+        return self.closing_frame().close_code
 
     def read(self, size: int) -> bytes:
         while len(self._buffer) < size:

@@ -15,7 +15,7 @@ from helpers.rawsocket import CONTINUATION, TEXT, RawSocket, close_frame, frame,
 from helpers.server import Server, eventually, patience, serve_command
 
 ENDLESS = {
-    "chunks": ({"Host": "a", "Transfer-Encoding": "chunked"}, b"1\r\nx\r\n" * 1000),
+    "chunks": ({"Host": "a", "Transfer-Encoding": "chunked"}, b"1\r\nx\r\n" * 20_000),
     "10 GB": ({"Host": "a", "Content-Length": "10000000000"}, bytes(100_000)),
 }
 
@@ -23,15 +23,17 @@ ENDLESS = {
 @pytest.mark.parametrize("body", ENDLESS)
 @pytest.mark.parametrize("path", [STATUS, ECHO, "/log-in", "/", "/openapi.json", "/nothing"])
 def test_body_without_end_is_not_read(server: Server, path: str, body: str) -> None:
+    """One whose length is not announced is ignored, unless a form is expected."""
     headers, part = ENDLESS[body]
     method = "POST" if path in (STATUS, "/log-in") else "GET"
+    ignored = {STATUS: 405, ECHO: 426, "/nothing": 404, "/log-in": 413}
+    status = 413 if body == "10 GB" else ignored.get(path, 200)
     with RawSocket(server.port) as client:
         client.send(request_bytes(path, headers, method) + part)
         answer = client.answer()
         with pytest.raises(ConnectionError):  # in time, whatever is still sent
             client.fill(part, seconds=5, limit=1 << 40)
-    assert answer.status == 413
-    assert answer.headers["Connection"].lower() == "close"
+    assert answer.status == status
 
 
 class TestTurns:
@@ -121,7 +123,8 @@ class TestHolding:
 
     @pytest.fixture
     def impatient(self, start_patched: StartServer) -> Server:
-        patch = "from web import forms; from server import worker; forms.FORM_SECONDS = 1; "
+        patch = "from service import request_checks; from server import worker; "
+        patch += "request_checks.BODY_SECONDS = 1; "
         return start_patched(patch + "worker.SEND_SECONDS = 0.5; keepalive = 1")
 
     def test_responses_that_are_not_read_end_the_connection(self, impatient: Server) -> None:
@@ -140,15 +143,21 @@ class TestHolding:
                 assert client.rest() < 1_000_000
         assert "Traceback" not in impatient.log()
 
-    def test_slowloris_ends_the_connection_and_a_slow_form_is_408(self, impatient: Server) -> None:
+    @pytest.mark.parametrize(
+        ("framing", "part"),
+        [({"Content-Length": "1000"}, b"name"), ({"Transfer-Encoding": "chunked"}, b"999\r\nname")],
+        ids=["length", "chunks"],
+    )
+    def test_slowloris_ends_the_connection_and_a_slow_form_is_408(
+        self, impatient: Server, framing: dict[str, str], part: bytes
+    ) -> None:
         """A header that drips, also in a later request; a form that drips, and one that halts."""
         slow = request_bytes(STATUS, {"Host": "a" * 300})
         with impatient.connections(4) as clients:
             first, later, dripping, halted = clients
             assert later.request(STATUS).status == 200
             for form in (dripping, halted):
-                headers = {"Host": "a", "Content-Length": "1000"}
-                form.send(request_bytes("/log-in", headers, "POST") + b"name")
+                form.send(request_bytes("/log-in", {"Host": "a"} | framing, "POST") + part)
             started = time.monotonic()
             with contextlib.suppress(ConnectionError):
                 for number in range(len(slow)):

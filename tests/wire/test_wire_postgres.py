@@ -2,11 +2,12 @@
 
 import os
 import signal
+import subprocess
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
-from statistics import median
+from pathlib import Path
 
 import pytest
 
@@ -15,7 +16,7 @@ from helpers.load import Load, accepted, refused
 from helpers.paths import ME, STATUS, TEST, TIME
 from helpers.postgresql import Cluster, Network
 from helpers.rawsocket import RawSocket
-from helpers.server import eventually, patience, writing
+from helpers.server import eventually, patience, start_refusal, writing
 
 pytestmark = pytest.mark.postgres
 
@@ -28,7 +29,7 @@ def own() -> Iterator[Cluster]:
 
 
 @pytest.mark.parametrize("outage", ["stop", "kill", "freeze"])
-def test_outage_under_load_is_503_within_two_seconds_and_no_count_is_wrong(
+def test_outage_under_load_is_503_within_four_seconds_and_no_count_is_wrong(
     own: Cluster, start_server: StartServer, outage: str
 ) -> None:
     server = start_server(DATABASE_URL=own.new_database(), RATE_LIMITS="free=1000000/day")
@@ -44,8 +45,7 @@ def test_outage_under_load_is_503_within_two_seconds_and_no_count_is_wrong(
         replies = load.stop()
 
     assert {reply.status for reply in replies} == {200, 503}
-    # Not all of them: a pause of the machine hits whoever is waiting.
-    assert median(reply.seconds for reply in replies if reply.status == 503) < patience(2)
+    assert max(reply.seconds for reply in replies if reply.status == 503) < patience(4)
     counted, total = len(accepted(replies)), sum(map(server.total, keys))
     if outage == "kill":  # a commit does not wait for the disk: its last second may be lost
         lost = [r for r in accepted(replies) if began - 1.2 < r.started < back]
@@ -129,24 +129,21 @@ def test_after_a_failover_all_use_the_new_primary(
     assert "Traceback" not in server.log()
 
 
-@pytest.mark.parametrize(("delay", "statuses"), [(0.06, [200, 303]), (0.12, [503, 303])])
-def test_database_that_is_far_away_serves_pages_longer_than_the_api(
-    own: Cluster, start_server: StartServer, delay: float, statuses: list[int]
-) -> None:
-    """To connect takes five round trips. The API waits for 1.8 s in all, and pages for 5 s."""
-    with closing(Network(own, delay)) as network:
-        server = start_server(DATABASE_URL=network.url(own.new_database()), WEB_CONCURRENCY="1")
-        key = server.new_key()
-        began = time.monotonic()
-        answers = [server.ask(ME, X_API_Key=key), server.sign_up("ada")]
-        assert [answer.status for answer in answers] == statuses
-        assert time.monotonic() - began < patience(6)
-
-
-def test_burst_with_one_key_is_served_as_far_as_there_is_time(
+def test_database_that_is_far_away_serves_the_first_request_and_the_first_form(
     own: Cluster, start_server: StartServer
 ) -> None:
-    """Most of it is not; but those who count do not wait behind all who look up the key."""
+    """To connect takes five round trips here: as long as with TLS to a server 100 ms away."""
+    with closing(Network(own, delay=0.08)) as network:
+        server = start_server(DATABASE_URL=network.url(own.new_database()), WEB_CONCURRENCY="1")
+        key = server.new_key()
+        answers = [server.ask(ME, X_API_Key=key), server.sign_up("ada")]
+        assert [answer.status for answer in answers] == [200, 303]
+
+
+def test_burst_with_one_key_does_not_keep_those_who_count_waiting(
+    own: Cluster, start_server: StartServer
+) -> None:
+    """Most of it is refused, but hits do not wait behind all who look up the key."""
     with closing(Network(own, 0.05)) as network:
         server = start_server(DATABASE_URL=network.url(own.new_database()), WEB_CONCURRENCY="1")
         first, key = server.new_key(), server.new_key()
@@ -172,6 +169,72 @@ def test_pooler_that_gives_each_transaction_another_session_serves(
             "SELECT current_setting('statement_timeout'), current_setting('synchronous_commit')"
         )
         assert {own.query(pooled, settings)[0] for _ in range(9)} == {("0", "on")}
+
+
+# Where a session kept them, most of these would fail good requests and commands.
+DEFAULTS = {
+    "default_transaction_isolation": "repeatable read",
+    "statement_timeout": "50ms",
+    "lock_timeout": "10ms",
+    "idle_in_transaction_session_timeout": "1s",
+    "idle_session_timeout": "200ms",
+    "synchronous_commit": "off",
+    "standard_conforming_strings": "off",
+    "client_encoding": "LATIN1",
+    "timezone": "Asia/Tokyo",
+    "datestyle": "German",
+    "search_path": "elsewhere",
+}
+
+
+def test_no_default_of_a_database_fails_a_request_or_a_command(
+    cluster: Cluster, start_server: StartServer
+) -> None:
+    url = cluster.new_database(**DEFAULTS)
+    Cluster.query(url, "CREATE SCHEMA elsewhere")
+    server = start_server(
+        DATABASE_URL=url, RATE_LIMITS="free=1000000/day", PGCLIENTENCODING="SQL_ASCII"
+    )
+    key = server.new_key()
+    replies = Load(server.port, key, connections=16, requests=400).join()
+    assert {reply.status for reply in replies} == {200}
+    create = ("user", "create", "ada", "ada@example.com", "--password-stdin")
+    environment = server.env | {"PGAPPNAME": "command"}
+    with server.start_flask(*create, stdin=subprocess.PIPE, env=environment) as command:
+        idle = "application_name = 'command' AND clock_timestamp() - state_change > '0.4s'"
+        eventually(lambda: Cluster.query(url, f"SELECT 1 FROM pg_stat_activity WHERE {idle}"))
+        assert command.communicate("long enough\n")[1] == "User ada was created.\n"
+    name = "я" * 64
+    lock = "SET idle_in_transaction_session_timeout = 0; LOCK TABLE api_key"
+    with ThreadPoolExecutor(2) as threads, writing(url, lock):
+        waiting = threads.submit(server.flask, "key", "create", "ada", name)
+        eventually(lambda: Cluster.query(url, "SELECT 1 FROM pg_locks WHERE NOT granted"))
+        asking = threads.submit(server.ask, TEST, X_API_Key=key)
+        time.sleep(0.2)
+    assert asking.result().status == 200
+    assert server.ask(TEST, X_API_Key=waiting.result().strip()).json()["api_key_name"] == name
+    assert server.sign_up("bob").status == 303
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("default_transaction_isolation", "serializable"),
+        ("default_transaction_read_only", "on"),
+        ("statement_timeout", "20"),
+        ("lock_timeout", "20"),
+        ("idle_in_transaction_session_timeout", "20"),
+    ],
+)
+def test_default_that_no_session_can_change_stops_the_start(
+    cluster: Cluster, tmp_path: Path, name: str, value: str
+) -> None:
+    """Behind a pooler, that is any default with which requests would fail."""
+    url = cluster.new_database(**{name: value})
+    with cluster.pooled() as port:
+        pooled = url.replace(f":{cluster.port}/", f":{port}/") + "?target_session_attrs=any"
+        line = start_refusal("-m flask user list", tmp_path, DATABASE_URL=pooled)
+        assert f"DATABASE_URL: PostgreSQL: {name} is {value}; run ALTER ROLE ... SET {name}" in line
 
 
 def test_idle_process_has_no_connection(own: Cluster, start_patched: StartServer) -> None:

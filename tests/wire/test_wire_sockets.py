@@ -13,6 +13,7 @@ import pytest
 from websockets.sync.client import connect
 
 from conftest import StartServer
+from helpers.documents import SOCKETS
 from helpers.paths import ECHO, TEST, TIME
 from helpers.rawsocket import (
     BINARY,
@@ -91,8 +92,8 @@ CLOSES = {  # what a client sends, and the code with which the server closes the
     "much too big": (frame(TEXT, b"x" * 20_000_000), 1009),
     "big pieces": (frame(TEXT, b"x" * MAX_BYTES, fin=False) + frame(CONTINUATION, b"y"), 1009),
     "too many bytes": (frame(TEXT, "é".encode() * 32_769), 1009),
-    "close without a code": (close_frame(), 0),
 }
+DESCRIBED = {int(code): row for code, row in SOCKETS["x-close-codes"].items()}
 
 
 class TestFraming:
@@ -102,7 +103,18 @@ class TestFraming:
     def test_the_server_closes(self, server: Server, sent: bytes, code: int) -> None:
         with RawSocket(server.port).open(ECHO) as client:
             client.send(sent)
-            assert client.frame().close_code == code
+            found = client.frame()
+            assert (found.close_code, found.reason) == (code, DESCRIBED[code]["reason"])
+            assert client.ended()
+
+    @pytest.mark.parametrize("code", [None, 1000, 1008, 4999])
+    def test_answer_to_a_close_has_its_code_and_no_reason(
+        self, server: Server, code: int | None
+    ) -> None:
+        with RawSocket(server.port).open(ECHO) as client:
+            client.send(close_frame(code))
+            found = client.frame()
+            assert (found.close_code, found.reason) == (code or 0, "")
             assert client.ended()
 
     def test_a_text_in_any_pieces_is_whole(self, server: Server) -> None:
@@ -259,7 +271,8 @@ class TestTime:
             for client, command in zip((one, two), commands, strict=True):
                 server.flask(*command.split())
                 ended = time.monotonic()
-                assert client.close_code() == 1008
+                found = client.closing_frame()
+                assert (found.close_code, found.reason) == (1008, DESCRIBED[1008]["reason"])
                 assert time.monotonic() - ended < patience(2)
 
 
@@ -317,6 +330,6 @@ def test_frame_is_finished_before_1001(start_server: StartServer) -> None:
         os.kill(server.pid, signal.SIGTERM)
         while (found := reading.frame()).opcode == TEXT:
             assert len(found.json()["message"]) == MAX_BYTES
-        assert found.close_code == 1001
+        assert (found.close_code, found.reason) == (1001, DESCRIBED[1001]["reason"])
         assert server.wait() == 0
     assert len(server.log_lines(": 1001")) == len(server.log_lines(": 1006")) == 1

@@ -20,6 +20,7 @@ from helpers.server import (
     eventually,
     listens,
     patience,
+    random_key,
     serve_command,
     start_refusal,
 )
@@ -58,7 +59,7 @@ def test_every_command_leads_to_the_same_server(tmp_path: Path, command: list[st
     assert "Traceback" not in server.log()
     assert key not in server.log()
     assert f'"GET {TEST}" 200' in server.log(), "an access log"
-    assert "api_key=[redacted]" in server.log(), "gunicorn's quote of what it cannot parse"
+    assert server.log_lines("Invalid request"), "the service's words for it"
 
 
 @pytest.mark.parametrize(
@@ -75,6 +76,44 @@ def test_wrong_setting_is_one_line(tmp_path: Path, command: str, variable: str, 
     message = start_refusal(command, tmp_path, **settings)
     assert message.startswith(variable)
     assert variable != "SECRET_KEY" or value or "python3 -c" in message
+
+
+@pytest.mark.parametrize(
+    ("command", "arguments", "option"),
+    [
+        ("-m gunicorn app:app --daem", "", "--daemon"),
+        in_ci("-m gunicorn -Dw1", "", "--daemon"),
+        in_ci("-m gunicorn -k gevent app:app", "--graceful-timeout=1", "--graceful-timeout"),
+        ("app.py", "--reload --log-config x", "--reload"),
+    ],
+)
+def test_refused_option_of_gunicorn_is_one_line(
+    tmp_path: Path, command: str, arguments: str, option: str
+) -> None:
+    settings = {"SECRET_KEY": secrets.token_hex(), "GUNICORN_CMD_ARGS": arguments}
+    message = start_refusal(command, tmp_path, **settings)
+    assert message == f"gunicorn: {option} is not supported; docs/deploying.md lists what is"
+
+
+def test_supported_options_work_together(start_server: StartServer, tmp_path: Path) -> None:
+    """Log files that were renamed are opened again at a SIGUSR1."""
+    pid, log, access, other = (tmp_path / name for name in ("pid", "log", "access", "other"))
+    server = start_server(
+        *serve_command(),
+        *("--pid", str(pid), "--name", "demo", "--worker-tmp-dir", str(tmp_path), "--workers=1"),
+        *("--error-logfile", str(log), "--access-logfile", str(access), "--log-level=warning"),
+    )
+    assert pid.read_text() == f"{server.pid}\n"
+    access.rename(other)
+    os.kill(server.pid, signal.SIGUSR1)
+    eventually(lambda: server.ask(STATUS) and access.exists() and STATUS in access.read_text())
+    assert STATUS in other.read_text()
+    server.send(b"no request\r\n\r\n")
+    server.ask(f"/{random_key()}")
+    assert "Invalid request" in log.read_text()
+    eventually(lambda: "/sk_live_[redacted]" in access.read_text())
+    assert server.log() == ""
+    assert server.stop()[0] == 0
 
 
 def test_tests_without_their_packages_are_one_line(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""How the real server starts, stops, is killed, and what it logs meanwhile."""
+"""What stops the real server, what a stop loses, and what the log never shows."""
 
 import contextlib
 import itertools
@@ -151,7 +151,9 @@ def test_background_goes_on_after_a_bug(start_patched: StartServer) -> None:
     assert server.ask(TEST, X_API_Key=key).status == 200
     eventually(lambda: server.execute("SELECT total FROM api_key") == [(1,)])
     eventually(lambda: len(server.log_lines("Traceback")) == len(server.worker_pids))
-    assert max(map(len, server.log().splitlines())) <= 1000
+    lines = server.log().splitlines()
+    assert max(map(len, lines)) <= 1000
+    assert not [line for line in lines if line.startswith("forged")], "all lines are indented"
     assert "\x1b" not in server.log(), "a terminal would obey it"
 
 
@@ -159,7 +161,7 @@ BUG = """
 from ws.open_sockets import OpenSockets
 
 def close_ended(self, ended):
-    raise ValueError("a bug\\x1b[1m" * 1000)
+    raise ValueError("a bug\\x1b[1m" * 1000 + "\\nforged")
 
 OpenSockets.close_ended = close_ended
 """
@@ -221,6 +223,7 @@ class TestSecrecy:
         (line,) = talkative.log_lines("forged")
         assert "GET /api/v1/" in line
         assert line.isprintable()
+        assert talkative.log_lines("configuration:   config:"), "a line break becomes a space"
 
     def test_no_secret_is_in_a_log_or_a_file(self, talkative: Server) -> None:
         server = talkative
@@ -229,8 +232,8 @@ class TestSecrecy:
         server.flask("key", "revoke", revoked[8:16])
         escaped = "".join(f"%{ord(character):02X}" for character in key)
         half = "".join(c if n % 2 else f"%{ord(c):02x}" for n, c in enumerate(key))
-        broken = f"{key[:5]}%01{key[5:]}"
-        texts = (key, revoked, escaped, half, broken, key.replace("_", "%5F"))
+        broken = [f"{key[:5]}{sign}{key[5:]}" for sign in ("%01", "%0A")]
+        texts = (key, revoked, escaped, half, *broken, key.replace("_", "%5F"))
         for text in texts:
             for line, headers in PLACES:
                 with contextlib.suppress(OSError):

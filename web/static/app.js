@@ -6,17 +6,16 @@ const UNREACHABLE = "The server cannot be reached.";
 const source = document.getElementById("key"); // the field of the console, or a new key
 const said = document.getElementById("said");
 
-// The answer to a form becomes an ordinary page of the history: Reload, Back and Forward send
-// nothing again, but for Reload in WebKit.
+// Make the response to a form an ordinary page of the history: then Reload (but not WebKit's), Back
+// and Forward don't send the form again.
 history.replaceState(null, "", location.href);
 
-// A form is sent once, however slow the server is. On a page that the browser has kept for Back, it
-// can be sent again. WebKit keeps even the pages of an account: they are fetched anew, because the
-// user may have logged out since.
+// Let a form be sent only once, however slow the server is; after Back, it can be sent again. WebKit
+// keeps even the pages of an account for Back. Load those again: the user may have logged out.
 addEventListener("submit", ({ target }) => enable(target, target.method !== "post"));
 addEventListener("pageshow", ({ persisted }) => {
   enable(document, true);
-  if (!persisted || !document.querySelector('[action="/log-out"]')) return;
+  if (!persisted || !document.querySelector('[action$="/log-out"]')) return;
   document.body.hidden = true;
   location.replace(location.href);
 });
@@ -25,10 +24,10 @@ function enable(element, enabled) {
   for (const button of element.querySelectorAll("button")) button.disabled = !enabled;
 }
 
-// A new key is taken to the console's field, and stored only on the way.
-document.querySelector("[data-take]")?.addEventListener("click", () => {
+// Take a new key to the console's field. It is stored only until the console has loaded.
+document.querySelector("[data-take]")?.addEventListener("click", ({ target }) => {
   sessionStorage.setItem("key", typedKey());
-  location = "/";
+  location = target.dataset.take;
 });
 
 for (const button of document.querySelectorAll("[data-copy]")) {
@@ -45,9 +44,9 @@ async function copy(button) {
   setTimeout(() => (button.textContent = "Copy", said.textContent = ""), 2000);
 }
 
-/** Without https browsers have no clipboard, and some still have the command. */
+/** Without https, browsers have no clipboard, but most still have this command. */
 function copySelected(element) {
-  getSelection().selectAllChildren(element); // screen readers read it aloud, so not before
+  getSelection().selectAllChildren(element); // only here: screen readers read a selection aloud
   return document.execCommand("copy");
 }
 
@@ -159,7 +158,7 @@ class SocketCard {
       this.say("Connected", "Disconnect", "good");
     };
     this.socket.onmessage = ({ data }) => this.receive(data);
-    this.socket.onclose = ({ code }) => this.closed(code);
+    this.socket.onclose = (event) => this.closed(event);
   }
 
   /** Close from this side; there is nothing to explain. */
@@ -189,17 +188,17 @@ class SocketCard {
     this.clock.classList.toggle("tick"); // starts the other one of two equal animations
   }
 
-  closed(code) {
+  closed({ code, reason }) {
     if (!this.opened) return this.refused();
     const meaning = document.getElementById(`close-${code}`)?.textContent;
-    this.end(`${meaning ?? "The server closed the connection."} (${code})`, "bad");
+    this.end(`${reason || meaning || "The server closed the connection"} (${code})`, "bad");
   }
 
-  /** A browser does not tell why it was refused, so the REST API is asked. */
+  /** A browser doesn't say why a socket was refused, so ask the REST API. */
   async refused() {
     this.end("Finding out what is wrong…");
     const { advice } = await call(this.card, this.card.dataset.check);
-    if (this.socket) return; // somebody tries again
+    if (this.socket) return; // the user has clicked again
     this.end(advice || "Too many sockets are open. Close one and try again.", "bad");
   }
 
@@ -216,7 +215,7 @@ class SocketCard {
     this.button.textContent = action;
   }
 
-  /** Add a line to the log, which stays where it is while somebody reads above. */
+  /** Add a line to the log, and scroll to it unless the user has scrolled up. */
   note(text, direction) {
     const { log } = this;
     const atEnd = log.scrollTop + log.clientHeight >= log.scrollHeight - 10;
@@ -240,10 +239,10 @@ const NAMED = /\$KEY"|os\.environ\["KEY"\]|process\.env\.KEY/g;
 const examples = environment ? [...document.querySelectorAll("[data-language] code")] : [];
 const originals = examples.map((code) => code.innerHTML);
 
-/** Put the key from the field into the code, where it is as readable as in the field. */
+/** Put the key from the field into the code, where it is hidden as long as in the field. */
 function fillIn() {
   const key = /^\w+$/.test(typedKey()) ? typedKey() : ""; // nothing that is HTML, or that a shell would run
-  // Its closing quote is a part of it, or would be alone on a line of a narrow page.
+  // With the closing quote, which would otherwise be alone on a line of a narrow page.
   const secret = `<span class="secret">${key}<span class="quote">"</span></span>`;
   const written = (name) => (name === '$KEY"' ? secret : `"${secret}`);
   environment.hidden = key !== "";

@@ -1,0 +1,63 @@
+"""Each setting of gunicorn is supported and documented, or refused, or has no option."""
+
+import re
+import sys
+
+import pytest
+from gunicorn.config import Config
+
+from helpers.server import REPOSITORY
+from server.options import SUPPORTED, check_options
+from settings import Settings, SettingsError
+
+# Gunicorn 27.0. If a setting is new, decide: do all promises of the service hold, whatever its
+# value? Then add it to SUPPORTED and to docs/deploying.md, else here. Is its default right?
+REFUSED_NAMES = """
+    access_log_format asgi_disconnect_grace_period asgi_lifespan asgi_loop backlog ca_certs
+    capture_output casefold_http_method cert_reqs certfile chdir ciphers control_socket
+    control_socket_disable control_socket_mode daemon dirty_apps dirty_graceful_timeout
+    dirty_threads dirty_timeout dirty_workers disable_redirect_access_to_syslog
+    do_handshake_on_connect dogstatsd_tags enable_backlog_metric enable_stdio_inheritance
+    forwarded_allow_ips forwarder_headers graceful_timeout group header_map http2_cleartext
+    http2_initial_window_size http2_max_concurrent_streams http2_max_frame_size
+    http2_max_header_list_size http_parser http_protocols initgroups keepalive keyfile
+    limit_request_field_size limit_request_fields limit_request_line logconfig logconfig_json
+    logger_class max_requests max_requests_jitter paste permit_obsolete_folding
+    permit_unconventional_http_method permit_unconventional_http_version protocol
+    proxy_allow_ips proxy_protocol pythonpath raw_env raw_paste_global_conf reload reload_engine
+    reload_extra_files reuse_port root_path sendfile spew ssl_version statsd_host statsd_prefix
+    strip_header_spaces suppress_ragged_eofs syslog syslog_addr syslog_facility syslog_prefix
+    threads timeout umask user uwsgi_allow_ips websocket_max_message_size worker_connections
+"""
+WITHOUT_OPTION_NAMES = """
+    child_exit default_proc_name dirty_post_fork dirty_worker_exit dirty_worker_init logconfig_dict
+    nworkers_changed on_dirty_starting on_exit on_reload on_starting post_fork post_request
+    post_worker_init pre_exec pre_fork pre_request secure_scheme_headers ssl_context tmp_upload_dir
+    when_ready worker_abort worker_exit worker_int wsgi_app
+"""
+REFUSED, WITHOUT_OPTION = REFUSED_NAMES.split(), WITHOUT_OPTION_NAMES.split()
+SETTINGS = Config().settings
+
+
+def test_each_setting_of_gunicorn_was_decided_on() -> None:
+    assert sorted(SETTINGS) == sorted([*SUPPORTED, *REFUSED, *WITHOUT_OPTION])
+    assert {name for name in SETTINGS if not SETTINGS[name].cli} == {*WITHOUT_OPTION}
+
+
+def test_documents_list_the_supported_options() -> None:
+    text = (REPOSITORY / "docs/deploying.md").read_text()
+    section = text.partition("\n## Options of gunicorn\n")[2].partition("\n## ")[0]
+    listed = re.findall(r"^\| `(--[a-z-]+)", section, re.MULTILINE)
+    names = {option: name for name in SETTINGS for option in SETTINGS[name].cli or []}
+    assert sorted(names[option] for option in listed) == sorted(SUPPORTED)
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refused_option_is_one_line(
+    config: Settings, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    option = SETTINGS[name].cli[-1]
+    value = [] if SETTINGS[name].action in ("store_true", "store_const") else ["1"]
+    monkeypatch.setattr(sys, "argv", ["gunicorn", "app:app", option, *value])
+    with pytest.raises(SettingsError, match=f"^gunicorn: {option} is not supported; [^\n]*$"):
+        check_options(config)
