@@ -193,7 +193,8 @@ def backup(file: str) -> None:
             with unfinished.open("rb") as copy:
                 os.fsync(copy.fileno())
             give_name(unfinished, path)
-        except BaseException as error:  # the disk is full, or Ctrl-C was pressed
+        # The disk is full, or Ctrl-C was pressed.
+        except (PeeweeException, OSError, KeyboardInterrupt) as error:
             fail(f"no backup was made: {reason_of(error) or 'interrupted'}")
     say(f"The database was copied to {path}.")
 

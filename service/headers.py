@@ -12,8 +12,6 @@ API_HEADERS = [
     ("Access-Control-Expose-Headers", EXPOSED),
 ]
 PREFLIGHT = {
-    "Allow": "GET, HEAD, OPTIONS",
-    "Access-Control-Allow-Methods": "GET, HEAD, OPTIONS",
     "Access-Control-Allow-Headers": "X-API-Key, Content-Type, Authorization, *",
     "Access-Control-Max-Age": "86400",
 }

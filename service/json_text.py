@@ -13,7 +13,16 @@ json_text = json.JSONEncoder(
 
 
 class CompactJson(DefaultJSONProvider):
-    """Writes what views return in the same form; takes no options."""
+    """Writes what views return in the same form; takes no options.
+
+    It reads JSON that is nested too deeply as malformed JSON, which a view expects.
+    """
 
     def dumps(self, obj: Any, **kwargs: Any) -> str:
         return json_text(obj)
+
+    def loads(self, s: str | bytes, **kwargs: Any) -> Any:
+        try:
+            return super().loads(s, **kwargs)
+        except RecursionError as error:
+            raise ValueError("nested too deeply") from error

@@ -22,8 +22,8 @@ log = logging.getLogger(__name__)
 DEFAULTS = {
     400: ("bad_request", "The request could not be understood."),
     404: ("not_found", "There is nothing here; /openapi.json and /asyncapi.json list the paths."),
-    405: ("method_not_allowed", "Use GET."),
-    413: ("content_too_large", "The request body is too large; this API takes none."),
+    405: ("method_not_allowed", "This path does not take this method."),
+    413: ("content_too_large", "The request body is too large."),
     426: ("upgrade_required", "Connect with a WebSocket client."),
     500: ("internal_error", "Something went wrong on our side."),
     503: ("unavailable", "The database cannot be used; try again shortly."),
@@ -110,8 +110,11 @@ def problem(error: HTTPException) -> Problem:
     """The same error as a problem, with the words that a view gave to `abort`."""
     # `error.description` could be werkzeug's, which is in the class. The headers bring Allow and
     # Retry-After.
+    detail = vars(error).get("description") or ""
+    if not detail and isinstance(error, exceptions.MethodNotAllowed) and error.valid_methods:
+        detail = f"Use {' or '.join(sorted({*error.valid_methods} - {'HEAD', 'OPTIONS'}))}."
     return Problem(
         error.code or 500,
-        detail=vars(error).get("description") or "",
+        detail=detail,
         headers=error.get_headers(),
     )

@@ -4,7 +4,7 @@ from io import BytesIO
 from typing import IO
 
 import gevent
-from flask import Request, Response, request
+from flask import Request, Response, current_app, request
 from flask.typing import ResponseReturnValue
 from gunicorn.http.errors import ParseException
 from werkzeug.exceptions import abort
@@ -55,7 +55,16 @@ def check_request() -> ResponseReturnValue | None:
     if int(environ.get("CONTENT_LENGTH") or 0) > MAX_BODY_BYTES:
         abort(413)
     if request.method == "OPTIONS" and is_api(request.path):
-        response = Response(status=204, headers=PREFLIGHT)
-        del response.headers["Content-Type"]
-        return response
+        return preflight()
     return None
+
+
+def preflight() -> Response:
+    """The answer to OPTIONS, with the methods of the path."""
+    # Where there is no path, a page may read the 404 of a GET.
+    taken = current_app.url_map.bind("").allowed_methods(request.path)
+    methods = ", ".join(sorted(taken)) or "GET, HEAD, OPTIONS"
+    allowed = {"Allow": methods, "Access-Control-Allow-Methods": methods}
+    response = Response(status=204, headers=PREFLIGHT | allowed)
+    del response.headers["Content-Type"]
+    return response

@@ -29,6 +29,8 @@ import models
 import settings
 from accounts import api_keys, passwords, users
 from app import create_app
+from helpers import sample
+from helpers.moment import MomentClient
 from helpers.postgresql import Cluster
 from helpers.server import REPOSITORY, Server
 from models import User
@@ -155,11 +157,19 @@ def app(
     made = create_app(config)
     connections = models.db.obj  # a command uses another one
     made.jinja_env.bytecode_cache = templates
+    made.test_client_class = MomentClient
     started = time.time()
     made.extensions["throttles"] = Limiter(lambda: started)  # no minute turns in a test
     yield made
     made.store.close()
     connections.close_all()
+
+
+@pytest.fixture
+def with_sample(app: Service) -> Iterator[None]:
+    """The service has the endpoints and the table of tests/helpers/sample.py, too."""
+    with sample.added(app):
+        yield
 
 
 @pytest.fixture

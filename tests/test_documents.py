@@ -1,6 +1,5 @@
 """The facts of the documents, compared with the code: what is told of both must be the same."""
 
-import ast
 import json
 import re
 import secrets
@@ -10,20 +9,17 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlencode
 
 import pytest
 from flask import Flask
-from flask.testing import FlaskClient
+from peewee import AutoField
 from websockets.sync.client import ClientConnection, connect
-from werkzeug.datastructures import ImmutableMultiDict
-from werkzeug.test import TestResponse
 
-import models
 import settings
 from auth import EMPTY_KEY, INVALID_KEY
 from cli import PG_DUMP
-from conftest import NewKey, StartServer
+from conftest import StartServer
+from helpers.described import errors_in, misfits
 from helpers.documents import (
     API,
     CONTRIBUTING,
@@ -35,15 +31,24 @@ from helpers.documents import (
     rows,
     section,
 )
-from helpers.paths import PARAMETER, TOTALS
 from helpers.rawsocket import handshake_bytes
-from helpers.server import REPOSITORY, bash, clean_environment, eventually, patience, serve_command
-from helpers.stored import HIDDEN, add_hidden_user, change
+from helpers.server import (
+    REPOSITORY,
+    bash,
+    clean_environment,
+    eventually,
+    patience,
+    serve_command,
+    sources,
+)
 from models import PREFIXES, TABLES, Table
 from ratelimit import UNITS
+from server import lifecycle
 from server.worker import SEND_SECONDS
-from service.problems import DEFAULTS, Problem
-from test_settings import CHANGED
+from service import connections
+from service.problems import DEFAULTS
+from service.request_checks import BODY_SECONDS
+from storage import key_store, postgres, sqlite
 from ws.connection import PING_SECONDS, STALLED_SECONDS, CloseCode
 
 CLIENTS = (REPOSITORY / "docs/testing-clients.md").read_text()
@@ -52,28 +57,6 @@ PLATFORMS = {"DYNO": "Heroku", "FLY_APP_NAME": "Fly", "RENDER": "Render"}
 PLATFORMS |= {"RAILWAY_ENVIRONMENT": "Railway", "RAILWAY_ENVIRONMENT_NAME": "Railway"}
 
 GROWING = (REPOSITORY / "docs/growing.md").read_text()
-JSON_TYPES: dict[type, str] = {
-    **{dict: "object", list: "array", str: "string", bool: "boolean", type(None): "null"},
-    **{int: "integer", float: "number"},
-}
-NONSENSE = ("x", "-1", "0", "\u00b2", "9" * 30, "x" * 300)  # as parameters
-
-
-def misfits(body: Any, schema: Any, description: Any, name: str = "the body") -> list[str]:
-    """What differs from the schema: types, the fields of objects, the form of texts."""
-    schema = resolved(schema, description)
-    kind = JSON_TYPES[type(body)]
-    types = schema.get("type", kind)
-    if (kind not in types and not (kind == "integer" and "number" in types)) or not re.search(
-        schema.get("pattern", ""), str(body)
-    ):
-        return [f"{name} is {body!r}, and described as {schema}"]
-    parts = schema.get("properties", {}) if body is not None else {}
-    if parts and not parts.keys() == set(schema["required"]) == body.keys():
-        return [f"{name} has {[*body]}, and described (and required) are {[*parts]}"]
-    inner = [(body[part], parts[part], part) for part in parts]
-    inner += [(each, schema["items"], name) for each in body or ()] if "items" in schema else []
-    return [found for each, part, name in inner for found in misfits(each, part, description, name)]
 
 
 def test_links_lead_to_files_and_headings() -> None:
@@ -147,20 +130,19 @@ def test_rows_are_copied_by_the_names_of_their_columns(table: type[Table]) -> No
     assert is_copied, f"edit docs/growing.md: {line}"
 
 
-def as_described(rule: str) -> str:
-    return PARAMETER.sub(r"{\3}", rule)
-
-
-def test_endpoints_are_those_of_the_app(app: Flask) -> None:
-    """A parameter is written as {name}, in README's table also as Flask writes it."""
-    served = {as_described(rule.rule) for rule in app.url_map.iter_rules()}
-    served = {path for path in served if path.startswith("/api/")}
-    described = {path for path in served if "/ws/" not in path}
-    assert set(API["paths"]) == described, "edit docs/openapi.json: paths"
-    listed = set(re.findall(r"`(/api/[^`?]+)", "".join(map(str, rows("The API")))))
-    assert {as_described(path) for path in listed} == served, (
-        "edit README.md: the table of endpoints"
-    )
+@pytest.mark.parametrize("table", TABLES)
+def test_each_table_has_rights_a_sequence_and_a_place_in_citus(table: type[Table]) -> None:
+    name, advice = table._meta.table_name, "edit docs/growing.md"
+    (rights,) = re.findall(r"GRANT SELECT.* ON (.*) TO app;", GROWING)
+    assert name in rights.replace('"', "").split(", "), f"{advice}: the rights on {name}"
+    distributed = re.findall(r"create_(?:reference|distributed)_table\('\"?(\w+)", GROWING)
+    assert name in distributed, f"{advice}: how Citus distributes {name}"
+    if isinstance(table._meta.primary_key, AutoField):
+        sequence = f"{name}_{table._meta.primary_key.column_name}_seq"
+        granted = re.findall(r"GRANT USAGE ON SEQUENCE (.*) TO app;", GROWING)
+        assert sequence in ", ".join(granted).split(", "), f"{advice}: USAGE of {sequence}"
+        moved = re.findall(r"pg_get_serial_sequence\('\"?(\w+)", GROWING)
+        assert name in moved, f"{advice}: setval, and `name = '{name}'` in the line above it"
 
 
 def test_sockets_are_those_of_the_app(app: Flask) -> None:
@@ -174,103 +156,6 @@ def check_access(path: str, needs_key: bool) -> None:
     told = {re.sub(r"<(?:\w+:)?(\w+)>", r"{\1}", name): access for name, access in named.items()}
     is_right = told.get(path) == ("key" if needs_key else "public")
     assert is_right, f"edit README.md: whether {path} is public or needs a key"
-
-
-@pytest.mark.parametrize("path", API["paths"])
-def test_answers_are_described(client: FlaskClient, new_key: NewKey, path: str) -> None:
-    """Status, headers, and fields: without a key, with one, when its limit is used up, with a large
-    body, and without a database.
-    """
-    endpoint, advice = API["paths"][path]["get"], f"edit docs/openapi.json: {path}"
-    assert {"summary", "security"} <= set(endpoint), f"{advice}: summary, security"
-    url, responses = filled_in(path, parameters(endpoint)), endpoint["responses"]
-    key, other = ({"X-API-Key": new_key(tier="once")} for _ in range(2))
-    change(new_key("HIDDEN"), expires_at=1)
-    add_hidden_user()
-    answers = [client.get(url), *(client.get(url, headers=key) for _ in range(2))]
-    answers.append(client.get(url, data=bytes(20_000)))
-    with models.db.connection_context():
-        models.db.drop_tables(TABLES)
-    answers.append(client.get(url, headers=other))
-    given = {str(answer.status_code) for answer in answers}
-    needs_key = bool(endpoint["security"]) and {} not in endpoint["security"]
-    assert needs_key == ("401" in given), f"{advice}: security"
-    check_access(path, needs_key)
-    missing = {"400", "500", *given} - responses.keys()
-    assert not missing, f"{advice}: add the errors {missing}"
-    wrong = {"401", "429"} & responses.keys() - given
-    assert not wrong, f"{advice}: without the errors {wrong}"
-    for answer in answers:
-        check_answer(answer, responses, advice)
-    shown = path not in TOTALS and HIDDEN.findall(answers[1].text)
-    advice = "ask for those of the key, or see TOTALS in tests/helpers/paths.py"
-    assert not shown, f"it shows rows of others, or keys that have expired: {advice}"
-
-
-def check_answer(answer: TestResponse, responses: Any, advice: str) -> None:
-    """The status is listed; the headers and fields are those of this status."""
-    status = str(answer.status_code)
-    assert status in responses, f"{advice}: {status}, {answer.text}"
-    response = resolved(responses[status], API)
-    sent = API["components"]["headers"].keys() & set(answer.headers.keys())
-    wrong = sent ^ set(response.get("headers", ()))
-    assert not wrong, f"{advice}: the headers of {status}: {wrong}"
-    content, given = response["content"][answer.mimetype], answer.get_json(force=True)
-    for body in (given, content.get("example", given)):
-        wrong = misfits(body, content["schema"], API)
-        assert not wrong, f"{advice}: {status}: {'; '.join(wrong)}"
-
-
-@pytest.mark.parametrize("config", CHANGED, indirect=True)
-def test_answers_are_described_for_every_setting(client: FlaskClient, new_key: NewKey) -> None:
-    for path, methods in API["paths"].items():
-        endpoint, key = methods["get"], {"X-API-Key": new_key(tier="once")}
-        for headers in ({}, key, key, key):
-            answer = client.get(filled_in(path, parameters(endpoint)), headers=headers)
-            check_answer(answer, endpoint["responses"], f"edit docs/openapi.json: {path}")
-
-
-@pytest.mark.parametrize("path", API["paths"])
-def test_parameters_are_described(
-    client: FlaskClient, new_key: NewKey, monkeypatch: pytest.MonkeyPatch, path: str
-) -> None:
-    """Also what comes back if they make no sense."""
-    endpoint, advice = API["paths"][path]["get"], f"edit docs/openapi.json: {path}"
-    read: set[str] = set()
-
-    class Parameters(ImmutableMultiDict[str, str]):
-        def __getitem__(self, name: str) -> str:
-            read.add(name)
-            return super().__getitem__(name)
-
-    monkeypatch.setattr(client.application.request_class, "parameter_storage_class", Parameters)
-    described, key = parameters(endpoint), {"X-API-Key": new_key()}
-    needed = filled_in(path, [each for each in described if each.get("required")])
-    assert client.get(needed, headers=key).status_code == 200, f"{advice}: required"
-    for value in ("", *NONSENSE):
-        answer = client.get(filled_in(path, described, value), headers=key)
-        assert answer.status_code < 500, f"{value!r} is a bug"
-        listed = str(answer.status_code) in endpoint["responses"]
-        assert listed, f"{advice}: {answer.status_code}, {answer.text}"
-        if answer.status_code >= 400:
-            codes = {row["code"] for row in API["x-codes"]}
-            assert answer.get_json()["code"] in codes, "edit docs/openapi.json: x-codes"
-    query = {each["name"] for each in described if each["in"] == "query"}
-    assert read == query, f"{advice}: the parameters of the query"
-    assert not described or "400" in endpoint["responses"], f"{advice}: 400"
-
-
-def parameters(endpoint: Any) -> list[Any]:
-    found = [resolved(each, API) for each in endpoint.get("parameters", ())]
-    assert all("example" in each for each in found), "edit docs/openapi.json: example"
-    return found
-
-
-def filled_in(path: str, described: list[Any], value: str = "") -> str:
-    """The path with the examples of its parameters, or with this value for each."""
-    values = {each["name"]: value or each["example"] for each in described}
-    query = {each["name"]: values[each["name"]] for each in described if each["in"] == "query"}
-    return f"{path.format(**values)}?{urlencode(query)}"
 
 
 # A path that tells how many WebSockets there are in the server's memory, open or not.
@@ -369,38 +254,16 @@ def test_units_are_those_of_the_limits() -> None:
     assert units.replace("or ", "").split(", ") == [*UNITS], "edit README.md: RATE_LIMITS"
 
 
-def problems() -> Iterator[tuple[str, object, object]]:
-    """Where the sources make a Problem that has a code or a number: its status and code there."""
-    for path in [*REPOSITORY.glob("*.py"), *REPOSITORY.glob("[a-z]*/**/*.py")]:
-        file = path.relative_to(REPOSITORY)
-        calls = [
-            node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)
-        ]
-        for call in [] if file.parts[0] in ("tests", "benchmarks") else calls:
-            if ast.unparse(call.func).rpartition(".")[2] == "Problem":
-                written = [*zip(("status", "code"), call.args, strict=False)]
-                written += [(str(each.arg), each.value) for each in call.keywords]
-                given: dict[str, Any] = {
-                    name: node.value if isinstance(node, ast.Constant) else ast.unparse(node)
-                    for name, node in written
-                }
-                if isinstance(given["status"], int):
-                    given = Problem(given["status"]).get_response().get_json() | given
-                if "code" in given:
-                    yield f"{file}:{call.lineno}", given["status"], given["code"]
-
-
 def test_codes_of_errors_are_those_of_the_service() -> None:
     described = API["components"]["responses"], SOCKETS["channels"]
     codes = set(re.findall(r'"code": "([a-z_]+)"', json.dumps(described)))
     codes |= {code for code, _ in DEFAULTS.values()}
     listed = {(row["status"], row["code"]) for row in API["x-codes"]}
     assert codes <= {code for _, code in listed}, "edit docs/openapi.json: x-codes"
-    for where, status, code in problems():
-        assert (status, code) in listed, (
-            f"{where}: add to x-codes in docs/openapi.json: "
-            f'{{"status": {status}, "code": "{code}", "when": "...", "then": "..."}}'
-        )
+    for path in [path for path in sources() if path.parent.name != "web"]:
+        for status, code in errors_in(path.read_text()):
+            row = f'{{"status": {status}, "code": "{code}", "when": "...", "then": "..."}}'
+            assert (status, code) in listed, f"edit docs/openapi.json: x-codes: {row} for {path}"
 
 
 def test_close_codes_are_those_of_the_service() -> None:
@@ -427,11 +290,43 @@ def test_times_of_deployments_are_those_of_the_service() -> None:
     assert min(map(int, stops)) >= 2 * 5
     assert "\nKillMode=mixed\n" in unit, "only the master gets the signal"
     (silence,) = re.findall(r"proxy_read_timeout (\d+)s;", nginx)
-    assert int(silence) > PING_SECONDS
+    lost = PING_SECONDS + STALLED_SECONDS  # a pong that comes at last puts the next ping off
+    assert int(silence) > lost
     told = r"form slowly, is disconnected after (\d+) seconds,.* a ping, after (\d+)\."
     (seconds,) = re.findall(told, (REPOSITORY / "SECURITY.md").read_text())
-    lost = PING_SECONDS + STALLED_SECONDS
     assert seconds == (str(SEND_SECONDS), str(lost)), "edit SECURITY.md: seconds"
+
+
+@pytest.mark.parametrize(
+    ("name", "kept"),
+    [
+        ("demo-service.service", r"StateDirectory=(.*)"),
+        ("fly.toml", r'destination = "(.*)"'),
+        ("render.yaml", r"mountPath: (.*)"),
+        ("Dockerfile", r"install -d .* (/\w+)"),
+    ],
+)
+def test_deployment_stores_the_database_where_it_is_kept(name: str, kept: str) -> None:
+    """Elsewhere it would be lost with the next deploy."""
+    text = (REPOSITORY / "deploy" / name).read_text()
+    (folder,) = re.findall(kept, text)
+    path = folder if folder.startswith("/") else f"/var/lib/{folder}"
+    assert f"sqlite:///{path}/demo.db" in text
+
+
+def test_constants_add_up_to_what_is_promised() -> None:
+    """Seconds. Tests replace some of them, and are patient on a busy machine."""
+    noticed, idle, join = 1, 1, 1  # gunicorn sees a stop, ends connections; a save that is running
+    stop = noticed + lifecycle.GRACEFUL_SECONDS + idle + join + sqlite.LAST_MILLISECONDS / 1000
+    assert stop <= 5, "a stop"
+    assert 0.1 + connections.CLOSE_SECONDS < 1, "all sockets are closed at a stop"
+    assert lifecycle.SAVE_SECONDS + postgres.SAVE_CONNECTION_SECONDS <= 1, "counts are saved"
+    assert key_store.CACHE_SECONDS + lifecycle.SAVE_SECONDS < 2, "a change of a key is noticed"
+    connected = postgres.CONNECT_SECONDS + postgres.CONNECTION_SECONDS + postgres.ANSWER_SECONDS
+    assert connected < 5, "hits are back after an outage"
+    idle_connections = postgres.KEY_CONNECTIONS * postgres.SHRINK_SECONDS
+    assert idle_connections < 60, "an idle process has no connection"
+    assert BODY_SECONDS <= SEND_SECONDS, "a form may take as long as it is told"
 
 
 @pytest.mark.parametrize("hops", ["0", "1"])

@@ -15,6 +15,8 @@ from flask.testing import FlaskClient
 
 import models
 from accounts import api_keys, users
+from helpers import sample
+from helpers.described import OPERATIONS, Operation
 from helpers.paths import KEYS, PROFILE, SECURITY, pages
 from models import DEFAULT_TYPE, HOUR, ApiKey, now
 from server.lifecycle import flush
@@ -23,8 +25,10 @@ from settings import Settings
 from storage.postgres import ANSWER_SECONDS, CONNECTION_SECONDS
 from storage.sqlite import SAVE_HOUR
 from storage.window_sql import SAVE
-from test_cors import ENDPOINTS
 
+pytestmark = pytest.mark.usefixtures("with_sample")
+
+ALL = [*OPERATIONS, *sample.OPERATIONS]
 NUMBERS = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < {})"
 USERS, MANY_KEYS = NUMBERS.format(1000), NUMBERS.format(20_000)
 FILL = [
@@ -124,10 +128,13 @@ def walk(app: Service) -> Iterator[str]:
     yield post(f"{SECURITY}/password", current=password, password=password)
     yield post(KEYS, name="ci", type="production", expires="never")
     key_id, key = new_key("ada")
-    for path in (*pages(app, "GET", "ada", key_id), *ENDPOINTS):
-        answer = browser.get(path, headers={"X-API-Key": key}, buffered=True)
+    for path in pages(app, "GET", "ada", key_id):
+        answer = browser.get(path)
         assert answer.status_code in (200, 303, 404), path
         yield path
+    for operation in ALL:
+        assert send(browser, operation, key) in (200, 201, 204), operation
+        yield str(operation)
     yield post(f"{KEYS}/{key_id}/successor", grace="in 5 minutes")
     yield post(f"{KEYS}/{key_id}/revoke")
     flush(app)
@@ -147,15 +154,28 @@ def test_as_many_queries_with_30_rows_as_with_3(
     for numbers in (range(1, 4), range(4, 31)):
         fill(numbers)
         made.append({})
-        for path in (*pages(app, "GET", "ada", key_id), *ENDPOINTS):
+        for path in pages(app, "GET", "ada", key_id):
             asked.clear()
-            client.get(path, headers={"X-API-Key": key}, buffered=True)
+            client.get(path)
             made[-1][path] = len(asked)
+        for operation in ALL:
+            asked.clear()
+            send(client, operation, key)
+            made[-1][str(operation)] = len(asked)
     for path, few in made[0].items():
         assert made[1][path] < few + 9, (
             f"{path}: {few} queries with 3 rows, {made[1][path]} with 30: "
             "ask for all rows in one, for example with join()"
         )
+
+
+def send(client: FlaskClient, operation: Operation, key: str) -> int:
+    """Send the example; returns the status."""
+    example = operation.sent(operation.example)
+    headers = {"X-API-Key": key}
+    return client.open(
+        operation.url(), method=operation.method, headers=headers, **example
+    ).status_code
 
 
 def fill(numbers: range) -> None:

@@ -4,6 +4,7 @@ import dataclasses
 import re
 import resource
 import sys
+from collections import defaultdict
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -12,12 +13,20 @@ import pytest
 from psycopg.conninfo import conninfo_to_dict
 
 import settings
+from app import create_app
+from helpers.described import ENDPOINTS
+from helpers.moment import MomentClient
+from helpers.paths import pages
+from helpers.server import sources
 from ratelimit import Quota
+from service.application import Service
 from settings import HERE, SettingsError, load
 
 POSTGRES = {"DATABASE_URL": "postgresql://localhost/demo"}
 
 
+# Where settings are loaded: for an app, and for gunicorn.
+STARTS = ("settings.py", "app.py", "server/lifecycle.py", "server/demo.py")
 HOURLY = Quota("free", 2, 3600)
 
 
@@ -80,10 +89,40 @@ def test_environment_is_read_in_one_place() -> None:
             assert not found, f"{path}: add a setting to settings.py, see CONTRIBUTING.md: {found}"
 
 
+def test_settings_are_loaded_where_the_service_starts() -> None:
+    """Elsewhere they might be those of another app, or be read before they can be given."""
+    for path in sources():
+        name = path.relative_to(HERE).as_posix()
+        loads = re.findall(r"\b(?<!json\.)load\(|settings\.load\b", path.read_text())
+        advice = "ask current_service.settings where the setting is needed"
+        assert not loads or name in STARTS, f"{path}: {advice}"
+
+
+def test_each_app_in_a_process_has_its_own_settings(
+    app: Service, config: settings.Settings, key: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A value that is kept in a module, or in a cache, would be that of the first one."""
+    read: dict[int, set[tuple[str, str]]] = defaultdict(set)
+
+    def record(self: settings.Settings, name: str) -> object:
+        read[id(self)].add((name, sys._getframe(1).f_code.co_name))
+        return object.__getattribute__(self, name)
+
+    other = create_app(dataclasses.replace(config))
+    monkeypatch.setattr(settings.Settings, "__getattribute__", record)
+    for each in (app, other):
+        for path in (*pages(app, "GET", "ada"), *ENDPOINTS):
+            MomentClient(each).get(path, headers={"X-API-Key": key})
+    first, second = read[id(app.settings)], read[id(other.settings)]
+    assert first == second, f"ask current_service.settings each time: {first ^ second}"
+    other.store.close()
+
+
 @pytest.mark.parametrize("variable", sorted(settings.VARIABLES))
 def test_wrong_value_is_one_line_with_the_variable_first(variable: str) -> None:
     assert variable in {name for name, *_ in RIGHT}, f"add a value of {variable} to RIGHT above"
-    assert variable in WRONG, f'add to WRONG above: "{variable}": ["two\\nlines"],'
+    advice = f'add to WRONG above: "{variable}": [...], with a value that its function refuses'
+    assert any(map(str.isprintable, WRONG.get(variable, ()))), advice
     for text in WRONG[variable]:
         assert refusal(**{variable: text}).startswith(f"{variable}: "), text
 

@@ -17,11 +17,11 @@ from simple_websocket import ConnectionClosed, Server
 from werkzeug.test import create_environ
 from werkzeug.wrappers import Response
 
-import models
 from conftest import NewKey
 from helpers.documents import API, SOCKETS, resolved
 from helpers.paths import ECHO
 from helpers.rawsocket import PING, TEXT, UPGRADE, RawSocket, frame
+from helpers.stored import outage
 from service.application import Service, current_service
 from test_settings import CHANGED
 from ws.blueprint import handle
@@ -230,9 +230,8 @@ def test_refusals_are_described_for_every_setting(app: Flask, new_key: NewKey, n
 
     asked = ({"Upgrade": "h2c"}, {"Sec-WebSocket-Key": "x"}, {}, {"X-API-Key": "x"}, *[key] * 3)
     answers = [refusal(headers) for headers in asked]
-    with models.db.connection_context():
-        models.db.drop_tables(models.TABLES)
-    answers.append(refusal(other))
+    with outage():
+        answers.append(refusal(other))
     for answer in filter(None, answers):
         what = answer.status_code, answer.get_json(force=True)["code"]
         assert what in listed, f"{advice}: {what}"

@@ -27,14 +27,13 @@ import models
 import settings
 from accounts import api_keys, passwords, users
 from helpers.clock import Clock
+from helpers.described import ENDPOINTS, NONSENSE
 from helpers.paths import ECHO, KEYS, PROFILE, SECURITY, STATUS, TEST, TIME, TOTALS, YEAR, pages
 from helpers.server import sources
 from helpers.stored import HIDDEN, add_hidden_user, change, count, row
 from models import DAY, ApiKey, HourlyUsage, User
 from ratelimit import Limiter
 from service.application import Service
-from test_cors import ENDPOINTS
-from test_documents import NONSENSE
 from web import throttles
 
 PASSWORD = secrets.token_urlsafe()

@@ -21,6 +21,8 @@ SECURITY_HEADERS = {
     "X-Content-Type-Options": "nosniff",
 }
 
+FILES = {"static", "web.console.description"}  # endpoints whose responses may be kept
+
 bp = Blueprint("web", __name__, template_folder="templates")
 for part in (console, log_in, profile, security):
     bp.register_blueprint(part.bp)
@@ -69,6 +71,6 @@ def add_security_headers(response: Response) -> Response:
     response.headers.update(SECURITY_HEADERS)
     if request.is_secure:  # for a year, and for this host only
         response.headers["Strict-Transport-Security"] = "max-age=31536000"
-    if response.mimetype == "text/html":
+    if request.endpoint not in FILES or response.status_code >= 400:
         response.headers["Cache-Control"] = "no-store"
     return response

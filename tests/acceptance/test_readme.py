@@ -200,7 +200,7 @@ def test_recipes_leave_the_tests_green(installed: Checkout) -> None:
         installed.follow(*step)
     while described:
         with pytest.raises(AssertionError) as failed:
-            installed.paste(".venv/bin/pytest -n 0 tests/test_documents.py")
+            installed.paste(".venv/bin/pytest -n 2 tests/test_{documents,descriptions}.py")
         named = [step for step in described if re.search(f"edit .*{step[0]}", str(failed.value))]
         assert named, failed.value
         for step in named:

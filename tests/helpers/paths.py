@@ -16,6 +16,8 @@ KEYS = f"{SECURITY}/keys"
 
 # Pages and endpoints that are meant to show what all users have in all.
 TOTALS: set[str] = set()
+# Paths of requests that call another service while their client waits.
+CALLS: set[str] = set()
 
 PARAMETER = re.compile(r"<(?:(\w+)(?:\((.*?)\))?:)?(\w+)>")  # its converter, arguments and name
 

@@ -1,15 +1,22 @@
 """Stored rows, as another process sees and changes them: nothing is forgotten in this one."""
 
 import re
-from contextlib import suppress
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+from unittest import mock
 
-from peewee import ForeignKeyField
+import peewee
+from peewee import AutoField, FloatField, ForeignKeyField, IntegerField
 
 import models
 from accounts import api_keys, users
 from models import HOUR, ApiKey, HourlyUsage
 
 HIDDEN = re.compile(r"HIDDEN|777,?[78]\d\d")  # also if requests of others are added
+NUMBERS = (IntegerField, FloatField)
+COUNTS = {"total", "reset", "used", "last_used_at"}
 
 
 def row(key: str) -> ApiKey:
@@ -45,11 +52,66 @@ def add_hidden_user() -> None:
     )
     with models.db.connection_context():
         HourlyUsage.create(hour=hour, key_id=key.id, requests=777_777)
-        for table in set(models.TABLES) - {models.User, ApiKey, HourlyUsage}:
-            table.create(
-                **{
-                    field.name: user if isinstance(field, ForeignKeyField) else "HIDDEN"
-                    for field in table._meta.sorted_fields
-                    if not (field.null or field.primary_key) and field.default is None
-                }
+    add_rows(key, "HIDDEN", 777_777)
+
+
+def add_rows(key: ApiKey, text: str, number: int) -> None:
+    """Store a row of the key's user in each table that was added to the first three.
+
+    It has this text and this number wherever a value is needed.
+    """
+    owners = {"user": key.user_id, "api_key": key.id}
+    with models.db.connection_context():
+        for table in models.TABLES[3:]:
+            row: dict[str, object] = {}
+            for name, field in table._meta.fields.items():
+                if isinstance(field, ForeignKeyField):
+                    row[name] = owners.get(field.rel_model._meta.table_name, number)
+                elif isinstance(field, AutoField) or field.null or field.default is not None:
+                    continue
+                else:
+                    row[name] = number if isinstance(field, NUMBERS) else text
+            table.create(**row)
+
+
+def snapshot() -> dict[Any, list[dict[str, Any]]]:
+    """All rows by table, without what counting a request changes."""
+    with models.db.connection_context():
+        return {
+            table: sorted(
+                (
+                    {name: value for name, value in row.items() if name not in COUNTS}
+                    for row in table.select().dicts()
+                ),
+                key=str,
             )
+            for table in models.TABLES
+            if table is not HourlyUsage
+        }
+
+
+def hidden_rows() -> list[dict[str, Any]]:
+    return [
+        row
+        for table, rows in snapshot().items()
+        for row in rows
+        if HIDDEN.search(str([*row.values()]))
+    ]
+
+
+@contextmanager
+def outage(after: int = 0) -> Iterator[list[str]]:
+    """Let SQLite fail after so many statements, as a broken disk does; gives the statements."""
+    made: list[str] = []
+    execute = peewee.SqliteDatabase.execute_sql
+
+    def fail(database: Any, sql: str, *values: Any) -> Any:
+        made.append(sql)
+        if len(made) <= after:
+            return execute(database, sql, *values)
+        error = sqlite3.OperationalError("disk I/O error")
+        error.sqlite_errorcode = sqlite3.SQLITE_IOERR
+        raise peewee.OperationalError(error, str(error))
+
+    with mock.patch.object(peewee.SqliteDatabase, "execute_sql", fail):
+        yield made

@@ -1,12 +1,13 @@
 """What arrives over a connection that is no right request: it is refused, and no bug."""
 
 import socket
+import struct
 
 import pytest
 
-from helpers.paths import ME, STATUS
+from helpers.paths import ECHO, ME, STATUS
 from helpers.rawsocket import RawSocket, form_bytes, handshake_bytes, request_bytes
-from helpers.server import Server
+from helpers.server import Server, eventually
 
 POST = b"POST /api/v1/status HTTP/1.1\r\nHost: a\r\n"
 FORM = b"POST /log-in HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n"
@@ -37,6 +38,7 @@ ODD = {  # with the status of the answer
     "upgrade of another path": (handshake_bytes(STATUS), 200),
     "upgrade, not connected": (handshake_bytes(STATUS, {"Connection": None}), 200),
 }
+RESET = struct.pack("ii", 1, 0)  # closing resets the connection at once
 CORS = "Access-Control-Allow-Origin"
 REFUSED = {*range(400, 500), 501, 505}
 
@@ -74,6 +76,7 @@ class TestGarbage:
         answer = server.send(GARBAGE[name])
         assert answer.status in REFUSED
         assert answer.headers["Content-Type"] == "application/problem+json"
+        assert (answer.headers["Cache-Control"], answer.headers[CORS]) == ("no-store", "*")
         problem = answer.json()
         assert list(problem) == ["type", "title", "status", "detail", "code"]
         assert problem["status"] == answer.status
@@ -85,6 +88,18 @@ class TestGarbage:
         logged = len(server.log())
         request, status = ODD[name]
         assert server.send(request).status == status
+        assert "Traceback" not in server.log()[logged:]
+
+    def test_client_that_leaves_in_the_middle_is_no_traceback(self, server: Server) -> None:
+        logged = len(server.log())
+        form = form_bytes("/log-in", username="ada", password="long enough")
+        for sent in (form, form[:-5], handshake_bytes(ECHO), request_bytes("/", {"Host": "a"})):
+            for part in (sent, sent[: len(sent) // 2]) * 2:
+                with RawSocket(server.port) as client:
+                    client.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
+                    client.send(part)
+        assert server.ask(STATUS).status == 200
+        eventually(lambda: server.ask("/log-in").status == 200)
         assert "Traceback" not in server.log()[logged:]
 
     def test_malformed_header_is_neither_sent_back_nor_logged_whole(self, server: Server) -> None:

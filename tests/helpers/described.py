@@ -1,0 +1,157 @@
+"""The operations of openapi.json: what a client sends to each, and what it should get."""
+
+import ast
+import json
+import re
+import textwrap
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from io import BytesIO
+from typing import Any
+from urllib.parse import quote, urlencode
+
+from helpers.documents import API, resolved
+from service.problems import Problem
+
+JSON_TYPES: dict[type, str] = {
+    **{dict: "object", list: "array", str: "string", bool: "boolean", type(None): "null"},
+    **{int: "integer", float: "number"},
+}
+NONSENSE = ("x", "-1", "0", "\u00b2", "9" * 30, "x" * 300)  # as parameters
+BOUNDS: dict[str, Callable[[Any, Any], bool]] = {
+    "minimum": lambda value, bound: value >= bound,
+    "maximum": lambda value, bound: value <= bound,
+    "minLength": lambda value, bound: len(value) >= bound,
+    "maxLength": lambda value, bound: len(value) <= bound,
+    "minItems": lambda value, bound: len(value) >= bound,
+    "maxItems": lambda value, bound: len(value) <= bound,
+    "enum": lambda value, bound: value in bound,
+    "const": lambda value, bound: value == bound,
+    "pattern": lambda value, bound: bool(re.search(bound, value)),
+}
+
+
+def misfits(body: Any, schema: Any, description: Any, name: str = "the body") -> list[str]:
+    """What differs from the schema: types, bounds, the form of texts, the fields of objects."""
+    schema = resolved(schema, description)
+    kind = JSON_TYPES[type(body)]
+    types = schema.get("type", kind)
+    fits = kind in types or (kind == "integer" and "number" in types)
+    bounds = [] if body is None else BOUNDS.keys() & schema.keys()
+    if not (fits and all(BOUNDS[bound](body, schema[bound]) for bound in bounds)):
+        return [f"{name} is {str(body)[:200]!r}, and described as {schema}"]
+    parts = schema.get("properties", {}) if isinstance(body, dict) else {}
+    required = set(schema.get("required", ()))
+    if parts and not required <= body.keys() <= parts.keys():
+        return [f"{name} has {[*body]}, and described are {[*parts]}, required {[*required]}"]
+    inner = [(body[part], parts[part], part) for part in parts if part in body]
+    inner += [(each, schema["items"], name) for each in body or ()] if "items" in schema else []
+    return [found for each, part, name in inner for found in misfits(each, part, description, name)]
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Operation:
+    """A method of a path, and its entry in a description."""
+
+    description: Any
+    path: str
+    method: str  # in capitals
+    entry: Any
+
+    def __str__(self) -> str:
+        return f"{self.method} {self.path}"
+
+    __repr__ = __str__
+
+    @property
+    def advice(self) -> str:
+        return f"edit docs/openapi.json: {self}"
+
+    @property
+    def needs_key(self) -> bool:
+        """Whether a key is required, and not only allowed."""
+        security = self.entry.get("security")
+        assert security is not None, f"{self.advice}: security, which is [] for a public one"
+        return bool(security) and {} not in security
+
+    @property
+    def is_safe(self) -> bool:
+        return self.method in ("GET", "HEAD")
+
+    @property
+    def responses(self) -> dict[str, Any]:
+        responses = self.entry["responses"].items()
+        return {status: resolved(each, self.description) for status, each in responses}
+
+    @property
+    def parameters(self) -> list[Any]:
+        found = [resolved(each, self.description) for each in self.entry.get("parameters", ())]
+        assert all("example" in each for each in found), f"{self.advice}: example of a parameter"
+        return found
+
+    def url(self, value: str = "", only_required: bool = False) -> str:
+        """The path with the examples of its parameters, or with this value for each."""
+        described = [each for each in self.parameters if each.get("required") or not only_required]
+        values = {each["name"]: value or str(each["example"]) for each in described}
+        query = {each["name"]: values[each["name"]] for each in described if each["in"] == "query"}
+        path = self.path.format(**{name: quote(text, safe="") for name, text in values.items()})
+        return f"{path}?{urlencode(query)}"
+
+    @property
+    def body(self) -> tuple[str, Any]:
+        """The type and the schema of the request's body; "" if it has none."""
+        kind, media = self._media
+        return kind, resolved(media["schema"], self.description)
+
+    @property
+    def example(self) -> Any:
+        """The example of the request's body."""
+        _, media = self._media
+        assert "example" in media, f"{self.advice}: example of requestBody"
+        return media["example"]
+
+    @property
+    def _media(self) -> tuple[str, Any]:
+        none: Any = {"content": {"": {"schema": {}, "example": None}}}
+        body = resolved(self.entry.get("requestBody", none), self.description)
+        return next(iter(body["content"].items()))
+
+    def sent(self, value: Any) -> dict[str, Any]:
+        """The arguments that let a test client send this body."""
+        kind, schema = self.body
+        if not kind:
+            return {}
+        if kind == "multipart/form-data":
+            parts = schema.get("properties", {})
+            files = {name for name in value if parts[name].get("format") == "binary"}
+            value = {
+                name: (BytesIO(str(text).encode()), "file") if name in files else text
+                for name, text in value.items()
+            }
+        elif kind.endswith("json"):
+            value = json.dumps(value)
+        elif kind == "application/x-www-form-urlencoded":
+            value = urlencode(value)
+        return {"data": value, "content_type": kind}
+
+
+def operations(description: Any) -> Iterator[Operation]:
+    for path, methods in description["paths"].items():
+        for method, entry in methods.items():
+            if method != "parameters":
+                yield Operation(description, path, method.upper(), entry)
+
+
+def errors_in(source: str) -> Iterator[tuple[int, str]]:
+    """The statuses and codes of the errors that are raised with a number."""
+    for node in ast.walk(ast.parse(textwrap.dedent(source))):
+        if isinstance(node, ast.Call) and ast.unparse(node.func).endswith(("Problem", "abort")):
+            given = [each.value for each in node.args if isinstance(each, ast.Constant)]
+            if given and isinstance(given[0], int):
+                has_code = ast.unparse(node.func).endswith("Problem") and len(given) > 1
+                default = Problem(given[0]).get_response().get_json()["code"]
+                yield given[0], str(given[1]) if has_code else default
+
+
+OPERATIONS = [*operations(API)]
+ENDPOINTS = [each.url() for each in OPERATIONS if each.method == "GET"]

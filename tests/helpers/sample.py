@@ -1,0 +1,127 @@
+"""Endpoints that the service lacks, with their description: what is added later may be like these.
+
+A body that is stored in a table of its own, a list, a row that is deleted, a download, a stream.
+"""
+
+import csv
+import io
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import gevent
+from flask import Blueprint, Flask, Response, current_app, request, stream_with_context
+from flask.typing import ResponseReturnValue
+from peewee import BigIntegerField, CharField, ForeignKeyField, IntegrityError
+
+import auth
+import models
+from auth import require_api_key
+from helpers.described import operations
+from helpers.documents import API
+from models import ApiKey, NumberField, Table, User, now
+from ratelimit import Allowance
+from service.problems import Problem
+from service.timestamps import date_time
+from storage.transactions import transaction
+from ws.open_sockets import open_sockets_of
+
+bp = Blueprint("sample", __name__, url_prefix="/api/v1/sample")
+
+
+class SampleNote(Table):
+    id = NumberField()
+    user = ForeignKeyField(User, backref="sample_notes")
+    text = CharField(max_length=100)
+    created_at = BigIntegerField(default=now)
+
+
+SampleNote._meta.remove_ref(
+    SampleNote.user
+)  # or deleting a user would look for the table in every test
+
+
+@contextmanager
+def added(app: Flask) -> Iterator[None]:
+    """Meanwhile, the sample's endpoints and its table are some of the service's."""
+    app.register_blueprint(bp)
+    described: dict[str, Any] = app.jinja_env.globals
+    described["openapi"]["paths"] |= SAMPLE["paths"]
+    SampleNote._meta.add_ref(SampleNote.user)
+    models.TABLES.append(SampleNote)
+    with models.db.connection_context():
+        models.db.create_tables([SampleNote])
+    yield
+    models.TABLES.remove(SampleNote)
+    SampleNote._meta.remove_ref(SampleNote.user)
+
+
+@bp.post("/notes")
+@require_api_key
+def create_note(key: ApiKey, allowance: Allowance) -> ResponseReturnValue:
+    body = request.get_json(silent=True)
+    text = body.get("text") if isinstance(body, dict) else None
+    if not isinstance(text, str) or not 1 <= len(text) <= 100 or not text.isprintable():
+        raise Problem(400, "invalid_text", "text must be 1 to 100 printable characters.")
+    try:
+        with transaction():
+            note = SampleNote.create(user=key.user_id, text=text)
+    except IntegrityError:  # the user was deleted after the key was found
+        raise auth.invalid_key() from None
+    return as_json(note), 201
+
+
+@bp.get("/notes")
+@require_api_key
+def list_notes(key: ApiKey, allowance: Allowance) -> ResponseReturnValue:
+    return {"notes": [as_json(note) for note in notes_of(key)]}
+
+
+@bp.delete("/notes/<int:note_id>")
+@require_api_key
+def delete_note(key: ApiKey, allowance: Allowance, note_id: int) -> ResponseReturnValue:
+    with transaction():
+        is_own = (SampleNote.id == note_id) & (SampleNote.user == key.user_id)
+        if note_id >= 2**63 or not SampleNote.delete().where(is_own).execute():
+            raise Problem(404)
+    return "", 204
+
+
+@bp.get("/notes.csv")
+@require_api_key
+def download_notes(key: ApiKey, allowance: Allowance) -> ResponseReturnValue:
+    file = io.StringIO()
+    csv.writer(file).writerows((note.id, note.text) for note in notes_of(key))
+    return Response(file.getvalue(), mimetype="text/csv")
+
+
+@bp.get("/ticks")
+@require_api_key
+def ticks(key: ApiKey, allowance: Allowance) -> ResponseReturnValue:
+    """A part each second, until the key has ended, or the service is stopping."""
+
+    def parts() -> Iterator[str]:
+        sockets = open_sockets_of(current_app)
+        while not sockets.is_stopping and auth.find_key(request.headers["X-API-Key"]):
+            yield f"data: {now()}\n\n"
+            gevent.sleep(0.5)
+
+    return Response(stream_with_context(parts()), mimetype="text/event-stream")
+
+
+def notes_of(key: ApiKey) -> list[SampleNote]:
+    with models.db.connection_context():
+        return list(
+            SampleNote.select().where(SampleNote.user == key.user_id).order_by(SampleNote.id)
+        )
+
+
+def as_json(note: SampleNote) -> dict[str, object]:
+    return {"id": note.id, "text": note.text, "created_at": date_time(note.created_at)}
+
+
+SAMPLE = json.loads(Path(__file__).with_suffix(".json").read_text())
+CODES = API["x-codes"] + SAMPLE["x-codes"]
+OPERATIONS = [*operations(API | {"paths": SAMPLE["paths"], "x-codes": CODES})]

@@ -1,0 +1,521 @@
+"""Every operation of openapi.json does what its entry says, and nothing that an API must not do.
+
+The same tests go through tests/helpers/sample.py, which has what the service lacks: a body that is
+stored, a table, a download, a stream. So an endpoint of any kind that is described is also tested.
+With --postgres, they use PostgreSQL.
+"""
+
+import inspect
+import re
+import secrets
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import replace
+from datetime import datetime
+from io import BytesIO
+from typing import Any
+from unittest import mock
+
+import pytest
+from flask import Flask
+from flask.testing import FlaskClient
+from werkzeug.datastructures import ImmutableMultiDict
+from werkzeug.test import TestResponse
+
+import auth
+import models
+import settings
+from accounts import users
+from conftest import NewKey
+from helpers import sample
+from helpers.described import NONSENSE, OPERATIONS, Operation, errors_in, misfits
+from helpers.documents import API, resolved, rows
+from helpers.documents import SOCKETS as SOCKETS_API
+from helpers.paths import KEYS, PARAMETER, SOCKETS, TOTALS, pages
+from helpers.postgresql import Cluster
+from helpers.stored import (
+    HIDDEN,
+    add_hidden_user,
+    add_rows,
+    change,
+    hidden_rows,
+    outage,
+    row,
+    snapshot,
+)
+from models import ApiKey, User
+from service.application import Service
+from storage.schema import prepare_database
+from storage.transactions import command_connection
+from test_settings import CHANGED
+from test_web import forms_of
+
+KEY_ERRORS = {*errors_in(inspect.getsource(auth))}  # of each endpoint and socket with a key
+UNSTORABLE = ("a\ud800", "a\0b")  # texts of JSON that SQLite or PostgreSQL cannot store
+WRONG: tuple[Any, ...] = (None, True, 7, -1, 10**30, 1.5, "", "x" * 5000, [], {}, [[]], *UNSTORABLE)
+WRONG_JSON = (b"{", b"\xff", b"null", b"[]", b'"text"', b"7", b"[" * 10_000, b"9" * 5000)
+CORS = {"Cache-Control": "no-store", "Access-Control-Allow-Origin": "*"}
+DESCRIPTIONS = {"/openapi.json", "/asyncapi.json"}  # the only responses that may be kept
+LIMITS = {"RateLimit-Policy", "RateLimit"}
+LIMITS |= {f"X-RateLimit-{name}" for name in ("Limit", "Remaining", "Reset")}
+
+Ask = Callable[..., TestResponse]
+
+
+pytestmark = pytest.mark.usefixtures("with_sample")
+
+
+@pytest.fixture
+def config(config: settings.Settings, storage: Callable[[], dict[str, str]]) -> settings.Settings:
+    """With --postgres, each test has an empty database there."""
+    url = storage().get("DATABASE_URL")
+    return replace(config, database_url=url) if url else config
+
+
+@pytest.fixture(params=[*OPERATIONS, *sample.OPERATIONS], ids=str)
+def operation(request: pytest.FixtureRequest) -> Operation:
+    found: Operation = request.param
+    return found
+
+
+@pytest.fixture
+def ask(client: FlaskClient, operation: Operation, key: str) -> Ask:
+    """Sends the example; the user of the key has rows, and so has another one."""
+    for number in range(1, 4):
+        add_rows(row(key), str(number), number)
+    add_hidden_user()
+
+    def send(
+        key: str = "", url: str = "", method: str = "", what: str = "the example", **how: Any
+    ) -> TestResponse:
+        headers = {"X-API-Key": key} if key else {}
+        how = {"headers": headers} | operation.sent(operation.example) | how
+        answer = client.open(url or operation.url(), method=method or operation.method, **how)
+        check_answer(operation, answer, what)
+        return answer
+
+    return send
+
+
+def check_answer(operation: Operation, answer: TestResponse, what: str = "") -> None:
+    """The status is listed; the headers and fields are those of this status."""
+    status, advice = str(answer.status_code), operation.advice
+    told = f"{what}, {answer.request.url}: {answer.text[:200]}"
+    assert status != "500", f"{operation} has a bug, see the log below: {told}"
+    assert status in operation.responses, f"{advice}: add the response {status}: {told}"
+    response = operation.responses[status]
+    names = [name for name, _ in answer.headers]
+    assert len(names) == len(set(names)), f"{operation} sends a header twice: {names}"
+    sent = API["components"]["headers"].keys() & set(names)
+    wrong = sent ^ set(response.get("headers", ()))
+    is_counted = not operation.needs_key or not is_good(answer.status_code) or sent >= LIMITS
+    assert is_counted, f"{operation}: use @require_api_key, which counts, and sends the limit"
+    if answer.status_code >= 400 and status != "429":
+        wrong -= LIMITS  # an error of the view, after the request was counted
+    assert not wrong, f"{advice}: the headers of {status}: {wrong}"
+    assert CORS.items() <= dict(answer.headers).items()
+    contents = response.get("content", {})
+    assert not contents or answer.mimetype in contents, f"{advice}: {status}: {answer.mimetype}"
+    assert contents or not answer.data, f"{advice}: {status}: content"
+    if contents and answer.request.method != "HEAD":
+        is_json = (answer.mimetype or "").endswith("json")
+        body = answer.get_json(force=True) if is_json else answer.text
+        wrong = misfits(body, contents[answer.mimetype]["schema"], operation.description)
+        assert not wrong, f"{advice}: {status}: {'; '.join(wrong)}"
+        if is_json:
+            check_code_and_time(operation, answer.mimetype, body)
+
+
+def check_code_and_time(operation: Operation, kind: str | None, body: Any) -> None:
+    """A code is listed, and a timestamp is the time of the response."""
+    if kind == "application/problem+json":
+        codes = {each["code"] for each in operation.description["x-codes"]}
+        assert body["code"] in codes, f"edit docs/openapi.json: x-codes: {body['code']}"
+    if isinstance(body, dict) and "timestamp" in body:
+        sent = datetime.fromisoformat(body["timestamp"].replace("Z", "+00:00"))
+        is_now = abs(sent.timestamp() - time.time()) < 10
+        assert is_now, f"{operation}: {sent} is not now; see service/timestamps.py"
+
+
+def is_good(status: int) -> bool:
+    return 200 <= status < 300
+
+
+def as_described(rule: str) -> str:
+    """A path as in a description, with {name} for each parameter."""
+    return PARAMETER.sub(r"{\3}", rule)
+
+
+def test_routes_are_those_that_are_described(app: Flask) -> None:
+    served = {
+        (method, as_described(rule.rule))
+        for rule in app.url_map.iter_rules()
+        for method in (rule.methods or set()) - {"HEAD", "OPTIONS"}
+        if rule.rule.startswith("/api/") and "/ws/" not in rule.rule
+    }
+    described = {(each.method, each.path) for each in [*OPERATIONS, *sample.OPERATIONS]}
+    for method, path in served - described:
+        pytest.fail(f"edit docs/openapi.json: paths: add {method} {path}")
+    for method, path in described - served:
+        pytest.fail(f"edit docs/openapi.json: paths: no view serves {method} {path}")
+
+
+def test_readme_lists_every_endpoint_and_who_may_call_it() -> None:
+    """A parameter is written as {name}, or as Flask writes it."""
+    listed = {
+        (cells[0], as_described(cells[1].strip("`").partition("?")[0]), cells[2])
+        for cells in rows("The API")
+        if cells[0] != "WS"
+    }
+    described = {
+        (each.method, each.path, "key" if each.needs_key else "public") for each in OPERATIONS
+    }
+    assert described == listed, "edit README.md: the table of endpoints"
+
+
+def test_entry_is_complete(operation: Operation) -> None:
+    """A summary, who may call it, and examples and errors that fit their schemas."""
+    advice = operation.advice
+    assert operation.entry.get("summary"), f"{advice}: summary"
+    needed = {"400", "500"} | ({"401", "503"} if operation.needs_key else set())
+    assert needed <= operation.responses.keys(), f"{advice}: add the errors {needed}"
+    kind, schema = operation.body
+    if kind.endswith("json"):
+        wrong = misfits(operation.example, schema, operation.description)
+        assert not wrong, f"{advice}: the example of requestBody: {'; '.join(wrong)}"
+    for status, response in operation.responses.items():
+        for media in response.get("content", {}).values():
+            fields = schema_of(operation, media).get("properties", {})
+            number = fields.get("status", {}).get("const", int(status))
+            is_right = number == int(status) or int(status) < 400
+            assert is_right, f"{advice}: {status} has the schema of {number}"
+            examples = [each["value"] for each in media.get("examples", {}).values()]
+            for example in [*examples, *([media["example"]] if "example" in media else [])]:
+                wrong = misfits(example, media["schema"], operation.description)
+                assert not wrong, f"{advice}: the example of {status}: {'; '.join(wrong)}"
+
+
+def schema_of(operation: Operation, media: Any) -> Any:
+    return resolved(media["schema"], operation.description)
+
+
+@pytest.mark.parametrize("operation", OPERATIONS, ids=str)
+def test_errors_that_a_view_raises_are_described(app: Flask, operation: Operation) -> None:
+    """Also those that no test provokes, such as the 403 of a new rule."""
+    path = operation.url().partition("?")[0]
+    endpoint, _ = app.url_map.bind("").match(path, operation.method)
+    raised = {*errors_in(inspect.getsource(app.view_functions[endpoint]))}
+    for status, code in raised | (KEY_ERRORS if operation.needs_key else set()):
+        advice = f"{operation.advice}: {status} with the code {code}"
+        assert str(status) in operation.responses, advice
+        content = operation.responses[str(status)]["content"]["application/problem+json"]
+        described = schema_of(operation, content).get("properties", {}).get("code", {})
+        assert code in described.get("enum", [described.get("const", code)]), advice
+
+
+@pytest.mark.parametrize("name", SOCKETS_API["channels"])
+def test_rules_for_keys_hold_for_sockets(name: str) -> None:
+    inside = [*errors_in(inspect.getsource(auth.require_api_key))]
+    assert not inside, f"sockets do not check {inside}: move the rule to auth.require_key"
+    refusals = resolved(SOCKETS_API["channels"][name]["x-refusals"], SOCKETS_API)
+    listed = {(each["status"], each["code"]) for each in refusals}
+    missing = KEY_ERRORS - listed if (401, "missing_api_key") in listed else None
+    assert not missing, f"edit docs/asyncapi.json: {name}: x-refusals: {missing}"
+
+
+def test_every_table_can_be_in_postgresql() -> None:
+    """Skipped where PostgreSQL is not installed; .ci/run has it."""
+    with closing(Cluster()) as cluster:
+        place = settings.load({"DATABASE_URL": cluster.start().new_database()})
+        prepare_database(place)
+        with command_connection(place):
+            add_hidden_user()
+            assert len(hidden_rows()) >= len(models.TABLES) - 1
+
+
+def test_key_is_checked_and_each_request_counted(
+    app: Service, ask: Ask, operation: Operation, new_key: NewKey
+) -> None:
+    key, ended = new_key(tier="once"), new_key()
+    change(ended, expires_at=1)
+    before = snapshot()
+    refused = [ask().status_code, ask(ended).status_code]
+    if operation.needs_key:
+        advice = f'use @require_api_key, or {operation.advice}: "security": []'
+        assert refused == [401, 401], f"{operation} is answered without a valid key: {advice}"
+        assert snapshot() == before, f"{operation} stores something without a valid key"
+    answer, again = ask(key), ask(key)
+    may_be_missing = answer.status_code == 404 and operation.parameters
+    assert is_good(answer.status_code) or may_be_missing, f"{operation}: {answer.text}"
+    counted = app.store.usage_of(row(key)).total
+    if not operation.needs_key:
+        assert counted == 0, f"{operation} is public, so it counts nothing"
+        assert operation.is_safe or snapshot() == before, f"anybody can store: {operation}"
+        return
+    assert counted == 1, f"{operation} counts {counted} requests: use @require_api_key"
+    assert set(answer.headers.keys()) >= LIMITS, f"{operation}: use @require_api_key"
+    enforced = again.status_code == 429
+    assert enforced == ("429" in operation.responses), f"{operation.advice}: 429"
+
+
+def test_wrong_body_is_refused_and_stores_nothing(ask: Ask, operation: Operation, key: str) -> None:
+    for what, sent in wrong_bodies(operation):
+        before = snapshot()
+        status = ask(key, what=what, **sent).status_code
+        advice = f"check it before anything is stored, or {operation.advice}: requestBody"
+        assert 400 <= status < 500, f"{operation} accepts {what}: {advice}"
+        assert snapshot() == before, f"{operation} stores something of {what}: {advice}"
+
+
+def wrong_bodies(operation: Operation) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Bodies that do not fit the description, each with a name and as arguments of a client."""
+    kind, schema = operation.body
+    yield "20,000 bytes", {"data": b"x" * 20_000, "content_type": kind or "text/plain"}
+    if not kind:
+        return
+    example = operation.sent(operation.example)
+    yield "no body", {"data": b"", "content_type": None}
+    yield "an empty body", {"data": b"", "content_type": kind}
+    yield "another type", example | {"data": b"x", "content_type": "text/x-other"}
+    if kind.endswith("json"):
+        yield "another type", example | {"content_type": "text/plain"}
+        for data in WRONG_JSON:
+            yield str(data[:20]), {"data": data, "content_type": kind}
+    required, parts = schema.get("required", ()), schema.get("properties", {})
+    for name in required:
+        others = {other: value for other, value in operation.example.items() if other != name}
+        yield f"a body without {name}", operation.sent(others)
+    for name in parts if kind.endswith("json") else ():
+        for value in WRONG:
+            body = operation.example | {name: value}
+            if value in UNSTORABLE or misfits(body, schema, operation.description):
+                yield f"{name} = {str(value)[:20]!r}", operation.sent(body)
+
+
+def test_body_is_bounded_and_described(ask: Ask, operation: Operation, key: str) -> None:
+    """A text without a limit would be stored whole; what is not described is not read."""
+
+    kind, schema = operation.body
+    for name, part in schema.get("properties", {}).items():
+        is_text = "string" in part.get("type", "")
+        is_bounded = {"maxLength", "pattern", "enum", "const"} & part.keys()
+        assert is_bounded or not is_text, f"{operation.advice}: maxLength of {name}"
+    if not kind:
+        stream = mock.Mock(wraps=BytesIO(b'{"text": "Tea?"}'))
+        headers = {"X-API-Key": key, "Content-Length": "16"}
+        ask(headers=headers, input_stream=stream, content_type="application/json")
+        is_read = stream.read.called or stream.readline.called or stream.readinto.called
+        assert not is_read, f"{operation.advice}: requestBody, which the view reads"
+
+
+def test_parameters_are_described(
+    client: FlaskClient,
+    ask: Ask,
+    operation: Operation,
+    key: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Also what comes back if they make no sense."""
+    read: set[str] = set()
+
+    class Parameters(ImmutableMultiDict[str, str]):
+        def __getitem__(self, name: str) -> str:
+            read.add(name)
+            return super().__getitem__(name)
+
+    monkeypatch.setattr(client.application.request_class, "parameter_storage_class", Parameters)
+    status = ask(key, url=operation.url(only_required=True)).status_code
+    assert is_good(status) or status == 404, f"{operation.advice}: required"
+    for value in NONSENSE:
+        ask(key, url=operation.url(value))
+    described = {each["name"] for each in operation.parameters if each["in"] == "query"}
+    is_form = "form" in operation.body[0]
+    assert is_form or read == described, f"{operation.advice}: the parameters of the query"
+
+
+def test_nothing_of_another_user_is_shown_or_changed(
+    ask: Ask, operation: Operation, key: str, owner: User
+) -> None:
+    """Also if the client names their rows in the path, the query, or the body."""
+    before, ids = hidden_rows(), {str(each) for each in hidden_ids()}
+    requests: list[dict[str, Any]] = [{}, *({"url": operation.url(value)} for value in ids)]
+    for name in operation.example if isinstance(operation.example, dict) else ():
+        requests += [operation.sent(operation.example | {name: value}) for value in hidden_ids()]
+    for request in requests:
+        answer = ask(key, **request)
+        advice = f"{operation} shows rows of others: ask for those of the key, or see TOTALS"
+        assert operation.path in TOTALS or not HIDDEN.search(answer.text), advice
+        advice = f"{operation} changes rows of others: look among those of key.user only"
+        assert hidden_rows() == before, advice
+    users.delete(owner)  # for half a second, the service still knows the key
+    assert ask(key).status_code < 500, f"{operation}: it has to expect that the user is gone"
+
+
+def hidden_ids() -> list[Any]:
+    """The primary keys of the other user's rows."""
+    with models.db.connection_context():
+        ada = User.get(User.username == "ada")
+        return [
+            each[table._meta.primary_key.name]
+            for table, kept in snapshot().items()
+            for each in kept
+            if each.get("user") != ada.id and each.get("username") != "ada"
+        ]
+
+
+def test_get_changes_nothing_and_head_has_its_headers(
+    ask: Ask, operation: Operation, key: str
+) -> None:
+    if not operation.is_safe:
+        pytest.skip("it may change something")
+    before = snapshot()
+    get, head = ask(key), ask(key, method="HEAD")
+    assert snapshot() == before, f"{operation} changes a row: let it be a POST"
+    assert set(get.headers.keys()) == set(head.headers.keys())
+    assert (get.status_code, head.data) == (head.status_code, b"")
+
+
+def test_outage_at_any_statement_is_503(
+    app: Service, ask: Ask, operation: Operation, key: str
+) -> None:
+    """Not an empty list, or half of an answer."""
+
+    def send() -> int:
+        app.store.clear_cache()
+        return ask(key).status_code
+
+    check_outages(app, str(operation), send)
+
+
+def check_outages(app: Service, name: str, send: Callable[[], int]) -> None:
+    if not app.settings.sqlite:
+        pytest.skip("tests/wire/test_wire_postgres.py has outages of PostgreSQL")
+    with outage(after=1000) as statements:
+        send()
+    for number, statement in enumerate([*statements]):
+        before = snapshot()
+        with outage(after=number) as made:
+            status = send()
+        told = f"{name}: {status}, when the database fails at {statement}"
+        is_out = len(made) > number  # not if a row was remembered this time
+        assert status == 503 or not is_out, f"{told}: let the error pass, it becomes a 503"
+        is_half = is_out and snapshot() != before
+        assert not is_half, f"{told}: store all in one `with transaction():`"
+
+
+def test_no_secret_is_logged(
+    ask: Ask, operation: Operation, key: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Neither a key, nor what a column or a field is named as a secret."""
+    caplog.set_level("INFO")
+    answer = ask(key)
+    found = {key[17:]} | {
+        str(value)
+        for rows in snapshot().values()
+        for each in rows
+        for name, value in each.items()
+        if is_secret(name)
+    }
+    bodies = [operation.example, answer.get_json(silent=True)]
+    for body in filter(lambda body: isinstance(body, dict), bodies):
+        found |= {str(value) for name, value in body.items() if is_secret(name)}
+    shown = [value for value in found if len(value) > 3 and value in caplog.text]
+    assert not shown, f"{operation} logs a secret: {caplog.text}"
+    assert not stored_secrets() & {*re.findall(r"[\w:$]+", answer.text)}, f"{operation} shows one"
+
+
+def stored_secrets() -> set[str]:
+    """Digests of keys and hashes of passwords, which no response shows."""
+    return {
+        each[name]
+        for kept in snapshot().values()
+        for each in kept
+        for name in ("digest", "password_hash")
+        if each.get(name)
+    }
+
+
+def is_secret(name: str) -> bool:
+    """Whether the name of a column or a field says that its value is secret."""
+    return any(word in name for word in ("password", "digest", "secret", "token", "code", "nonce"))
+
+
+@pytest.fixture
+def ada(client: FlaskClient) -> FlaskClient:
+    """A browser in which Ada is logged in, who has a key."""
+    form = {"username": "ada", "email": "ada@example.com", "password": secrets.token_urlsafe()}
+    assert client.post("/sign-up", data=form).status_code == 303
+    assert client.post(KEYS, data={"name": "ci", "type": "production"}).status_code == 200
+    return client
+
+
+def pages_of_ada(app: Flask) -> list[str]:
+    with models.db.connection_context():
+        return pages(app, "GET", "ada", ApiKey.get().id)
+
+
+def test_page_changes_nothing_until_a_form_is_sent(app: Flask, ada: FlaskClient) -> None:
+    """Browsers open pages by themselves, and other sites can make them do so."""
+    with models.db.connection_context():
+        key: ApiKey = ApiKey.get()
+    add_rows(key, "<i>", 1)
+    before = snapshot()
+    forms: dict[str, dict[str, str]] = {}
+    for path in pages_of_ada(app):
+        page = ada.get(path)
+        assert page.status_code < 500, f"{path} has a bug, see the log below"
+        assert page.mimetype != "text/html" or "<i>" not in page.text, f"{path}: no |safe"
+        is_kept = page.headers.get("Cache-Control") != "no-store"
+        assert is_kept == (path in DESCRIPTIONS), f"{path} may be stored by a cache"
+        shown = stored_secrets() & {*re.findall(r"[\w:$]+", page.text)}
+        assert not shown, f"{path} shows the digest of a key, or a hash"
+        assert snapshot() == before, f"{path} changes a row: let a form with POST do that"
+        forms |= forms_of(page)
+    for path, fields in forms.items():
+        status = ada.post(path, data=fields).status_code
+        assert status < 500, f"the form {path} has a bug, see the log below"
+
+
+def test_page_whose_database_fails_at_any_statement_is_503(app: Service, ada: FlaskClient) -> None:
+    for path in [path for path in pages_of_ada(app) if ada.get(path).status_code == 200]:
+        check_outages(app, path, lambda path=path: ada.get(path).status_code)  # type: ignore[misc]
+
+
+def test_preflight_and_405_name_the_methods_of_the_path(
+    client: FlaskClient, operation: Operation
+) -> None:
+    every = [*OPERATIONS, *sample.OPERATIONS]
+    taken = {each.method for each in every if each.path == operation.path}
+    names = taken | {"OPTIONS"} | ({"HEAD"} if "GET" in taken else set())
+    refused = client.open(operation.url(), method="BREW")
+    assert set(refused.headers["Allow"].split(", ")) == names
+    assert f"Use {' or '.join(sorted(taken))}." in refused.get_json(force=True)["detail"]
+    check_preflight(client, operation.url(), names)
+
+
+@pytest.mark.parametrize("path", [*SOCKETS, "/api/v1/x"])
+def test_preflight_of_other_paths_lets_a_page_read_the_error(
+    client: FlaskClient, path: str
+) -> None:
+    check_preflight(client, path, {"GET", "HEAD", "OPTIONS"})
+
+
+def check_preflight(client: FlaskClient, path: str, methods: set[str]) -> None:
+    answer = client.options(path, headers={"Access-Control-Request-Method": "GET"})
+    assert (answer.status_code, answer.data, "Content-Type" in answer.headers) == (204, b"", False)
+    for name in ("Allow", "Access-Control-Allow-Methods"):
+        assert set(answer.headers[name].split(", ")) == methods
+    assert answer.headers["Access-Control-Allow-Headers"].startswith("X-API-Key, Content-Type")
+
+
+@pytest.mark.parametrize("config", CHANGED, indirect=True)
+def test_answers_are_described_for_every_setting(
+    config: settings.Settings, client: FlaskClient, new_key: NewKey
+) -> None:
+    for operation in OPERATIONS:
+        key = {"X-API-Key": new_key(tier="once")}
+        for headers in ({}, key, key, key):
+            sent = operation.sent(operation.example)
+            answer = client.open(operation.url(), method=operation.method, headers=headers, **sent)
+            check_answer(operation, answer)
