@@ -1,6 +1,7 @@
 """The REST endpoints, and create_app(), which builds the service; `python app.py` runs the demo."""
 
 import time
+from urllib.parse import quote
 
 from flask import Blueprint, g, request
 
@@ -50,7 +51,7 @@ def protected_test(key: ApiKey, allowance: Allowance) -> dict[str, object]:
     g.caller_headers = [  # Service adds them to the response
         ("X-Auth-Key-Id", key.id),
         ("X-Auth-User-Id", str(key.user_id)),
-        ("X-Auth-Key-Type", key.type),
+        ("X-Auth-Key-Type", quote(key.type)),  # a row may have been edited by hand
         ("X-Auth-Tier", allowance.quota.tier),
     ]
     return {

@@ -3,10 +3,11 @@
 import os
 import re
 import select
+import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from tempfile import TemporaryDirectory, TemporaryFile
 from typing import Any, NoReturn
 
 import click
@@ -180,11 +181,12 @@ def backup(file: str) -> None:
     """Copy the SQLite database to FILE, also while the service is running."""
     if not current_service.settings.sqlite:
         fail(f"with PostgreSQL, run: {PG_DUMP}")
+    for number in (signal.SIGTERM, signal.SIGHUP):  # as Ctrl-C: they leave nothing behind either
+        signal.signal(number, signal.default_int_handler)
     path = Path.cwd() / file  # absolute, so SQLite does not mistake it for a URI
     if os.path.lexists(path):  # `exists` is False for a broken link
         fail(f"{path} exists, and is not replaced")
-    # In a hidden folder beside the file, so that nothing that a killed command leaves behind could
-    # be mistaken for a backup.
+    # In a hidden folder beside the file: what a kill -9 leaves behind is not mistaken for a backup.
     with TemporaryDirectory(prefix=".", suffix=".unfinished", dir=path.parent) as folder:
         unfinished = Path(folder) / path.name
         unfinished.touch(mode=0o600)  # SQLite fills an empty file, and keeps its mode
@@ -232,8 +234,13 @@ def print_rows(columns: tuple[str, ...], query: ModelSelect) -> None:
     """Print rows with tabs, and a header on a terminal; columns named `_at` are times."""
     if os.isatty(1):
         click.echo("\t".join(columns))
-    for row in query.iterator():  # keeps no row in memory
-        click.echo("\t".join(format_value(name, getattr(row, name)) for name in columns))
+    with TemporaryFile() as lines:  # all rows are read before a reader, who may pause, gets one
+        for row in query.iterator():  # keeps no row in memory
+            line = "\t".join(format_value(name, getattr(row, name)) for name in columns)
+            lines.write(f"{line}\n".encode(sys.stdout.encoding, "backslashreplace"))
+        lines.seek(0)
+        for written in lines:
+            click.echo(written, nl=False)
 
 
 def format_value(column: str, value: Any) -> str:

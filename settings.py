@@ -55,6 +55,12 @@ def _is_open(text: str) -> bool:
     return text == "open"
 
 
+def _prefix(path: str) -> str:
+    if not re.fullmatch("(/[A-Za-z0-9_.~-]+)*", path):
+        raise ValueError(f"must be a path like /demo, without a slash at the end, not {path!r}")
+    return path
+
+
 def _database(url: str) -> Path | str:
     """The SQLite file, or the URL of PostgreSQL as psycopg and peewee want it."""
     if re.match("postgres(ql)?://", url):
@@ -111,6 +117,7 @@ class Settings:
     signups: bool = setting("open", _is_open)
     proxy_hops: int = setting("0", partial(_whole, high=10))
     web_concurrency: int = setting("1", partial(_whole, low=1))
+    script_name: str = setting("", _prefix)  # which gunicorn reads itself, too
 
     @property
     def sqlite(self) -> Path | None:

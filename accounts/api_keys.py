@@ -68,7 +68,7 @@ def _store(key: ApiKey) -> tuple[ApiKey, str]:
     if key.has_expired:
         raise InvalidInput(key="This key would have expired already.")
     key.id = random_text(8)
-    secret = f"{PREFIXES[key.type]}{key.id}_{random_text(32)}"
+    secret = f"{PREFIXES.get(key.type, PREFIXES[DEFAULT_TYPE])}{key.id}_{random_text(32)}"
     secret += checksum(secret)
     key.digest = digest(secret)
     key.save(force_insert=True)

@@ -53,7 +53,10 @@ class Worker(GeventWorker):
         A request that announces a body is the last one of its connection: before the next, gunicorn
         would discard what the app did not read, of any length, and serve no other connection.
         """
-        if not is_api(req.path):
+        prefix = self.wsgi.settings.script_name
+        if not f"{req.path}/".startswith(f"{prefix}/"):
+            req.path = f"{prefix}/outside{req.path}"  # a 404; gunicorn's own answer would be a 500
+        if not is_api(req.path.removeprefix(prefix)):
             with self.page_turn:
                 gevent.sleep(TURN_SECONDS)
         is_last = not BODY_HEADERS.isdisjoint(dict(req.headers))

@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 
 DEFAULTS = {
     400: ("bad_request", "The request could not be understood."),
-    404: ("not_found", "There is nothing here; /openapi.json and /asyncapi.json list the paths."),
+    404: ("not_found", "There is nothing here; openapi.json and asyncapi.json list the paths."),
     405: ("method_not_allowed", "This path does not take this method."),
     413: ("content_too_large", "The request body is too large."),
     426: ("upgrade_required", "Connect with a WebSocket client."),

@@ -3,9 +3,12 @@
 from datetime import UTC, datetime
 from functools import lru_cache
 
+LAST = 253_402_300_799  # 9999-12-31T23:59:59Z
+
 
 def utc(seconds: float) -> datetime:
-    return datetime.fromtimestamp(seconds, UTC)
+    """The moment. A number beyond what can be written, edited by hand, becomes the nearest one."""
+    return datetime.fromtimestamp(min(max(seconds, 0), LAST), UTC)
 
 
 def timestamp(seconds: float) -> str:

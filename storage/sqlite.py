@@ -5,6 +5,7 @@ processes. Pages and commands wait until the disk has what they store; counts do
 """
 
 import fcntl
+import logging
 import os
 import sqlite3
 import time
@@ -13,13 +14,15 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from peewee import OperationalError, SqliteDatabase
+from peewee import OperationalError, PeeweeException, SqliteDatabase
 from playhouse.pool import PooledSqliteDatabase
 
 from models import HOUR, ApiKey, now
 from ratelimit import Allowance, Limiter, Quota, Usage
 from storage.key_store import KeyStore
 from storage.window_sql import SAVE
+
+log = logging.getLogger(__name__)
 
 SAVE_HOUR = """INSERT INTO hourly_usage (hour, key_id, requests) VALUES (?, ?, ?)
     ON CONFLICT (hour, key_id) DO UPDATE SET requests = requests + excluded.requests"""
@@ -136,6 +139,10 @@ class SqliteKeyStore(KeyStore):
         if self._limiter.unsaved():  # all requests have ended, so this wait holds nobody up
             self._database.connection().execute(f"PRAGMA busy_timeout = {LAST_MILLISECONDS}")
         super().close()
+        with suppress(PeeweeException):
+            _, frames, copied = self._query("PRAGMA wal_checkpoint(TRUNCATE)")[0]
+            if frames != copied:  # another program reads an older snapshot
+                log.warning("another program has the database open: its -wal file belongs to it")
         self._database.close()
 
     def _query(self, query: str, *values: object) -> list[Any]:

@@ -4,6 +4,7 @@ import contextlib
 import os
 import re
 import secrets
+import signal
 import sqlite3
 import stat
 import subprocess
@@ -345,17 +346,47 @@ def test_backup_on_a_full_disk_leaves_nothing(shell: Shell, owner: User, tmp_pat
     assert not list((tmp_path / "full").iterdir())
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_backup_that_is_interrupted_leaves_nothing(
-    cli: FlaskCliRunner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    config: Settings, owner: User, tmp_path: Path, number: signal.Signals
 ) -> None:
-    """Also if it is killed: until it is whole, it has no name that a restore would look for."""
-    before = {*tmp_path.iterdir()}
+    """While it waits for the disk."""
+    (tmp_path / "kept").mkdir()
+    (tmp_path / "sitecustomize.py").write_text(
+        f"import os; os.fsync = lambda _: os.kill(os.getpid(), {int(number)})"
+    )
+    env = clean_environment(
+        DATABASE_URL=f"sqlite:///{config.database_url}", PYTHONPATH=str(tmp_path)
+    )
+    command = [sys.executable, "-m", "flask", "backup", str(tmp_path / "kept" / "copy.db")]
+    done = subprocess.run(command, cwd=HERE, env=env, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (1, "Error: no backup was made: interrupted\n")
+    assert not list((tmp_path / "kept").iterdir())
 
-    def interrupt(descriptor: int) -> None:
-        assert not [*tmp_path.glob("backup-*")]
-        raise KeyboardInterrupt
 
-    monkeypatch.setattr(os, "fsync", interrupt)
-    printed = refused(cli.invoke(args=["backup", str(tmp_path / "backup-1.db")]))
-    assert printed == "no backup was made: interrupted"
-    assert {*tmp_path.iterdir()} == before
+def test_list_whose_reader_pauses_holds_up_no_checkpoint_and_is_complete(
+    config: Settings, owner: User
+) -> None:
+    """Whatever the encoding of the output."""
+    bob = new_user("bob")
+    api_keys.create_key(owner, "é" + "x" * 60)
+    with models.db.connection_context():
+        (row,) = ApiKey.select().dicts()
+        of_bob = row | {"user": bob.id}
+        for n in range(2000):
+            ApiKey.insert(of_bob | {"id": f"{n:08}"}).execute()
+    expected = count()
+    command = [sys.executable, "-m", "flask", "key", "list"]
+    env = clean_environment(
+        DATABASE_URL=f"sqlite:///{config.database_url}", PYTHONIOENCODING="ascii"
+    )
+    how: dict[str, Any] = {"cwd": HERE, "env": env, "stdout": subprocess.PIPE}
+    with subprocess.Popen(command, **how) as process:
+        assert process.stdout
+        process.stdout.read(1)  # it has begun to print, and the pipe is full
+        change(secret := api_keys.create_key(owner, "late")[1], name="later")
+        with contextlib.closing(sqlite3.connect(str(config.database_url))) as other:
+            assert other.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0] == 0
+        lines = process.stdout.read().decode("ascii").splitlines()
+    assert len(lines) == expected
+    assert secret[8:16] not in "".join(lines)

@@ -50,6 +50,7 @@ RIGHT = [
     ("SIGNUPS", "closed", False),
     ("PROXY_HOPS", "10", 10),
     ("WEB_CONCURRENCY", "4", 4),
+    ("SCRIPT_NAME", "/demo/v2", "/demo/v2"),
 ]
 # For the fixture `config`: each setting away from its default, in the same database.
 CHANGED = [
@@ -71,6 +72,7 @@ WRONG = {
     "MAX_SOCKETS_PER_CALLER": ["one"],
     "PROXY_HOPS": ["one", "11"],
     "WEB_CONCURRENCY": ["one", "0"],
+    "SCRIPT_NAME": ["demo", "/demo/", "/", "/a b"],
     "SIGNUPS": ["Closed"],
     "RATE_LIMITS": ["free=lots"],
     "DATABASE_URL": [

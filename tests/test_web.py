@@ -28,10 +28,23 @@ import settings
 from accounts import api_keys, passwords, users
 from helpers.clock import Clock
 from helpers.described import ENDPOINTS, NONSENSE
-from helpers.paths import ECHO, KEYS, PROFILE, SECURITY, STATUS, TEST, TIME, TOTALS, YEAR, pages
+from helpers.paths import (
+    ECHO,
+    KEYS,
+    ME,
+    PROFILE,
+    SECURITY,
+    STATS,
+    STATUS,
+    TEST,
+    TIME,
+    TOTALS,
+    YEAR,
+    pages,
+)
 from helpers.server import sources
 from helpers.stored import HIDDEN, add_hidden_user, change, count, row
-from models import DAY, ApiKey, HourlyUsage, User
+from models import DAY, HOUR, ApiKey, HourlyUsage, User
 from ratelimit import Limiter
 from service.application import Service
 from web import throttles
@@ -1003,3 +1016,33 @@ def test_database_that_is_away_is_a_page_that_claims_no_log_out(
     assert (answer.status_code, answer.headers["Retry-After"]) == (503, "1")
     assert "its database cannot be used." in answer.text
     assert "Log in" not in answer.text
+
+
+@pytest.mark.parametrize(("ahead", "is_valid"), [(59, True), (120, False), (-86_400, True)])
+def test_session_of_a_machine_whose_clock_is_ahead_is_valid(
+    ada: FlaskClient, monkeypatch: pytest.MonkeyPatch, ahead: int, is_valid: bool
+) -> None:
+    clock = Clock(time.time() + ahead)
+    monkeypatch.setattr("itsdangerous.timed.time", clock)
+    log_in_as(ada, "ada")
+    monkeypatch.undo()
+    assert (ada.get(SECURITY).status_code == 200) == is_valid
+
+
+@pytest.mark.parametrize("number", [-(2**62), -1, 2**62])
+def test_row_that_was_edited_by_hand_makes_no_page_and_no_answer_a_bug(
+    ada: FlaskClient, number: int
+) -> None:
+    key = secret_in(create_key(ada))
+    columns = {"created_at", "last_used_at", "rotated_at", "total", "reset", "used"}
+    texts = dict.fromkeys(("name", "type", "tier"), "é\n\u2028<i>")
+    change(key, **dict.fromkeys(columns, number) | texts)
+    with models.db.connection_context():
+        User.update(created_at=number).execute()
+        HourlyUsage.create(hour=models.now() // HOUR * HOUR, key_id=key[8:16], requests=number)
+    pages_of_key = [f"{KEYS}/{key[8:16]}/{action}" for action in ("rename", "rotate", "revoke")]
+    for path in (SECURITY, PROFILE, *pages_of_key):
+        assert ada.get(path).status_code == 200, path
+    for path in (TEST, ME, STATS):
+        assert ada.get(path, headers={"X-API-Key": key}).status_code == 200, path
+    assert ada.post(f"{KEYS}/{key[8:16]}/successor").status_code in (200, 422)

@@ -339,5 +339,5 @@ class Server:
         if self._process.poll() is not None:
             raise StartError(self._process.returncode, self.log())
         with contextlib.suppress(OSError):
-            return self.ask(STATUS).status == 200
+            return self.ask(f"{self.env.get('SCRIPT_NAME', '')}{STATUS}").status == 200
         return False

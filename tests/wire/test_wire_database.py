@@ -1,5 +1,6 @@
 """The real server beside a database that is locked, slow or away."""
 
+import shutil
 import sqlite3
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import closing
@@ -11,7 +12,7 @@ from conftest import StartServer
 from helpers.load import Load, accepted
 from helpers.paths import TEST, TIME
 from helpers.rawsocket import RawSocket
-from helpers.server import eventually, newer_version, patience, writing
+from helpers.server import eventually, listens, newer_version, patience, writing
 
 
 class TestSqlite:
@@ -74,7 +75,8 @@ class TestSqlite:
             with writing(str(server.database), "BEGIN IMMEDIATE"):
                 answers = [server.ask(TEST, X_API_Key=key).status for _ in range(2)]
                 stopping = thread.submit(server.stop)
-                eventually(lambda: server.log_lines("Worker exiting"), what="the last save")
+                # The worker closes its listener right before the last save.
+                eventually(lambda: not listens("127.0.0.1", server.port))
                 wait([stopping], timeout=0.5 if ends else None)
             status, seconds = stopping.result()
         assert answers == [200] * 2
@@ -83,6 +85,26 @@ class TestSqlite:
         lost = server.log_lines("the last save has failed: database is locked")
         assert len(lost) == (0 if ends else 1)
         assert server.start().total(key) == (2 if ends else 0)
+
+    @pytest.mark.parametrize("is_older", [False, True])
+    def test_file_is_complete_after_a_stop_although_another_program_has_it_open(
+        self, start_server: StartServer, is_older: bool
+    ) -> None:
+        """Unless that program reads an older snapshot: then the log says so."""
+        server = start_server()
+        key = server.new_key()
+        with closing(sqlite3.connect(server.database, isolation_level=None)) as other:
+            other.execute("BEGIN")
+            assert other.execute("SELECT total FROM api_key").fetchall() == [(0,)]
+            if not is_older:
+                other.execute("COMMIT")
+            assert server.ask(TEST, X_API_Key=key).status == 200
+            assert server.stop()[0] == 0
+            alone = server.directory / "alone.db"
+            shutil.copy(server.database, alone)
+        with closing(sqlite3.connect(alone)) as copy:
+            assert copy.execute("SELECT total FROM api_key").fetchall() == [(int(not is_older),)]
+        assert bool(server.log_lines("its -wal file belongs to it")) == is_older
 
 
 class TestEither:

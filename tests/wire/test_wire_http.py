@@ -1,11 +1,13 @@
 """What arrives over a connection that is no right request: it is refused, and no bug."""
 
+import re
 import socket
 import struct
 
 import pytest
 
-from helpers.paths import ECHO, ME, STATUS
+from conftest import StartServer
+from helpers.paths import ECHO, ME, STATUS, TEST
 from helpers.rawsocket import RawSocket, form_bytes, handshake_bytes, request_bytes
 from helpers.server import Server, eventually
 
@@ -39,6 +41,7 @@ ODD = {  # with the status of the answer
     "upgrade, not connected": (handshake_bytes(STATUS, {"Connection": None}), 200),
 }
 RESET = struct.pack("ii", 1, 0)  # closing resets the connection at once
+ADA = {"username": "ada", "email": "ada@example.com", "password": "long enough"}
 CORS = "Access-Control-Allow-Origin"
 REFUSED = {*range(400, 500), 501, 505}
 
@@ -132,3 +135,19 @@ class TestGarbage:
             broken.sock.shutdown(socket.SHUT_WR)
             assert broken.answer().status == 400
         assert server.send(form).status == 303, "the name is still free"
+
+
+def test_everything_has_the_path_prefix(start_server: StartServer) -> None:
+    server = start_server(SCRIPT_NAME="/demo")
+    key = server.new_key()
+    assert server.ask(f"/demo{TEST}", X_API_Key=key).status == 200
+    for outside in (TEST, "/", "/log-in", "/demonstration/", "/demo2"):
+        assert server.ask(outside).status == 404, outside
+    answer = server.send(form_bytes("/demo/sign-up", **ADA))
+    assert answer.headers["Location"] == "/demo/settings/security"
+    assert "; Path=/demo" in answer.headers["Set-Cookie"]
+    assert server.ask("/demo/settings/profile").headers["Location"] == "/demo/log-in"
+    for path in ("/demo/", "/demo/log-in", "/demo/nothing"):
+        links = re.findall(r'(?:href|src|action)="(/[^"]*)"', server.ask(path).body.decode())
+        assert links
+        assert not [link for link in links if not link.startswith("/demo/")], path
