@@ -357,9 +357,10 @@ def hidden_ids() -> list[Any]:
     with models.db.connection_context():
         ada = User.get(User.username == "ada")
         return [
-            each[table._meta.primary_key.name]
+            each[field.name]
             for table, kept in snapshot().items()
             for each in kept
+            for field in table._meta.get_primary_keys()
             if each.get("user") != ada.id and each.get("username") != "ada"
         ]
 
