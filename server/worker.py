@@ -35,8 +35,10 @@ class Worker(GeventWorker):
     # Pages are slow to render. Each page waits here for one turn of the loop of its own, so that
     # requests to the API run between two pages.
     page_turn = BoundedSemaphore()
+    script_name = ""  # the prefix of all paths
 
     def run(self) -> None:
+        self.script_name = self.wsgi.settings.script_name
         with lifecycle.serving(self, self.wsgi):
             super().run()
 
@@ -53,10 +55,10 @@ class Worker(GeventWorker):
         A request that announces a body is the last one of its connection: before the next, gunicorn
         would discard what the app did not read, of any length, and serve no other connection.
         """
-        prefix = self.wsgi.settings.script_name
-        if not f"{req.path}/".startswith(f"{prefix}/"):
-            req.path = f"{prefix}/outside{req.path}"  # a 404; gunicorn's own answer would be a 500
-        if not is_api(req.path.removeprefix(prefix)):
+        if not f"{req.path}/".startswith(f"{self.script_name}/"):
+            # This leads to a 404; gunicorn itself would answer a path without the prefix with 500.
+            req.path = f"{self.script_name}/outside{req.path}"
+        if not is_api(req.path.removeprefix(self.script_name)):
             with self.page_turn:
                 gevent.sleep(TURN_SECONDS)
         is_last = not BODY_HEADERS.isdisjoint(dict(req.headers))
