@@ -34,7 +34,8 @@ LATE = [  # each reads a user; then the command waits for the rest of a line, th
         grep "Your account and its keys are deleted" > /dev/null""",
 ]
 HASHES_WAIT = """
-import accounts, gevent, pathlib
+import gevent, pathlib
+from accounts import passwords
 from flask import request
 verify = passwords.verify_password
 def wait_and_verify(*args):
