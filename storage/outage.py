@@ -3,6 +3,8 @@
 import logging
 import sqlite3
 import time
+from contextlib import suppress
+from typing import Any
 
 from peewee import OperationalError
 
@@ -66,3 +68,14 @@ def log_outage(error: BaseException) -> None:
 def reason_of(error: BaseException) -> str:
     """What went wrong, without the values that PostgreSQL quotes in further lines."""
     return str(error).partition("\n")[0]
+
+
+class RollbackMixin:
+    """A database whose rollback does nothing after an outage that has ended the transaction.
+
+    SQLite rolls back by itself when the disk is full, and PostgreSQL when the connection breaks.
+    """
+
+    def rollback(self) -> Any:
+        with suppress(OperationalError):
+            return super().rollback()  # type: ignore[misc]

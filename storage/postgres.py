@@ -8,7 +8,7 @@ waits has its own limit.
 import logging
 import time
 from collections import Counter
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext
 from select import POLLIN
 from typing import Any
 
@@ -23,7 +23,7 @@ from psycopg_pool import ConnectionPool, TooManyRequests
 from models import HOUR, ApiKey, now
 from ratelimit import Allowance, Quota, Usage
 from storage.key_store import KeyStore
-from storage.outage import once_per_minute
+from storage.outage import RollbackMixin, once_per_minute
 from storage.window_sql import HIT
 
 CONNECTION_SECONDS = 1.3  # how long a request waits for a connection
@@ -187,7 +187,7 @@ class CommandDatabase(PostgresqlDatabase):
         self.execute_sql(BEGIN)
 
 
-class PageDatabase(CommandDatabase):
+class PageDatabase(RollbackMixin, CommandDatabase):
     """The connections of pages."""
 
     def __init__(self, url: str) -> None:
@@ -202,11 +202,6 @@ class PageDatabase(CommandDatabase):
 
     def _close(self, connection: TimedConnection) -> None:
         self._pool.putconn(connection)
-
-    def rollback(self) -> Any:
-        """After an error that has broken the connection, there is nothing to roll back."""
-        with suppress(OperationalError):
-            return super().rollback()
 
     def close_all(self) -> None:
         self._pool.close(timeout=0)

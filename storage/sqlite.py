@@ -20,6 +20,7 @@ from playhouse.pool import PooledSqliteDatabase
 from models import HOUR, ApiKey, now
 from ratelimit import Allowance, Limiter, Quota, Usage
 from storage.key_store import KeyStore
+from storage.outage import RollbackMixin
 from storage.window_sql import SAVE
 
 log = logging.getLogger(__name__)
@@ -69,14 +70,6 @@ def lock(file: Path) -> None:
         "another service uses this file; stop it, or start this one with "
         "DATABASE_URL=sqlite:///other.db"
     )
-
-
-class RollbackMixin:
-    """After some errors, such as a full disk, SQLite has already rolled the transaction back."""
-
-    def rollback(self) -> Any:
-        with suppress(OperationalError):
-            return super().rollback()  # type: ignore[misc]
 
 
 class PageDatabase(RollbackMixin, PooledSqliteDatabase):

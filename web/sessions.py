@@ -41,7 +41,7 @@ class PageSessions(SecureCookieSessionInterface):
         return self.session_class(data if is_current else None)
 
     def get_cookie_path(self, app: Flask) -> str:
-        return request.script_root or "/"
+        return request.root_path or "/"
 
     def get_cookie_secure(self, app: Flask) -> bool:
         return request.is_secure
