@@ -100,19 +100,25 @@ class Server:
     @property
     def pids(self) -> list[int]:
         """The server and its workers; the last one is a worker."""
-        children = Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text().split()
-        return [self.pid, *map(int, children)]
+        return with_children(self.pid)
 
     def processor_seconds(self) -> float:
-        """Of all its processes, also those that have ended."""
-        stats = [Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1] for pid in self.pids]
-        ticks = sum(int(field) for stat in stats for field in stat.split()[11:15])
-        return ticks / os.sysconf("SC_CLK_TCK")
+        return processor_seconds(self.pid)
 
     def resident_mib(self) -> float:
         """Of the worker."""
         status = Path(f"/proc/{self.pids[-1]}/status").read_text()
         return int(status.split("VmRSS:")[1].split()[0]) / 1024
+
+    def memory_mib(self) -> float:
+        """Of all its processes; what they share is counted once."""
+        private, shared = 0, 0
+        for pid in self.pids:
+            lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+            sizes = {line.split()[0]: int(line.split()[1]) for line in lines[1:]}
+            private += sizes["Private_Clean:"] + sizes["Private_Dirty:"]
+            shared = max(shared, sizes["Shared_Clean:"] + sizes["Shared_Dirty:"])
+        return (private + shared) / 1024
 
     def log_in(self) -> str:
         """The cookie of the user to whom the first key belongs."""
@@ -170,6 +176,18 @@ class Server:
         import psycopg  # only needed for PostgreSQL
 
         return psycopg.connect(url)
+
+
+def with_children(pid: int) -> list[int]:
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return [pid, *map(int, children)]
+
+
+def processor_seconds(pid: int) -> float:
+    """Of this process and its children, also those that have ended."""
+    stats = [Path(f"/proc/{n}/stat").read_text().rsplit(")", 1)[1] for n in with_children(pid)]
+    ticks = sum(int(field) for stat in stats for field in stat.split()[11:15])
+    return ticks / os.sysconf("SC_CLK_TCK")
 
 
 def random_key() -> str:

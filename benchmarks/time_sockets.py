@@ -36,9 +36,13 @@ def updates(selector: selectors.BaseSelector, seconds: float) -> list[int]:
 
 
 def measure(server: Server, count: int, seconds: float) -> str:
+    """The clients run on one core; if there are several workers, they share the sockets."""
+    os.sched_setaffinity(0, {1})
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
     (key,) = server.make_keys(1)
     with server, selectors.DefaultSelector() as selector, ExitStack() as stack:
-        mib = server.resident_mib()
+        mib = server.memory_mib()
         for number in range(1, count + 1):
             client = stack.enter_context(RawSocket(server.port))
             assert client.handshake(f"{TIME}?api_key={key}", COMPRESSED).status == 101
@@ -50,19 +54,16 @@ def measure(server: Server, count: int, seconds: float) -> str:
             asked = threads.submit(waits, server.port, key, int(100 * seconds))
             got = updates(selector, seconds)
             spent = server.processor_seconds() - spent
-            kib = 1024 * (server.resident_mib() - mib) / count
+            kib = 1024 * (server.memory_mib() - mib) / count
             p99 = 1000 * asked.result()[int(99 * seconds)]
     return (
-        f"{min(got)} to {max(got)} updates in {seconds:.0f} s, {100 * spent / seconds:.0f} % of a "
-        f"core, {kib:.1f} KiB a socket; /protected/test beside them: p99 {p99:.1f} ms"
+        f"{count:,}: {min(got)} to {max(got)} updates in {seconds:.0f} s, "
+        f"{100 * spent / seconds:.0f} % of a core, {kib:.1f} KiB each; a request: p99 {p99:.0f} ms"
     )
 
 
 def main() -> None:
     options = arguments(__doc__, sockets=9000, seconds=60, rounds=1)
-    os.sched_setaffinity(0, {1})
-    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
     limits = dict.fromkeys(["MAX_SOCKETS", "MAX_SOCKETS_PER_CALLER"], str(options.sockets))
     for _ in range(options.rounds):
         for name, checkout in checkouts(options).items():
