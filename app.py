@@ -17,7 +17,7 @@ from service import problems
 from service.application import Service, current_service
 from service.timestamps import date_time, timestamp, utc
 from settings import Settings, load
-from storage.transactions import open_database
+from storage.database import open_database
 from web import site
 from web.errors import error_page
 

@@ -20,9 +20,8 @@ from models import DAY, DEFAULT_TYPE, HOUR, PREFIXES, ApiKey, User, check_fields
 from ratelimit import DEFAULT_TIER
 from service.application import current_service
 from service.timestamps import date_time
+from storage.database import command_connection, prepare_database, transaction
 from storage.outage import reason_of
-from storage.schema import prepare_database
-from storage.transactions import command_connection, transaction
 
 SECONDS = {"s": 1, "m": 60, "h": HOUR, "d": DAY}
 NO_FILE = (

@@ -6,8 +6,8 @@ from contextlib import contextmanager
 from peewee import IntegrityError, fn
 
 from models import InvalidInput, User, check_fields, db
+from storage.database import transaction
 from storage.outage import reason_of
-from storage.transactions import transaction
 
 TAKEN = "This is already taken."
 

@@ -16,7 +16,7 @@ from peewee import OperationalError
 from accounts import api_keys, passwords, users
 from models import InvalidInput, User, db
 from settings import HERE, SettingsError, load
-from storage.transactions import transaction
+from storage.database import transaction
 
 log = logging.getLogger(__name__)
 

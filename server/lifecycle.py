@@ -20,8 +20,8 @@ from server import demo, gunicorn_patches, signals
 from server.options import check_options
 from service.application import Service
 from settings import MAKE_SECRET, Settings, SettingsError, load, misspelled, raise_file_limit
+from storage.database import prepare_database
 from storage.outage import is_outage, log_outage, once_per_minute
-from storage.schema import prepare_database
 from ws.open_sockets import open_sockets_of
 
 log = logging.getLogger(__name__)

@@ -11,7 +11,7 @@ from service.headers import API_HEADERS, is_api, limit_headers
 from service.json_text import CompactJson
 from service.request_checks import SOCKETS, BoundedRequest, check_request
 from settings import Settings
-from storage.backend import backend
+from storage.database import backend
 from storage.key_store import KeyStore
 
 

@@ -46,8 +46,7 @@ from helpers.stored import (
 )
 from models import ApiKey, User
 from service.application import Service
-from storage.schema import prepare_database
-from storage.transactions import command_connection
+from storage.database import command_connection, prepare_database
 from test_settings import CHANGED
 from test_web import forms_of
 
