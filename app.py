@@ -19,7 +19,6 @@ from service.timestamps import date_time, timestamp, utc
 from settings import Settings, load
 from storage.database import open_database
 from web import site
-from web.errors import error_page
 
 API_VERSION = "1.0.0"
 
@@ -103,7 +102,7 @@ def create_app(settings: Settings | None = None, is_demo: bool = False) -> Servi
 
     app = Service(__name__, settings, is_demo)
     app.register_blueprint(api)
-    problems.register(app, error_page)
+    problems.register(app, site.error_page)
     for part in (sockets, site, cli):
         part.register(app)
     return app

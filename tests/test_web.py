@@ -361,16 +361,6 @@ def test_profile_is_saved_or_else_not_shown_as_ones_own(log_in: LogIn, ada: Flas
     assert "Logged in as </span>countess<" in saved.text
 
 
-def test_address_from_before_the_rules_may_stay(ada: FlaskClient) -> None:
-    with models.db.connection_context():
-        User.update(email="ä@example").execute()
-    for form, status in [
-        ({"username": "countess", "email": "ä@example"}, 303),
-        ({"username": "countess", "email": "ö@example"}, 422),
-    ]:
-        assert ada.post(PROFILE, data=form).status_code == status
-
-
 def test_only_a_right_form_changes_the_password(ada: FlaskClient, client: FlaskClient) -> None:
     log_in_as(client, "ada")
     for current, new, message in [

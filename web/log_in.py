@@ -20,7 +20,7 @@ def send_logged_in_users_on() -> ResponseReturnValue | None:
     if request.path == "/sign-up" and not current_service.settings.signups:
         abort(403, "Sign-up is closed. Ask the operator of this service for an account.")
     if g.user and request.method == "GET":
-        return redirect(url_for("web.security.keys"), 303)
+        return redirect(url_for("web.settings.keys"), 303)
     return None
 
 

@@ -51,7 +51,7 @@ def start_session(user: User) -> ResponseReturnValue:
     """Log the user in; nothing of an earlier session is kept."""
     session.clear()
     session.update(user=user.id, mark=password_mark(user.password_hash))
-    return redirect(url_for("web.security.keys"), 303)
+    return redirect(url_for("web.settings.keys"), 303)
 
 
 def require_log_in() -> ResponseReturnValue | None:
