@@ -12,13 +12,6 @@ from storage.outage import reason_of
 TAKEN = "This is already taken."
 
 
-def check_not_taken(username: str, email: str) -> None:
-    """Raises InvalidInput if a user has this name or address; cheaper than hashing in vain."""
-    for field, text in {"username": username, "email": email}.items():
-        if find_user(text):
-            raise InvalidInput(**{field: TAKEN})
-
-
 def create(username: str, email: str, password_hash: str) -> User:
     """Store a new user; raises InvalidInput."""
     check_fields(username=username, email=email)

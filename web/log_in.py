@@ -35,7 +35,6 @@ def sign_up() -> ResponseReturnValue:
     names = {"username": form_text("username"), "email": form_text("email")}
     password = request.form.get("password", "")
     check_fields(**names, password=password)
-    users.check_not_taken(**names)
     password_hash = hash_throttled(password, SIGN_UPS)
     return start_session(users.create(**names, password_hash=password_hash))
 

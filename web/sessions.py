@@ -24,10 +24,7 @@ class PageSessions(SecureCookieSessionInterface):
     """
 
     def open_session(self, app: Flask, request: Request) -> SecureCookieSession | None:
-        if is_api(request.path):
-            return None
-        serializer = self.get_signing_serializer(app)
-        if serializer is None:
+        if is_api(request.path) or not (serializer := self.get_signing_serializer(app)):
             return None
         # gunicorn joins several Cookie headers with a comma.
         ours = rf"(?:^|[;,])[ \t]*{self.get_cookie_name(app)}=([A-Za-z0-9_.-]+)"
