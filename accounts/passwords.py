@@ -1,6 +1,7 @@
 """Hashing and verifying passwords with scrypt, in a separate thread."""
 
 from collections.abc import Callable
+from functools import cache
 from unicodedata import normalize
 
 from gevent.threadpool import ThreadPool
@@ -8,8 +9,6 @@ from werkzeug.security import check_password_hash, generate_password_hash
 
 from models import MAX_PASSWORD, User, check_fields
 
-# One hash at a time: each takes 32 MiB, and 50 ms of a core.
-HASHING = ThreadPool(1)
 UNMATCHABLE_HASH = f"scrypt:32768:8:1${'0' * 16}${'0' * 128}"
 
 
@@ -29,7 +28,16 @@ def verify_password(user: User | None, password: str) -> bool:
     return could_match and bool(_scrypt(check_password_hash, stored, password))
 
 
+@cache
+def hashing_thread() -> ThreadPool:
+    """Computes one hash at a time; a hash takes 32 MiB, and 50 ms of a core.
+
+    The thread starts at its first use, because a thread does not survive a fork.
+    """
+    return ThreadPool(1)
+
+
 def _scrypt(function: Callable[..., object], *args: str) -> object:
     """Call the function in the thread, while other greenlets go on."""
     # Systems encode é differently. Normalizing leaves the stored hash, which is ASCII, unchanged.
-    return HASHING.apply(function, [normalize("NFKC", text) for text in args])
+    return hashing_thread().apply(function, [normalize("NFKC", text) for text in args])
