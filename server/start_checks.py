@@ -4,7 +4,6 @@ import sys
 
 import click
 import flask.cli
-from gunicorn.config import Config
 
 from settings import HERE, Settings, SettingsError
 
@@ -32,6 +31,8 @@ def check_options(settings: Settings) -> None:
 
     gunicorn calls this while it reads its settings, before it daemonizes or logs.
     """
+    from gunicorn.config import Config  # here, because its import fails for a wrong WEB_CONCURRENCY
+
     config = Config()
     for arguments in (config.get_cmd_args_from_env(), sys.argv[1:]):
         given = vars(config.parser().parse_args(arguments))
