@@ -102,9 +102,10 @@ def create_app(settings: Settings | None = None, is_demo: bool = False) -> Servi
 
     app = Service(__name__, settings, is_demo)
     app.register_blueprint(api)
+    app.register_blueprint(sockets.bp)
+    site.register(app)
+    cli.register(app)
     problems.register(app, site.error_page)
-    for part in (sockets, site, cli):
-        part.register(app)
     return app
 
 

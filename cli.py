@@ -3,7 +3,6 @@
 import os
 import re
 import select
-import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -180,8 +179,6 @@ def backup(file: str) -> None:
     """Copy the SQLite database to FILE, also while the service is running."""
     if not current_service.settings.sqlite:
         fail(f"with PostgreSQL, run: {PG_DUMP}")
-    for number in (signal.SIGTERM, signal.SIGHUP):  # as Ctrl-C: they leave nothing behind either
-        signal.signal(number, signal.default_int_handler)
     path = Path.cwd() / file  # absolute, so SQLite does not mistake it for a URI
     if os.path.lexists(path):  # `exists` is False for a broken link
         fail(f"{path} exists, and is not replaced")
@@ -193,20 +190,10 @@ def backup(file: str) -> None:
             db.execute_sql("VACUUM INTO ?", (str(unfinished),))
             with unfinished.open("rb") as copy:
                 os.fsync(copy.fileno())
-            give_name(unfinished, path)
-        # The disk is full, or Ctrl-C was pressed.
-        except (PeeweeException, OSError, KeyboardInterrupt) as error:
-            fail(f"no backup was made: {reason_of(error) or 'interrupted'}")
+            os.link(unfinished, path)  # a rename would replace a file of that name
+        except (PeeweeException, OSError) as error:  # the disk is full, for example
+            fail(f"no backup was made: {reason_of(error)}")
     say(f"The database was copied to {path}.")
-
-
-def give_name(finished: Path, path: Path) -> None:
-    """Give a file this name; raises FileExistsError."""
-    try:
-        os.link(finished, path)
-    except OSError:  # a file system without links, or the name is taken
-        path.touch(mode=0o600, exist_ok=False)
-        finished.replace(path)
 
 
 def read_password(from_stdin: bool) -> str:

@@ -16,8 +16,7 @@ def create(username: str, email: str, password_hash: str) -> User:
     """Store a new user; raises InvalidInput."""
     check_fields(username=username, email=email)
     with _taken_is_invalid(), transaction():
-        user: User = User.create(username=username, email=email, password_hash=password_hash)
-    return user
+        return User.create(username=username, email=email, password_hash=password_hash)
 
 
 def change(user: User, **columns: str) -> None:

@@ -117,13 +117,13 @@ class SqliteKeyStore(KeyStore):
 
     def __init__(self, file: Path) -> None:
         super().__init__()
-        options = {
-            "uri": True,
-            "timeout": BUSY_SECONDS,
-            "thread_safe": False,  # all greenlets share the connection
-            "pragmas": COUNT_PRAGMAS,
-        }
-        self._database = SqliteDatabase(uri(file), **options)
+        self._database = SqliteDatabase(
+            uri(file),
+            uri=True,
+            timeout=BUSY_SECONDS,
+            thread_safe=False,  # all greenlets share the connection
+            pragmas=COUNT_PRAGMAS,
+        )
         self._limiter = Limiter()
 
     def hit(self, key_id: str, quota: Quota) -> Allowance | None:

@@ -5,7 +5,7 @@ from werkzeug.exceptions import TooManyRequests
 
 from accounts import passwords
 from models import User
-from ratelimit import Limiter, Quota
+from ratelimit import Quota
 from service.application import current_service
 from service.client_address import client_network
 
@@ -25,8 +25,7 @@ def throttle(quota: Quota, *counted_for: object) -> None:
     set), so an attacker cannot aim at the bucket of another user.
     """
     bucket = f"{quota.tier} {hash((quota.tier, *counted_for)) % BUCKETS}"
-    throttles: Limiter = current_service.extensions["throttles"]
-    allowance = throttles.hit(bucket, quota)
+    allowance = current_service.extensions["throttles"].hit(bucket, quota)
     if not allowance.accepted:
         raise TooManyRequests(retry_after=allowance.seconds_left)
 
