@@ -9,8 +9,8 @@ from typing import Any
 
 from gunicorn import http, util
 
-from service.headers import API_HEADERS
 from service.problems import Problem
+from service.responses import API_HEADERS
 
 HEADER_BYTES = 32_768  # of a request's header
 MALFORMED = "The request is malformed."

@@ -12,7 +12,7 @@ from itsdangerous import BadSignature
 
 from models import User, db
 from ratelimit import CLOCK_SKEW
-from service.headers import is_api
+from service.responses import is_api
 from web.forms import redirect_with_message
 
 

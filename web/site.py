@@ -10,8 +10,8 @@ from werkzeug.exceptions import HTTPException
 import models
 from ratelimit import UNIT_NAMES, Limiter
 from service.application import Service, current_service
-from service.headers import is_api
 from service.problems import title_of
+from service.responses import is_api
 from service.timestamps import date_time, display
 from web import console, log_in, profile_settings
 from web.forms import receive_form, redirect_with_message

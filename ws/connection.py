@@ -21,8 +21,8 @@ from wsproto.connection import ConnectionState
 from wsproto.frame_protocol import FrameProtocol
 
 from service.connections import CLOSE_SECONDS, READ_BYTES, TURN_SECONDS, half_close
-from service.json_text import json_text
 from service.problems import Problem
+from service.responses import json_text
 from ws.outbox import Outbox
 
 UPGRADE = {"Connection": "upgrade", "Upgrade": "websocket", "Sec-WebSocket-Version": "13"}
