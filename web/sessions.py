@@ -37,9 +37,6 @@ class PageSessions(SecureCookieSessionInterface):
         is_current = -CLOCK_SKEW <= age <= app.permanent_session_lifetime.total_seconds()
         return self.session_class(data if is_current else None)
 
-    def get_cookie_path(self, app: Flask) -> str:
-        return request.root_path or "/"
-
     def get_cookie_secure(self, app: Flask) -> bool:
         return request.is_secure
 
