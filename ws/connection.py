@@ -21,8 +21,8 @@ from wsproto.connection import ConnectionState
 from wsproto.frame_protocol import FrameProtocol
 
 from service.connections import CLOSE_SECONDS, READ_BYTES, TURN_SECONDS, half_close
-from service.json_text import json_text
 from service.problems import Problem
+from service.responses import json_text
 from ws.outbox import Outbox
 
 UPGRADE = {"Connection": "upgrade", "Upgrade": "websocket", "Sec-WebSocket-Version": "13"}
@@ -70,13 +70,12 @@ REASONS: dict[int, str] = {
 }
 
 
-def no_reader(target: object) -> SimpleNamespace:
-    """Replaces simple-websocket's reader, which would queue messages without limit."""
-    return SimpleNamespace(name="", start=lambda: None)
-
-
-# simple-websocket also makes an event, which only its reader would set.
-SERVER_OPTIONS = {"thread_class": no_reader, "event_class": object}
+# simple-websocket starts a thread, which would queue messages without limit, and makes an event,
+# which only that thread would set.
+SERVER_OPTIONS = {
+    "thread_class": lambda target: SimpleNamespace(name="", start=lambda: None),
+    "event_class": object,
+}
 
 
 def check_handshake(environ: dict[str, Any]) -> None:
