@@ -39,6 +39,8 @@ SESSION = {
     "statement_timeout": "0",
     "lock_timeout": "0",
     "transaction_timeout": "0",
+    "synchronous_commit": "on",
+    "citus.multi_shard_modify_mode": "sequential",  # a transaction may change "user" after the keys
     "idle_session_timeout": "0",  # a command may wait for a password to be typed
 }
 # What a start checks. An operator's limit on idle transactions stays, as it ends those of a client
@@ -53,10 +55,6 @@ UNMET = f"""SELECT name, setting, needed
     FROM pg_settings JOIN unnest(%s::text[], %s::text[]) AS wanted (name, needed) USING (name)
     WHERE setting <> needed
     AND CASE unit WHEN 'ms' THEN setting::int < {1000 * ANSWER_SECONDS} ELSE true END"""
-# A COMMIT waits for the disk, whatever was set for the session. On a Citus cluster, a transaction
-# may change "user", which all nodes have, after the keys.
-BEGIN = """BEGIN; SET LOCAL synchronous_commit = on;
-    SET LOCAL citus.multi_shard_modify_mode = sequential"""
 ADD_HOUR = """INSERT INTO hourly_usage (hour, key_id, requests)
     SELECT %s, * FROM unnest(%s::text[], %s::bigint[])
     ON CONFLICT (hour, key_id) DO UPDATE SET requests = hourly_usage.requests + excluded.requests"""
@@ -175,10 +173,6 @@ class CommandDatabase(PostgresqlDatabase):
             connection.close()
             raise OperationalError(f"{name} is {found}, and must be {needed}")
         return connection
-
-    def begin(self, isolation_level: Any = None) -> None:
-        """Begin a transaction, in one round trip."""
-        self.execute_sql(BEGIN)
 
 
 class PageDatabase(RollbackMixin, CommandDatabase):

@@ -342,10 +342,10 @@ def test_backup_on_a_full_disk_leaves_nothing(shell: Shell, owner: User, tmp_pat
 def test_backup_that_is_interrupted_leaves_no_file_of_that_name(
     config: Settings, owner: User, tmp_path: Path, number: signal.Signals
 ) -> None:
-    """While it waits for the disk."""
+    """Just before the finished copy gets its name."""
     (tmp_path / "kept").mkdir()
     (tmp_path / "sitecustomize.py").write_text(
-        f"import os; os.fsync = lambda _: os.kill(os.getpid(), {int(number)})"
+        f"import os; os.link = lambda *_: os.kill(os.getpid(), {int(number)})"
     )
     env = clean_environment(
         DATABASE_URL=f"sqlite:///{config.database_url}", PYTHONPATH=str(tmp_path)
