@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 SAVE_HOUR = """INSERT INTO hourly_usage (hour, key_id, requests) VALUES (?, ?, ?)
     ON CONFLICT (hour, key_id) DO UPDATE SET requests = requests + excluded.requests"""
 BUSY_SECONDS = 0.05  # how long a request waits for the lock of another process
-LAST_MILLISECONDS = 1000  # how long the last save waits for it
+LAST_MILLISECONDS = 500  # how long the last save waits for it, and so does the checkpoint
 COMMAND_SECONDS = 10  # how long a command waits for it
 TRIES = 30  # a start retries for 3 s: the previous service may still be stopping
 PRAGMAS = {"journal_mode": "wal", "foreign_keys": 1}
@@ -115,7 +115,6 @@ class SqliteKeyStore(KeyStore):
     """
 
     def __init__(self, file: Path) -> None:
-        super().__init__()
         self._database = SqliteDatabase(
             uri(file),
             uri=True,
@@ -150,8 +149,8 @@ class SqliteKeyStore(KeyStore):
         self.delete_old_rows()
 
     def close(self) -> None:
-        if self._limiter.unsaved():  # all requests have ended, so this wait holds nobody up
-            self._database.connection().execute(f"PRAGMA busy_timeout = {LAST_MILLISECONDS}")
+        with suppress(PeeweeException):  # all requests have ended, so a wait holds nobody up
+            self._query(f"PRAGMA busy_timeout = {LAST_MILLISECONDS}")
         super().close()
         with suppress(PeeweeException):
             _, frames, copied = self._query("PRAGMA wal_checkpoint(TRUNCATE)")[0]
