@@ -52,12 +52,6 @@ RIGHT = [
     ("WEB_CONCURRENCY", "4", 4),
     ("SCRIPT_NAME", "/demo/v2", "/demo/v2"),
 ]
-# For the fixture `config`: each setting away from its default, in the same database.
-CHANGED = [
-    pytest.param({name: text}, id=f"{name}={text}")
-    for name, text, _ in RIGHT
-    if name != "DATABASE_URL"
-]
 
 
 @pytest.mark.parametrize(("variable", "text", "value"), RIGHT)
