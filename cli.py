@@ -3,7 +3,6 @@
 import os
 import re
 import select
-import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -20,9 +19,8 @@ from models import DAY, DEFAULT_TYPE, HOUR, PREFIXES, ApiKey, User, check_fields
 from ratelimit import DEFAULT_TIER
 from service.application import current_service
 from service.timestamps import date_time
+from storage.database import command_connection, prepare_database, transaction
 from storage.outage import reason_of
-from storage.schema import prepare_database
-from storage.transactions import command_connection, transaction
 
 SECONDS = {"s": 1, "m": 60, "h": HOUR, "d": DAY}
 NO_FILE = (
@@ -181,8 +179,6 @@ def backup(file: str) -> None:
     """Copy the SQLite database to FILE, also while the service is running."""
     if not current_service.settings.sqlite:
         fail(f"with PostgreSQL, run: {PG_DUMP}")
-    for number in (signal.SIGTERM, signal.SIGHUP):  # as Ctrl-C: they leave nothing behind either
-        signal.signal(number, signal.default_int_handler)
     path = Path.cwd() / file  # absolute, so SQLite does not mistake it for a URI
     if os.path.lexists(path):  # `exists` is False for a broken link
         fail(f"{path} exists, and is not replaced")
@@ -194,20 +190,10 @@ def backup(file: str) -> None:
             db.execute_sql("VACUUM INTO ?", (str(unfinished),))
             with unfinished.open("rb") as copy:
                 os.fsync(copy.fileno())
-            give_name(unfinished, path)
-        # The disk is full, or Ctrl-C was pressed.
-        except (PeeweeException, OSError, KeyboardInterrupt) as error:
-            fail(f"no backup was made: {reason_of(error) or 'interrupted'}")
+            os.link(unfinished, path)  # a rename would replace a file of that name
+        except (PeeweeException, OSError) as error:  # the disk is full, for example
+            fail(f"no backup was made: {reason_of(error)}")
     say(f"The database was copied to {path}.")
-
-
-def give_name(finished: Path, path: Path) -> None:
-    """Give a file this name; raises FileExistsError."""
-    try:
-        os.link(finished, path)
-    except OSError:  # a file system without links, or the name is taken
-        path.touch(mode=0o600, exist_ok=False)
-        finished.replace(path)
 
 
 def read_password(from_stdin: bool) -> str:

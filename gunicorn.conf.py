@@ -52,7 +52,5 @@ forwarded_allow_ips = "*"
 http2_cleartext = "off"
 
 # The hooks of the master, in the order in which gunicorn calls them.
-master = lifecycle.Master(settings)
-nworkers_changed = master.keep_one_worker
-on_starting = master.prepare
-when_ready = master.announce
+on_starting = lifecycle.prepare
+when_ready = lifecycle.announce

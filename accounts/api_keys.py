@@ -8,7 +8,7 @@ from string import ascii_letters, digits
 from typing import Any
 
 from models import DEFAULT_TYPE, PREFIXES, ApiKey, Changed, InvalidInput, User, check_fields, now
-from storage.transactions import transaction
+from storage.database import transaction
 
 BASE62 = digits + ascii_letters
 KEY_START = re.compile(f"(?:{'|'.join(PREFIXES.values())})([{BASE62}]{{8}})")  # group 1: the ID

@@ -1,11 +1,53 @@
-"""Refuse servers that cannot serve the application: they would save no counts."""
+"""Refuse, at the start, whatever could break a promise: gunicorn's options, and other servers."""
 
 import sys
 
 import click
 import flask.cli
 
-from settings import HERE, SettingsError
+from settings import HERE, Settings, SettingsError
+
+# A closed list, because an option that nobody has thought of, known or new, could break a promise.
+# docs/deploying.md describes these.
+SUPPORTED = {
+    "accesslog",
+    "bind",
+    "check_config",
+    "config",
+    "errorlog",
+    "loglevel",
+    "pidfile",
+    "preload_app",
+    "print_config",
+    "proc_name",
+    "worker_class",
+    "worker_tmp_dir",
+    "workers",
+}
+
+
+def check_options(settings: Settings) -> None:
+    """Raises SettingsError for an option that is not supported, wherever it was given.
+
+    gunicorn calls this while it reads its settings, before it daemonizes or logs.
+    """
+    from gunicorn.config import Config  # here, because its import fails for a wrong WEB_CONCURRENCY
+
+    config = Config()
+    for arguments in (config.get_cmd_args_from_env(), sys.argv[1:]):
+        given = vars(config.parser().parse_args(arguments))
+        for name in [name for name, value in given.items() if value is not None]:
+            if name != "args" and name not in SUPPORTED:  # args: the application
+                option = config.settings[name].cli[-1]
+                raise SettingsError(
+                    f"gunicorn: {option} is not supported; docs/deploying.md lists what is"
+                )
+        if given["worker_class"] not in (None, "gevent"):
+            raise SettingsError("gunicorn: --worker-class must be gevent")
+        workers = given["workers"]
+        if workers is not None and not 1 <= workers <= (1 if settings.sqlite else workers):
+            number = "1 with SQLite" if settings.sqlite else "1 or more"
+            raise SettingsError(f"gunicorn: --workers must be {number}")
 
 
 def require_our_gunicorn() -> None:

@@ -11,7 +11,7 @@ from service.headers import API_HEADERS, is_api, limit_headers
 from service.json_text import CompactJson
 from service.request_checks import SOCKETS, BoundedRequest, check_request
 from settings import Settings
-from storage.backend import backend
+from storage.database import backend
 from storage.key_store import KeyStore
 
 
@@ -28,7 +28,8 @@ class Service(Flask):
         self.store: KeyStore = backend(settings).key_store(settings.database_url)
         self.secret_key = settings.secret_key
         self.before_request(check_request)
-        self.url_map.merge_slashes = False  # or Flask would redirect to whatever Host says
+        # Or Flask would redirect, for which it needs the host.
+        self.url_map.merge_slashes = self.url_map.strict_slashes = False
 
     def wsgi_app(self, environ: dict[str, Any], start_response: Any) -> Any:
         """Find the client behind routers, and add the headers of the API to its responses.
@@ -52,21 +53,17 @@ class Service(Flask):
         """Match without the host: Flask's own method fails for names that Python cannot encode."""
         if request is None:
             return super().create_url_adapter(request)
-        environ = request.environ
-        scheme = environ["wsgi.url_scheme"]
+        scheme = request.scheme
         if request.path.startswith(SOCKETS):  # werkzeug finds their routes only with this scheme
             scheme = scheme.replace("http", "ws")
-        adapter = self.url_map.bind(
+        return self.url_map.bind(
             "",
             script_name=request.root_path,
             url_scheme=scheme,
             default_method=request.method,
             path_info=request.path,
-            query_args=environ["QUERY_STRING"],
+            query_args=request.environ["QUERY_STRING"],
         )
-        # As it was sent; only a redirect to a path with a final slash uses it.
-        adapter.server_name = environ.get("HTTP_HOST") or environ["SERVER_NAME"]
-        return adapter
 
 
 current_service = cast(Service, flask.current_app)

@@ -30,8 +30,6 @@ DEFAULTS = {
 }
 QUOTA_EXCEEDED = "https://iana.org/assignments/http-problem-types#quota-exceeded"
 RFC_9110_TITLES = {413: "Content Too Large", 414: "URI Too Long"}  # werkzeug has older ones
-NOT_OPENED = "connection not opened"  # peewee's error for a query without a connection
-OPEN_IT = ": query the database inside `with models.db.connection_context():`"
 
 
 class Problem(HTTPException):
@@ -101,8 +99,7 @@ def register(app: Flask, page: Callable[[HTTPException], ResponseReturnValue]) -
 
     @app.errorhandler(Exception)
     def internal_error(error: Exception) -> ResponseReturnValue:
-        advice = OPEN_IT if NOT_OPENED in str(error) else ""
-        log.exception("bug in %s %s%s", request.method, request.path, advice)
+        log.exception("bug in %s %s", request.method, request.path)
         return respond(exceptions.InternalServerError())
 
 
@@ -113,8 +110,4 @@ def problem(error: HTTPException) -> Problem:
     detail = vars(error).get("description") or ""
     if not detail and isinstance(error, exceptions.MethodNotAllowed) and error.valid_methods:
         detail = f"Use {' or '.join(sorted({*error.valid_methods} - {'HEAD', 'OPTIONS'}))}."
-    return Problem(
-        error.code or 500,
-        detail=detail,
-        headers=error.get_headers(),
-    )
+    return Problem(error.code or 500, detail=detail, headers=error.get_headers())

@@ -54,6 +54,28 @@ def uri(file: Path) -> str:
     return f"{file.as_uri()}?mode=rw"
 
 
+def check_file(file: Path) -> None:
+    """Create the file if it is missing, for its owner only.
+
+    Raises OSError if only its log (-wal) is there, because then the file was moved away. Raises it
+    also if a permission is missing: SQLite would only say that it cannot open the file.
+    """
+    real = file.resolve()
+    wal = Path(f"{real}-wal")
+    if not file.exists():
+        if wal.exists():
+            raise OSError(
+                f"the file is missing, but {wal.name} is there: put the file back, or delete "
+                f"{wal.name} to start with an empty database"
+            )
+        file.touch(mode=0o600)
+    for path in (real, real.parent):  # SQLite creates other files beside it
+        if not os.access(path, os.R_OK | os.W_OK):
+            is_read_only = os.statvfs(path).f_flag & os.ST_RDONLY
+            advice = "the file system is read-only" if is_read_only else "change its owner"
+            raise OSError(f"no permission to read and write {path}; {advice}")
+
+
 def lock(file: Path) -> None:
     """Lock the file for this service; raises OSError if another one uses it.
 
@@ -95,13 +117,13 @@ class SqliteKeyStore(KeyStore):
 
     def __init__(self, file: Path) -> None:
         super().__init__()
-        options = {
-            "uri": True,
-            "timeout": BUSY_SECONDS,
-            "thread_safe": False,  # all greenlets share the connection
-            "pragmas": COUNT_PRAGMAS,
-        }
-        self._database = SqliteDatabase(uri(file), **options)
+        self._database = SqliteDatabase(
+            uri(file),
+            uri=True,
+            timeout=BUSY_SECONDS,
+            thread_safe=False,  # all greenlets share the connection
+            pragmas=COUNT_PRAGMAS,
+        )
         self._limiter = Limiter()
 
     def hit(self, key_id: str, quota: Quota) -> Allowance | None:

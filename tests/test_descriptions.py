@@ -47,7 +47,7 @@ from test_web import forms_of
 KEY_ERRORS = {*errors_in(inspect.getsource(auth))}  # of each endpoint and socket with a key
 UNSTORABLE = ("a\ud800", "a\0b")  # texts of JSON that SQLite or PostgreSQL cannot store
 WRONG: tuple[Any, ...] = (None, True, 7, -1, 10**30, 1.5, "", "x" * 5000, [], {}, [[]], *UNSTORABLE)
-WRONG_JSON = (b"{", b"\xff", b"null", b"[]", b'"text"', b"7", b"[" * 10_000, b"9" * 5000)
+WRONG_JSON = (b"{", b"\xff", b"null", b"[]", b'"text"', b"7", b"9" * 5000)
 CORS = {"Cache-Control": "no-store", "Access-Control-Allow-Origin": "*"}
 DESCRIPTIONS = {"/openapi.json", "/asyncapi.json"}  # the only responses that may be kept
 LIMITS = {"RateLimit-Policy", "RateLimit"}

@@ -10,7 +10,7 @@ from unittest import mock
 
 import gevent
 import pytest
-from flask import Flask, g
+from flask import Flask
 from gevent import socket as gsocket
 from simple_websocket import ConnectionClosed, Server
 from werkzeug.test import create_environ
@@ -22,7 +22,6 @@ from helpers.paths import ECHO
 from helpers.rawsocket import PING, TEXT, UPGRADE, RawSocket, frame
 from helpers.stored import outage
 from service.application import Service
-from ws.blueprint import handle
 from ws.connection import REASONS, SERVER_OPTIONS, CloseCode, WebSocket, plain_handshake
 from ws.open_sockets import Handler, open_sockets_of
 from ws.ticker import Ticker
@@ -128,8 +127,7 @@ def serving(app: Flask, accepted: Server) -> Serving:
 
     def run(handler: Handler) -> None:
         with app.test_request_context(f"{ECHO}?api_key=private"):
-            g.key = None
-            handle(handler, accepted)
+            open_sockets_of(app).handle(WebSocket(accepted), None, handler)
 
     return partial(gevent.spawn, run)
 

@@ -30,10 +30,8 @@ from ratelimit import Allowance, Limiter, Quota, Usage, window_end
 from settings import Settings, SettingsError, load
 from storage import key_store as stores
 from storage import outage, postgres
-from storage.backend import backend
+from storage.database import backend, command_connection, prepare_database, transaction
 from storage.key_store import KeyStore
-from storage.schema import prepare_database
-from storage.transactions import command_connection, transaction
 
 LONG = Quota("long", 5, 10**9)  # no window turns during a test
 NewId = Callable[..., str]

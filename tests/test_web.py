@@ -16,7 +16,6 @@ from unittest import mock
 import pytest
 from flask import Flask
 from flask.testing import FlaskClient
-from gevent.lock import BoundedSemaphore
 from werkzeug.exceptions import TooManyRequests
 from werkzeug.test import TestResponse
 
@@ -42,7 +41,6 @@ from helpers.stored import HIDDEN, add_hidden_user, change, count, hidden_rows, 
 from models import DAY, ApiKey, HourlyUsage, User
 from ratelimit import Limiter
 from service.application import Service
-from web import throttles
 
 PASSWORD = secrets.token_urlsafe()
 SECRET = re.compile(r"sk_(?:live|test)_\w{8}_\w{38}")
@@ -223,16 +221,6 @@ def test_pages_and_views_hash_passwords_by_way_of_the_throttles() -> None:
     hashes = re.compile(r"\b(hash|verify)_password\(")
     found = [str(file) for file in others if hashes.search(file.read_text())]
     assert not found, f"use the functions of web/throttles.py: {found}"
-
-
-def test_password_that_finds_all_places_taken_is_503(
-    client: FlaskClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(throttles, "HASH_SLOTS", BoundedSemaphore(1))
-    assert log_in_as(client, "ada").status_code == 422
-    throttles.HASH_SLOTS.acquire()
-    for answer in (log_in_as(client, "ada"), sign_up(client, "ada")):
-        assert (answer.status_code, answer.headers["Retry-After"]) == (503, "5")
 
 
 @pytest.mark.parametrize("path", ["/sign-up", "/log-out", f"{SECURITY}/keys"])

@@ -1,19 +1,18 @@
 """The routes of WebSockets: which clients are admitted, and what handles their connections."""
 
 from collections.abc import Callable
-from functools import partial
+from typing import Any
 
 from flask import Blueprint, current_app, g, request
 from flask_sock import Sock
 from simple_websocket import Server
 
 import auth
-from service.application import Service, current_service
+from service.application import current_service
 from service.client_address import client_network
 from service.problems import Problem
 from settings import max_websockets
-from ws import connection
-from ws.connection import WebSocket
+from ws.connection import SERVER_OPTIONS, WebSocket, check_handshake, plain_handshake
 from ws.open_sockets import Handler, OpenSockets, open_sockets_of
 
 
@@ -25,7 +24,8 @@ class SocketBlueprint(Blueprint):
         self._keyed: set[str | None] = set()  # the endpoints that need a key
         self.before_request(self._admit)
         self.teardown_request(release)
-        self.register_error_handler(ConnectionError, client_left)
+        # flask-sock sends the 101 inside the view; a client that has gone by then is not a bug.
+        self.register_error_handler(ConnectionError, lambda _: Problem(400))
 
     def socket(self, path: str, *, needs_key: bool = False) -> Callable[[Handler], Handler]:
         """Serve a WebSocket at this path, to everybody or only to clients with an API key.
@@ -39,11 +39,22 @@ class SocketBlueprint(Blueprint):
             endpoint = handler.__name__
             if needs_key:
                 self._keyed.add(f"{self.name}.{endpoint}")
+
             # The route is added to this blueprint; Sock only accepts the connection.
-            Sock().route(path, bp=self, endpoint=endpoint)(partial(handle, handler))
+            @Sock().route(path, bp=self, endpoint=endpoint)
+            def handle(server: Server) -> None:
+                open_sockets_of(current_app).handle(WebSocket(server), g.key, handler)
+
             return handler
 
         return decorate
+
+    def register(self, app: Any, options: dict[str, Any]) -> None:
+        """Add the routes to the service, with the limits of its settings."""
+        limit = min(app.settings.max_sockets, max_websockets())
+        app.extensions["sockets"] = OpenSockets(limit, app.settings.max_sockets_per_caller)
+        app.config["SOCK_SERVER_OPTIONS"] = SERVER_OPTIONS
+        super().register(app, options)
 
     def _admit(self) -> None:
         """Check the handshake, the key and the limits.
@@ -54,7 +65,7 @@ class SocketBlueprint(Blueprint):
         2. The key comes before the limits, because they are limits of the key.
         3. The request is counted last, when nothing else can refuse it.
         """
-        connection.check_handshake(request.environ)
+        check_handshake(request.environ)
         g.key = None
         if request.endpoint in self._keyed:
             sent_key = request.args.get("api_key") or request.headers.get("X-API-Key")
@@ -66,29 +77,10 @@ class SocketBlueprint(Blueprint):
         g.caller = caller  # not earlier: `release` frees only what was reserved
         if g.key:
             auth.count_request(g.key)
-        request.environ = connection.plain_handshake(request.environ)  # which flask-sock reads
+        request.environ = plain_handshake(request.environ)  # which flask-sock reads
 
 
 def release(error: BaseException | None) -> None:
     """Free what `_admit` reserved, however the request has ended."""
     if "caller" in g:
         open_sockets_of(current_app).release(g.caller)
-
-
-def client_left(error: ConnectionError) -> Problem:
-    """flask-sock sends the 101 inside the view; a client that has gone by then is not a bug."""
-    return Problem(400)
-
-
-def handle(handler: Handler, server: Server) -> None:
-    """Let the handler handle a connection that flask-sock has accepted."""
-    open_sockets_of(current_app).handle(WebSocket(server), g.key, handler)
-
-
-def register(app: Service, blueprint: SocketBlueprint) -> None:
-    """Add the routes to the app, with the limits of its settings."""
-    settings = app.settings
-    limit = min(settings.max_sockets, max_websockets())
-    app.extensions["sockets"] = OpenSockets(limit, settings.max_sockets_per_caller)
-    app.config["SOCK_SERVER_OPTIONS"] = connection.SERVER_OPTIONS
-    app.register_blueprint(blueprint)

@@ -70,13 +70,12 @@ REASONS: dict[int, str] = {
 }
 
 
-def no_reader(target: object) -> SimpleNamespace:
-    """Replaces simple-websocket's reader, which would queue messages without limit."""
-    return SimpleNamespace(name="", start=lambda: None)
-
-
-# simple-websocket also makes an event, which only its reader would set.
-SERVER_OPTIONS = {"thread_class": no_reader, "event_class": object}
+# simple-websocket starts a thread, which would queue messages without limit, and makes an event,
+# which only that thread would set.
+SERVER_OPTIONS = {
+    "thread_class": lambda target: SimpleNamespace(name="", start=lambda: None),
+    "event_class": object,
+}
 
 
 def check_handshake(environ: dict[str, Any]) -> None:

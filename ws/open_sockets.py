@@ -93,5 +93,4 @@ def call(handler: Handler, ws: WebSocket) -> None:
 
 
 def open_sockets_of(app: Flask) -> OpenSockets:
-    sockets: OpenSockets = app.extensions["sockets"]
-    return sockets
+    return app.extensions["sockets"]

@@ -45,7 +45,7 @@ def wait_and_verify(*args):
 passwords.verify_password = wait_and_verify"""
 ADVICE = (
     "what had read a user and then waited has changed another, or says that it has changed what "
-    "was gone: use `with transaction(user):`, see storage/transactions.py"
+    "was gone: use `with transaction(user):`, see storage/database.py"
 )
 
 

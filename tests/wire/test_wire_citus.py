@@ -16,7 +16,7 @@ from helpers.postgresql import CitusCluster, Cluster
 from helpers.rawsocket import RawSocket
 from helpers.server import REPOSITORY, Server, eventually, newer_version
 from settings import load
-from storage.schema import prepare_database
+from storage.database import prepare_database
 
 pytestmark = pytest.mark.citus
 
