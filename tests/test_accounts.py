@@ -154,13 +154,6 @@ def test_what_was_decided_on_another_row_is_not_done(owner: User, decided: str, 
         assert [*User.select().tuples(), *ApiKey.select().tuples()] == before
 
 
-def test_rows_are_saved_by_their_columns() -> None:
-    """All of a row would undo what others have stored since it was read, such as counts."""
-    for file in sources():
-        found = re.search(r"(?<!self)\.save\((?!only=|force_insert=)", file.read_text())
-        assert not found, f"{file.name}: use save(only=[...]), or update"
-
-
 METHODS = "update|delete|save|delete_instance|delete_by_id|set_by_id|bulk_update"
 WRITE = re.compile(rf"(?i)(\buser|owner)\.({METHODS})$")
 SQL_WRITE = re.compile(r"(UPDATE|DELETE FROM) \"?user\b")

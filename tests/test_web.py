@@ -36,7 +36,6 @@ from helpers.paths import (
     YEAR,
     pages,
 )
-from helpers.server import sources
 from helpers.stored import HIDDEN, add_hidden_user, change, count, hidden_rows, row, snapshot
 from models import DAY, ApiKey, HourlyUsage, User
 from ratelimit import Limiter
@@ -212,15 +211,6 @@ def test_passwords_at_once_are_counted_before_they_are_hashed(
     monkeypatch.setattr(passwords, "verify_password", check)
     assert log_in_as(client, "ada").status_code == 303
     assert [answer.status_code for answer in answers] == [422] * 18 + [429] * 2
-
-
-def test_pages_and_views_hash_passwords_by_way_of_the_throttles() -> None:
-    """Commands and the demo, in which nobody guesses, do without."""
-    free = ("web/throttles.py", "accounts/passwords.py", "cli.py", "server/demo.py")
-    others = set(sources()) - {settings.HERE / name for name in free}
-    hashes = re.compile(r"\b(hash|verify)_password\(")
-    found = [str(file) for file in others if hashes.search(file.read_text())]
-    assert not found, f"use the functions of web/throttles.py: {found}"
 
 
 @pytest.mark.parametrize("path", ["/sign-up", "/log-out", f"{SECURITY}/keys"])
