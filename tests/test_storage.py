@@ -16,8 +16,6 @@ from unittest import mock
 
 import peewee
 import pytest
-from gevent.selectors import GeventSelector
-from psycopg import waiting
 
 import models
 from accounts import api_keys
@@ -42,16 +40,11 @@ POSTGRES = pytest.param("postgres", marks=pytest.mark.postgres)
 
 
 @pytest.fixture(params=["sqlite", POSTGRES])
-def place(
-    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Settings]:
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Settings]:
     """Each database in turn, with empty tables."""
     url = f"sqlite:///{tmp_path}/test.db"
     if request.param == "postgres":
         url = request.getfixturevalue("cluster").new_database()
-        # Other greenlets run while psycopg waits, as under gunicorn, where gevent patches all.
-        monkeypatch.setattr(waiting, "DefaultSelector", GeventSelector)
-        monkeypatch.setattr(waiting, "wait", waiting.wait_selector)
     settings = load({"DATABASE_URL": url})
     prepare_database(settings)
     with command_connection(settings):
@@ -145,47 +138,40 @@ def test_limiter_and_database_have_the_same_rule_for_a_window(
 def test_store_model_and_condition_agree_which_keys_have_ended(
     store: KeyStore, new_id: NewId
 ) -> None:
-    for end, rotated_at in ((None, None), (models.now() + 60, None), (None, 1)):
-        new_id(expires_at=end, rotated_at=rotated_at)
+    live_ids = [new_id(), new_id(expires_at=models.now() + 60), new_id(rotated_at=1)]
     many = [
         {"user": 1, "name": "ci", "type": "", "digest": f"{n}", "id": f"{n:08}"} for n in range(600)
     ]  # more than one query takes
-    expired_id = new_id(expires_at=models.now())
+    new_id(expires_at=models.now())
     with models.db.connection_context():
         ApiKey.insert_many(many).execute()
-        live = list(ApiKey.select().where(ApiKey.id != expired_id))
-        expired = ApiKey.get_by_id(expired_id)
-        keys = list(ApiKey.select())
-        assert [key for key in keys if key.has_expired] == [expired]
-        assert set(ApiKey.select().where(ApiKey.valid())) == set(live)
+        live = list(ApiKey.select().where(ApiKey.valid()))
+        (expired,) = ApiKey.select().where(~ApiKey.valid())
+    assert {key.id for key in live} == {*live_ids, *(row["id"] for row in many)}
+    assert [key for key in (expired, *live) if key.has_expired] == [expired]
     again = ApiKey(id=live[0].id, digest="of a row that was edited by hand")
     ended = [expired, ApiKey(id="deleted!", digest="deleted"), again]
     assert store.ended_digests(live + ended) == {key.digest for key in ended}
 
 
 def test_chart_has_each_request_once(store: KeyStore, new_id: NewId) -> None:
-    ids = sorted(new_id() for _ in range(2))
+    first, second = sorted(new_id() for _ in range(2))
     for hits in (1, 3):
-        for key_id in ids + ids[:1]:
-            for _ in range(hits):
-                store.hit(key_id, LONG._replace(limit=100))
-        assert remaining(store.hit(ids[0], LONG._replace(limit=1))) is None, "it is in no chart"
+        for key_id in (first, first, second) * hits:
+            assert store.hit(key_id, LONG._replace(limit=100))
+        assert remaining(store.hit(first, LONG._replace(limit=1))) is None, "it is in no chart"
         store.save()
     store.save()
     saved = by_hand("SELECT key_id, sum(requests) FROM hourly_usage GROUP BY key_id")
-    assert sorted(saved) == [(ids[0], 8), (ids[1], 4)]
+    assert sorted(saved) == [(first, 8), (second, 4)]
 
 
 def test_owner_comes_with_the_number_of_valid_keys(store: KeyStore, new_id: NewId) -> None:
     new_id(expires_at=models.now()), new_id(rotated_at=1)
     key = key_of(store, new_id())
-    owner = store.owner(key)
-    assert owner
-    *about, created_at, count = owner
-    assert (about, count) == ([key.user_id, "grace", "grace@example.com"], 2)
-    assert abs(created_at - models.now()) < 60
-    with models.db.connection_context():
-        ApiKey.delete().execute()
+    user_id, name, email, _, number = store.owner(key) or (0, "", "", 0, 0)
+    assert (user_id, name, email, number) == (key.user_id, "grace", "grace@example.com", 2)
+    by_hand("DELETE FROM api_key")
     assert store.owner(key) is None
 
 
@@ -246,22 +232,19 @@ def test_nothing_that_a_store_asks_waits_for_connections_of_pages(
 def test_expired_keys_and_old_hours_are_deleted_after_a_save(
     store: KeyStore, new_id: NewId
 ) -> None:
-    lately, soon = models.now() - 1, models.now() + 60
-    kept = [new_id(created_at=0, last_used_at=1), new_id(rotated_at=1, expires_at=soon)]
-    gone = [new_id(expires_at=1), new_id(rotated_at=1, expires_at=lately)]
-    this = models.now() // HOUR * HOUR
+    soon, this = models.now() + 60, models.now() // HOUR * HOUR
+    kept = {new_id(created_at=0, last_used_at=1), new_id(rotated_at=1, expires_at=soon)}
+    new_id(expires_at=1), new_id(rotated_at=1, expires_at=models.now() - 1)
     with models.db.connection_context():
         for age in (0, 24, 26):
             HourlyUsage.create(hour=this - age * HOUR, key_id="a" * 8, requests=1)
     store.save()
     assert len(by_hand("SELECT 1 FROM api_key")) == 4, "without requests, the database may sleep"
-    store.hit(kept[0], LONG)
-    store.save()
-    assert [key_id for key_id in kept + gone if store.find(key_id)] == kept
-    later = new_id(expires_at=1)
-    store.hit(kept[0], LONG)
-    store.save()
-    assert store.find(later) is None, "it goes on"
+    for _ in range(2):  # it goes on
+        new_id(expires_at=1)
+        store.hit(min(kept), LONG)
+        store.save()
+        assert {key_id for (key_id,) in by_hand("SELECT id FROM api_key")} == kept
     hours = by_hand("SELECT hour FROM hourly_usage")
     assert {(this - hour) // HOUR for (hour,) in hours} == {24, 0}
 
@@ -306,19 +289,6 @@ def test_transaction_is_alone_from_its_start(place: Settings) -> None:
 
 
 @in_sqlite
-def test_half_a_save_saves_nothing(store: KeyStore, new_id: NewId) -> None:
-    saved = "SELECT total, (SELECT sum(requests) FROM hourly_usage WHERE key_id = id) FROM api_key"
-    store.hit(new_id(), LONG)
-    by_hand("ALTER TABLE hourly_usage RENAME COLUMN requests TO away")
-    with pytest.raises(peewee.OperationalError):
-        store.save()
-    by_hand("ALTER TABLE hourly_usage RENAME COLUMN away TO requests")
-    assert by_hand(saved) == [(0, None)]
-    store.save()
-    assert by_hand(saved) == [(1, 1)]
-
-
-@in_sqlite
 def test_usage_changed_by_hand_stays(store: KeyStore, new_id: NewId) -> None:
     key_id = new_id()
     store.hit(key_id, LONG)
@@ -353,20 +323,19 @@ def test_clocks_that_differ_open_no_window_twice(
     assert granted == 2 * quota.limit
 
 
-@in_postgres
-def test_chart_is_saved_with_the_next_save_that_succeeds(store: KeyStore, new_id: NewId) -> None:
-    """At the latest when the store is closed."""
-    key_id, chart = new_id(), "SELECT sum(requests) FROM hourly_usage"
-    store.hit(key_id, LONG)
+def test_save_that_fails_saves_nothing_and_the_next_one_all(store: KeyStore, new_id: NewId) -> None:
+    """Which is at the latest when the store is closed."""
+    saved = "SELECT total, (SELECT sum(requests) FROM hourly_usage WHERE key_id = id) FROM api_key"
+    store.hit(key_id := new_id(), LONG)
     by_hand("ALTER TABLE hourly_usage RENAME TO away")
     with pytest.raises(peewee.PeeweeException):
         store.save()
     by_hand("ALTER TABLE away RENAME TO hourly_usage")
     store.save()
-    assert by_hand(chart) == [(1,)]
+    assert by_hand(saved) == [(1, 1)]
     store.hit(key_id, LONG)
     store.close()
-    assert by_hand(chart) == [(2,)]
+    assert by_hand(saved) == [(2, 2)]
 
 
 @in_postgres
@@ -426,13 +395,10 @@ def test_role_that_may_create_nothing_can_start(cluster: Cluster, place: Setting
 )
 def test_useless_server_is_one_line(cluster: Cluster, right: str, wrong: str, reason: str) -> None:
     url = cluster.new_database().replace(right, wrong, 1)
-    with pytest.raises(SettingsError) as refusal:
+    with pytest.raises(SettingsError, match=f"^DATABASE_URL: PostgreSQL: .*{reason}") as refusal:
         prepare_database(load({"DATABASE_URL": url}))
-    line = str(refusal.value)
-    assert line.startswith("DATABASE_URL: PostgreSQL: ")
-    assert reason in line
-    assert "\n" not in line
-    assert cluster.password not in line
+    assert "\n" not in str(refusal.value)
+    assert cluster.password not in str(refusal.value)
 
 
 @pytest.mark.parametrize("encoding", ["SQL_ASCII", "LATIN1", "EUC_JP", "UTF8"])
