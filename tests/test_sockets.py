@@ -145,6 +145,7 @@ def test_reasons_of_closes_are_described_and_short_enough() -> None:
     rows = SOCKETS["x-close-codes"].items()
     described = {int(code): row["reason"] for code, row in rows if "reason" in row}
     assert described == REASONS, "edit docs/asyncapi.json: x-close-codes: reason"
+    assert {int(code) for code, _ in rows} == {1000, 1002, 1007, *map(int, CloseCode)}
     assert max(len(reason.encode()) for reason in REASONS.values()) <= 123
 
 

@@ -36,12 +36,12 @@ class Sleeper(Clock):
             raise StopIteration
         self.now = self.late(self.now + seconds)
 
-    def join(self, leave: Event | None = None) -> list[float]:
-        """Serve a socket until it leaves; in the list will be when something was sent to it."""
+    def join(self) -> list[float]:
+        """Serve a socket; in the list will be when something was sent to it."""
         moments: list[float] = []
         ws = mock.Mock(WebSocket)
         ws.send_now = lambda data: moments.append(self.now)
-        ws.messages = lambda: [(leave or Event()).wait()]
+        ws.messages = lambda: [Event().wait()]
 
         def serve() -> None:
             with APP.app_context():
@@ -97,14 +97,3 @@ def test_clock_that_is_set_makes_no_burst_and_no_silence(clock: Sleeper, jump: i
     clock.run(12)
     assert next(jumps, None) is None, "it was set"
     assert 11 <= len(moments) <= 13
-
-
-def test_closed_socket_gets_no_more_updates(clock: Sleeper) -> None:
-    """It would otherwise stay in memory, and its descriptor may belong to another client."""
-    leave = Event()
-    left, stayed = clock.join(leave), clock.join()
-    leave.set()
-    gevent.idle()
-    clock.run(2)
-    assert not left
-    assert len(stayed) == 2

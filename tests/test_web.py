@@ -422,7 +422,6 @@ def test_key_that_has_expired_is_gone(ada: FlaskClient) -> None:
 
 
 def test_chart_shows_24_hours_of_all_keys_of_the_user(log_in: LogIn, ada: FlaskClient) -> None:
-    assert "the last 24 hours" not in ada.get(SECURITY).text
     create_key(ada)
     create_key(ada)
     this_hour = int(time.time()) // 3600 * 3600
@@ -457,9 +456,7 @@ def test_change_in_a_page_holds_from_the_next_request_on(ada: FlaskClient) -> No
     assert ask_api(ada, key).status_code == 200
     page = ada.get(SECURITY).text
     assert ("1 of 1,000" in page, "never used" in page) == (True, False)
-    refused = ada.post(f"{path_of(0)}/rename", data={"name": " "})
-    assert refused.status_code == 422
-    assert 'id="name-note">Give the key a name' in refused.text
+    assert ada.post(f"{path_of(0)}/rename", data={"name": " "}).status_code == 422
     renamed = ada.post(f"{path_of(0)}/rename", data={"name": " ci "}, follow_redirects=True)
     assert "The key “&lt;i&gt;” is now named “ci”." in renamed.text
     assert ask_api(ada, key).get_json()["api_key_name"] == "ci"
@@ -685,6 +682,7 @@ def test_everything_has_the_security_headers(client: FlaskClient) -> None:
         assert policy == dict.fromkeys(ours, "'self'") | dict.fromkeys(nobody, "'none'")
         assert headers["Referrer-Policy"] == "same-origin"
         assert headers["X-Content-Type-Options"] == "nosniff"
+        assert "Access-Control" not in str(headers), "pages are for their own origin only"
 
 
 def test_time_is_not_read_aloud_every_second(client: FlaskClient) -> None:
