@@ -180,17 +180,15 @@ def backup(file: str) -> None:
     if not current_service.settings.sqlite:
         fail(f"with PostgreSQL, run: {PG_DUMP}")
     path = Path.cwd() / file  # absolute, so SQLite does not mistake it for a URI
-    if os.path.lexists(path):  # `exists` is False for a broken link
-        fail(f"{path} exists, and is not replaced")
     # In a hidden folder beside the file: what a kill -9 leaves behind is not mistaken for a backup.
     with TemporaryDirectory(prefix=".", suffix=".unfinished", dir=path.parent) as folder:
         unfinished = Path(folder) / path.name
         unfinished.touch(mode=0o600)  # SQLite fills an empty file, and keeps its mode
         try:
             db.execute_sql("VACUUM INTO ?", (str(unfinished),))
-            with unfinished.open("rb") as copy:
-                os.fsync(copy.fileno())
             os.link(unfinished, path)  # a rename would replace a file of that name
+        except FileExistsError:
+            fail(f"{path} exists, and is not replaced")
         except (PeeweeException, OSError) as error:  # the disk is full, for example
             fail(f"no backup was made: {reason_of(error)}")
     say(f"The database was copied to {path}.")

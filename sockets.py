@@ -5,8 +5,8 @@ import time
 from flask import g
 
 from service.timestamps import display, timestamp
-from ws.blueprint import SocketBlueprint
 from ws.connection import WebSocket, frame
+from ws.open_sockets import SocketBlueprint
 from ws.ticker import Ticker
 
 bp = SocketBlueprint("sockets", __name__, url_prefix="/api/v1/ws")

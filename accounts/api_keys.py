@@ -5,7 +5,6 @@ import re
 import secrets
 from hashlib import sha256
 from string import ascii_letters, digits
-from typing import Any
 
 from models import DEFAULT_TYPE, PREFIXES, ApiKey, Changed, InvalidInput, User, check_fields, now
 from storage.database import transaction
@@ -23,7 +22,7 @@ class AlreadyMade(Exception):
 
 
 def create_key(
-    user: User, name: str, type: str = DEFAULT_TYPE, **columns: Any
+    user: User, name: str, type: str = DEFAULT_TYPE, **columns: object
 ) -> tuple[ApiKey, str]:
     """Store a new key; returns its row, and the key itself, which is stored nowhere.
 

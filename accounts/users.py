@@ -9,8 +9,6 @@ from models import InvalidInput, User, check_fields, db
 from storage.database import transaction
 from storage.outage import reason_of
 
-TAKEN = "This is already taken."
-
 
 def create(username: str, email: str, password_hash: str) -> User:
     """Store a new user; raises InvalidInput."""
@@ -47,4 +45,4 @@ def _taken_is_invalid() -> Iterator[None]:
     except IntegrityError as error:
         # The reason names the index: user_email or user_username.
         field = "email" if "email" in reason_of(error) else "username"
-        raise InvalidInput(**{field: TAKEN}) from None
+        raise InvalidInput(**{field: "This is already taken."}) from None

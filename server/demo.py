@@ -54,10 +54,9 @@ def welcome(port: int) -> None:
     """
     try:
         with db.connection_context():
-            is_empty = not User.select().exists()
-        if not is_empty:
-            log.info(HAS_DEMO if users.find_user("demo") else HAS_OTHERS)
-            return
+            if User.select().exists():
+                log.info(HAS_DEMO if users.find_user("demo") else HAS_OTHERS)
+                return
         if not sys.stdout:
             raise OSError("standard output is closed")
         password = secrets.token_urlsafe(12)

@@ -9,11 +9,10 @@ from typing import Any
 
 from gunicorn import http, util
 
-from service.headers import API_HEADERS
 from service.problems import Problem
+from service.responses import API_HEADERS
 
 HEADER_BYTES = 32_768  # of a request's header
-MALFORMED = "The request is malformed."
 REASONS = {  # why gunicorn refuses a request
     "ExpectationFailed": "The only expectation that is met is 100-continue.",
     "InvalidHTTPVersion": "The version of HTTP is not supported; use HTTP/1.1.",
@@ -43,7 +42,7 @@ def patch_gunicorn(cfg: Any) -> None:
     util.write_error = write_error
     # gunicorn logs the text of these errors, which quotes passwords and cookies.
     for error in (http.errors.NoMoreData, *http.errors.ParseException.__subclasses__()):
-        error.__str__ = lambda self: REASONS.get(type(self).__name__, MALFORMED)
+        error.__str__ = lambda self: REASONS.get(type(self).__name__, "The request is malformed.")
 
 
 def write_error(sock: Any, status: int, reason: str, message: str) -> None:

@@ -130,9 +130,6 @@ def flush_until_stop(worker: GeventWorker, service: Service) -> None:
 
 def flush(service: Service) -> None:
     """Save counts, then close the sockets of keys that have ended, even if saving fails."""
-    file = service.settings.sqlite
-    if file and not file.exists():
-        log.error("%s is missing: put it back, or all of it is lost at the next stop", file)
     store, sockets = service.store, open_sockets_of(service)
     for step in (store.save, lambda: sockets.close_ended(store.ended_digests)):
         try:

@@ -15,9 +15,9 @@ from gunicorn.glogging import Logger
 
 from models import PREFIXES
 
-PREFIX = "|".join(map(re.escape, PREFIXES.values()))
 # An API key, and whatever follows a percent escape, because it may be an encoded key.
-SECRET = re.compile(rf"({PREFIX}|api_key=|%[0-9a-f]{{2}})[^\s&'\"]+", re.IGNORECASE)
+STARTS = "|".join([*PREFIXES.values(), "api_key=", "%[0-9a-f]{2}"])
+SECRET = re.compile(rf"({STARTS})[^\s&'\"]+", re.IGNORECASE)
 LINE_CHARACTERS = 1000  # longer lines are cut off, or a client could fill the disk
 CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 # gevent's own would let other greenlets run, even in the middle of a transaction.

@@ -13,7 +13,7 @@ from gunicorn.workers.ggevent import GeventWorker
 
 from server import lifecycle
 from service.connections import TURN_SECONDS, half_close
-from service.headers import is_api
+from service.responses import is_api
 
 SEND_SECONDS = 10  # how long a client may leave a part of a response unread, or a body unsent
 BODY_HEADERS = {"CONTENT-LENGTH", "TRANSFER-ENCODING"}

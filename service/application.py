@@ -3,13 +3,12 @@
 from typing import Any, cast
 
 import flask
-from flask import Flask, Request, g
+from flask import Flask, Request, Response, g
 from werkzeug.routing import MapAdapter
 
 from service.client_address import trust_routers
-from service.headers import API_HEADERS, is_api, limit_headers
-from service.json_text import CompactJson
 from service.request_checks import SOCKETS, BoundedRequest, check_request
+from service.responses import API_HEADERS, PREFLIGHT, CompactJson, is_api, limit_headers
 from settings import Settings
 from storage.database import backend
 from storage.key_store import KeyStore
@@ -40,14 +39,22 @@ class Service(Flask):
         # Flask calls this inside the context of the request, so `g` is still there.
         def start(status: str, headers: list[tuple[str, str]], *args: Any) -> Any:
             limit = limit_headers(g.allowance) if "allowance" in g else []
-            caller = g.get("caller_headers", [])
-            return start_response(status, [*headers, *API_HEADERS, *limit, *caller], *args)
+            ours = [*API_HEADERS, *limit, *g.get("caller_headers", [])]
+            return start_response(status, headers + ours, *args)
 
         if self.settings.proxy_hops:
             trust_routers(environ, self.settings.proxy_hops)
         if not is_api(environ["PATH_INFO"]):
             return super().wsgi_app(environ, start_response)
         return super().wsgi_app(environ, start)
+
+    def make_default_options_response(self) -> Response:
+        """Answer OPTIONS, such as the pre-flight of a browser, with the methods of the path."""
+        response = super().make_default_options_response()
+        if is_api(flask.request.path):
+            methods = {"Access-Control-Allow-Methods": response.headers["Allow"]}
+            response.headers.update(PREFLIGHT | methods)
+        return response
 
     def create_url_adapter(self, request: Request | None) -> MapAdapter | None:
         """Match without the host: Flask's own method fails for names that Python cannot encode."""

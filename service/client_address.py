@@ -2,12 +2,11 @@
 
 import re
 from ipaddress import IPv6Address, ip_address
-from typing import Any
 
 WITH_PORT = re.compile(r"^\[(.*)\](?::\d+)?$|^([^:]*):\d+$")  # some proxies append it
 
 
-def trust_routers(environ: dict[str, Any], hops: int) -> None:
+def trust_routers(environ: dict[str, str], hops: int) -> None:
     """Take the client's address and scheme from what the routers in front have appended.
 
     The entries are counted from the end, because a client can send anything before them. (The

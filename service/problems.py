@@ -12,8 +12,7 @@ from werkzeug.exceptions import HTTPException
 from werkzeug.http import HTTP_STATUS_CODES
 
 from ratelimit import UNIT_NAMES, Allowance
-from service.headers import is_api
-from service.json_text import json_text
+from service.responses import is_api, json_text
 from service.timestamps import date_time
 from storage.outage import is_outage, log_outage
 

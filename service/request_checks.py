@@ -4,13 +4,10 @@ from io import BytesIO
 from typing import IO
 
 import gevent
-from flask import Request, Response, current_app, request
-from flask.typing import ResponseReturnValue
+from flask import Request, request
 from gunicorn.http.errors import ParseException
 from werkzeug.exceptions import abort
 from werkzeug.utils import cached_property
-
-from service.headers import PREFLIGHT, is_api
 
 SOCKETS = "/api/v1/ws/"  # under which all paths are WebSockets
 MAX_BODY_BYTES = 16 * 1024
@@ -42,8 +39,8 @@ class BoundedRequest(Request):
         return BytesIO(body)
 
 
-def check_request() -> ResponseReturnValue | None:
-    """Refuse a request that no view could answer, and answer OPTIONS for the API."""
+def check_request() -> None:
+    """Refuse a request that no view could answer."""
     environ = request.environ
     # Files are small and have an ETag; parsing a long If-Match would take 20 ms.
     for name in ("HTTP_RANGE", "HTTP_IF_MODIFIED_SINCE", "HTTP_IF_MATCH"):
@@ -55,17 +52,3 @@ def check_request() -> ResponseReturnValue | None:
         abort(400)
     if int(environ.get("CONTENT_LENGTH") or 0) > MAX_BODY_BYTES:
         abort(413)
-    if request.method == "OPTIONS" and is_api(request.path):
-        return preflight()
-    return None
-
-
-def preflight() -> Response:
-    """The answer to OPTIONS, with the methods of the path."""
-    # Where there is no path, a page may read the 404 of a GET.
-    taken = current_app.url_map.bind("").allowed_methods(request.path)
-    methods = ", ".join(sorted(taken)) or "GET, HEAD, OPTIONS"
-    allowed = {"Allow": methods, "Access-Control-Allow-Methods": methods}
-    response = Response(status=204, headers=PREFLIGHT | allowed)
-    del response.headers["Content-Type"]
-    return response

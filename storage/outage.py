@@ -4,7 +4,6 @@ import logging
 import sqlite3
 import time
 from contextlib import suppress
-from typing import Any
 
 from peewee import OperationalError
 
@@ -76,6 +75,6 @@ class RollbackMixin:
     SQLite rolls back by itself when the disk is full, and PostgreSQL when the connection breaks.
     """
 
-    def rollback(self) -> Any:
+    def rollback(self) -> None:
         with suppress(OperationalError):
-            return super().rollback()  # type: ignore[misc]
+            super().rollback()  # type: ignore[misc]

@@ -292,12 +292,12 @@ def test_backup_is_whole_and_private_and_replaces_nothing(
 def test_backup_that_fails_leaves_no_file_of_that_name(
     shell: dict[str, Any], owner: User, tmp_path: Path, command: str, reason: str
 ) -> None:
-    """On a full disk, or by a signal while it waits for the disk."""
+    """On a full disk, or by a signal just before the finished copy gets its name."""
     with models.db.connection_context():
         User.update(password_hash="x" * 2_000_000).execute()
     (tmp_path / "kept").mkdir()
     (tmp_path / "sitecustomize.py").write_text(
-        "import os; os.fsync = lambda _: os.kill(os.getpid(), int(os.environ['NUMBER']))"
+        "import os; os.link = lambda *_: os.kill(os.getpid(), int(os.environ['NUMBER']))"
     )
     status, _, error = run(f"DIR={tmp_path}; {command} backup $DIR/kept/copy.db", shell)
     assert (status != 0, reason in error) == (True, True)

@@ -2,7 +2,6 @@
 
 import json
 import re
-from typing import Any
 
 from flask import Blueprint, Response, render_template, request, send_from_directory
 from markupsafe import Markup, escape
@@ -48,7 +47,7 @@ def description(filename: str) -> Response:
     return response
 
 
-def descriptions() -> dict[str, Any]:
+def descriptions() -> dict[str, object]:
     """Both descriptions, by the names that the templates use."""
     files = {name: HERE / "docs" / f"{name}.json" for name in ("openapi", "asyncapi")}
     return {name: json.loads(file.read_text()) for name, file in files.items()}

@@ -12,7 +12,7 @@ from itsdangerous import BadSignature
 
 from models import User, db
 from ratelimit import CLOCK_SKEW
-from service.headers import is_api
+from service.responses import is_api
 from web.forms import redirect_with_message
 
 
@@ -36,9 +36,6 @@ class PageSessions(SecureCookieSessionInterface):
         age = time.time() - signed_at.timestamp()
         is_current = -CLOCK_SKEW <= age <= app.permanent_session_lifetime.total_seconds()
         return self.session_class(data if is_current else None)
-
-    def get_cookie_path(self, app: Flask) -> str:
-        return request.root_path or "/"
 
     def get_cookie_secure(self, app: Flask) -> bool:
         return request.is_secure

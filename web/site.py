@@ -10,8 +10,8 @@ from werkzeug.exceptions import HTTPException
 import models
 from ratelimit import UNIT_NAMES, Limiter
 from service.application import Service, current_service
-from service.headers import is_api
 from service.problems import title_of
+from service.responses import is_api
 from service.timestamps import date_time, display
 from web import console, log_in, profile_settings
 from web.forms import receive_form, redirect_with_message
@@ -37,7 +37,11 @@ def register(app: Service) -> None:
     """Add the pages, their style sheet and script, and what protects them."""
     app.session_interface = PageSessions()
     # Ports share cookies, so other programs on localhost may have one that is named `session`.
-    app.config.update(SESSION_COOKIE_NAME="demo_service", SESSION_COOKIE_SAMESITE="Lax")
+    app.config.update(
+        SESSION_COOKIE_NAME="demo_service",
+        SESSION_COOKIE_SAMESITE="Lax",
+        SESSION_COOKIE_PATH=app.settings.script_name or "/",
+    )
     app.extensions["throttles"] = Limiter()  # of forms
     app.jinja_env.trim_blocks = app.jinja_env.lstrip_blocks = True
     app.jinja_env.filters |= {"number": "{:,}".format, "date_time": date_time, "display": display}

@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from contextlib import suppress
 from enum import IntEnum
 from types import SimpleNamespace
-from typing import Any
 
 import gevent
 from simple_websocket import ConnectionClosed, Server
@@ -21,8 +20,8 @@ from wsproto.connection import ConnectionState
 from wsproto.frame_protocol import FrameProtocol
 
 from service.connections import CLOSE_SECONDS, READ_BYTES, TURN_SECONDS, half_close
-from service.json_text import json_text
 from service.problems import Problem
+from service.responses import json_text
 from ws.outbox import Outbox
 
 UPGRADE = {"Connection": "upgrade", "Upgrade": "websocket", "Sec-WebSocket-Version": "13"}
@@ -78,7 +77,7 @@ SERVER_OPTIONS = {
 }
 
 
-def check_handshake(environ: dict[str, Any]) -> None:
+def check_handshake(environ: dict[str, str]) -> None:
     """Raises Problem 400 or 426 unless this is a WebSocket handshake."""
     version = environ.get("HTTP_SEC_WEBSOCKET_VERSION", "13")
     if "websocket" not in tokens(environ, "HTTP_UPGRADE") or version != "13":
@@ -88,7 +87,7 @@ def check_handshake(environ: dict[str, Any]) -> None:
         raise Problem(400, "bad_handshake", BAD_HANDSHAKE)
 
 
-def plain_handshake(environ: dict[str, Any]) -> dict[str, Any]:
+def plain_handshake(environ: dict[str, str]) -> dict[str, str]:
     """A copy with only the headers of a handshake, each in its plainest form.
 
     wsproto would raise an exception for unusual headers. Without Sec-WebSocket-Extensions it agrees
@@ -99,7 +98,7 @@ def plain_handshake(environ: dict[str, Any]) -> dict[str, Any]:
     return needed | plain
 
 
-def tokens(environ: dict[str, Any], name: str) -> set[str]:
+def tokens(environ: dict[str, str], name: str) -> set[str]:
     """The tokens of a header, in lower case; werkzeug would need 6 ms to parse a long header."""
     return {token.strip() for token in environ.get(name, "").lower().split(",")}
 

@@ -54,7 +54,6 @@ class TestSqlite:
             error = command.communicate(timeout=20)[1]
             assert (command.returncode, error.count("\n"), file.exists()) == (1, 1, False)
             assert f"{file} does not exist." in error
-            eventually(lambda: server.log_lines(f"{file} is missing: put it back"))
             away.rename(file)
             assert server.sign_up(name).status == 303
             key = key or server.flask("key", "create", name, "test").strip()
