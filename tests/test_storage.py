@@ -300,21 +300,14 @@ def test_usage_changed_by_hand_stays(store: KeyStore, new_id: NewId) -> None:
     assert key_of(store, key_id).usage == Usage(501, END, 4)
 
 
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    """The time by which windows are computed with PostgreSQL."""
-    monkeypatch.setattr(postgres, "time", moment := Clock())
-    monkeypatch.setattr(stores, "time", moment.time)
-    return moment
-
-
 @in_postgres
 @pytest.mark.parametrize("ahead", [1, 20, -20])
 @pytest.mark.parametrize("seconds", [60, HOUR, DAY])
 def test_clocks_that_differ_open_no_window_twice(
-    store: KeyStore, new_id: NewId, clock: Clock, seconds: int, ahead: int
+    store: KeyStore, new_id: NewId, monkeypatch: pytest.MonkeyPatch, seconds: int, ahead: int
 ) -> None:
     """Two processes, at the turn of a window: each admits as much as it can."""
+    monkeypatch.setattr(postgres, "time", clock := Clock())
     key_id, quota, granted = new_id(), Quota("free", 5, seconds), 0
     turn = window_end(time.time(), DAY)
     for moment in range(turn - 25, turn + 25, 2):
