@@ -28,7 +28,6 @@ NO_FILE = (
     'the file was moved or deleted, see "A file that is gone" in docs/operating.md.'
 )
 PG_DUMP = """(umask 077 && pg_dump -Fc -f "backup-$(date +%F).dump" "$DATABASE_URL")"""
-USER_COLUMNS = ("id", "username", "email", "created_at")
 KEY_COLUMNS = (
     "id",
     "username",
@@ -101,7 +100,7 @@ def create_user(username: str, email: str, password_stdin: bool) -> None:
 @user_group.command("list")
 def list_users() -> None:
     """List all users."""
-    print_rows(USER_COLUMNS, User.select().order_by(User.id))
+    print_rows(("id", "username", "email", "created_at"), User.select().order_by(User.id))
 
 
 @user_group.command("password")
@@ -234,9 +233,9 @@ def format_value(column: str, value: Any) -> str:
 
 
 def user_named(username: str) -> User:
-    where = current_service.settings.sqlite or "PostgreSQL"
     return users.find_user(username) or fail(
-        f"There is no user {username!r} in {where}. To create one: flask user create USERNAME EMAIL"
+        f"There is no user {username!r} in {current_service.settings.sqlite or 'PostgreSQL'}. "
+        "To create one: flask user create USERNAME EMAIL"
     )
 
 

@@ -4,7 +4,6 @@ Read it from top to bottom: first what gunicorn's master does, which serves no r
 each worker does, which is forked from it.
 """
 
-import gc
 import logging
 import os
 import signal
@@ -29,8 +28,6 @@ from ws.open_sockets import open_sockets_of
 log = logging.getLogger(__name__)
 log.addFilter(once_per_minute)
 
-MAX_ACCEPT = 16  # new connections that are accepted before others have their turn
-KERNEL_BYTES = 65_536  # size of the kernel's buffers for input and output of a connection
 SAVE_SECONDS = 0.5  # between two saves
 # gunicorn takes up to 1 s to notice a stop. Then requests have GRACEFUL_SECONDS, ending idle
 # connections takes 1 s, and the last save 1 s. That is less than the master's graceful_timeout.
@@ -59,8 +56,6 @@ def announce(arbiter: Arbiter) -> None:
     """Once the port is bound, say what is served, and take over the signals."""
     settings = load()
     arbiter.log.info("Database: %s", settings.sqlite or "PostgreSQL")
-    if settings.sqlite and settings.web_concurrency > 1:
-        arbiter.log.warning("WEB_CONCURRENCY: with SQLite, only one process serves")
     for warning in misspelled():
         arbiter.log.warning(warning)
     handle_signals_in_master(settings)
@@ -99,8 +94,8 @@ def serving(worker: GeventWorker, service: Service) -> Iterator[None]:
     handle_signals_in_worker(worker)
     for listener in worker.sockets:
         for option in (socket.SO_RCVBUF, socket.SO_SNDBUF):  # else the kernel may keep 6 MiB
-            listener.setsockopt(socket.SOL_SOCKET, option, KERNEL_BYTES)
-    StreamServer.max_accept = MAX_ACCEPT
+            listener.setsockopt(socket.SOL_SOCKET, option, 65_536)
+    StreamServer.max_accept = 16  # new connections; then others have their turn
     worker.cfg.set("workers", 1)  # with more, gunicorn would accept one connection at a time
     worker.cfg.set("graceful_timeout", GRACEFUL_SECONDS)
     gunicorn_patches.patch_gunicorn(worker.cfg)  # after this, `cfg.set` has no effect
@@ -118,7 +113,6 @@ def close_sockets_at_stop(worker: GeventWorker, service: Service) -> None:
     """Close the WebSockets as soon as a stop begins."""
     while worker.alive:
         gevent.sleep(0.1)
-    gc.freeze()  # a search for garbage in the memory of 5,000 sockets would take 0.3 s
     open_sockets_of(service).shut_down()
 
 

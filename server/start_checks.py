@@ -38,16 +38,17 @@ def check_options(settings: Settings) -> None:
         given = vars(config.parser().parse_args(arguments))
         for name in [name for name, value in given.items() if value is not None]:
             if name != "args" and name not in SUPPORTED:  # args: the application
-                option = config.settings[name].cli[-1]
                 raise SettingsError(
-                    f"gunicorn: {option} is not supported; docs/deploying.md lists what is"
+                    f"gunicorn: {config.settings[name].cli[-1]} is not supported; "
+                    "docs/deploying.md lists what is"
                 )
         if given["worker_class"] not in (None, "gevent"):
             raise SettingsError("gunicorn: --worker-class must be gevent")
         workers = given["workers"]
         if workers is not None and not 1 <= workers <= (1 if settings.sqlite else workers):
-            number = "1 with SQLite" if settings.sqlite else "1 or more"
-            raise SettingsError(f"gunicorn: --workers must be {number}")
+            raise SettingsError(
+                "gunicorn: --workers must be 1 with SQLite, and at least 1 with PostgreSQL"
+            )
 
 
 def require_our_gunicorn() -> None:

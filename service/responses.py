@@ -6,14 +6,14 @@ from flask.json.provider import DefaultJSONProvider
 
 from ratelimit import Allowance
 
-EXPOSED = (
-    "RateLimit-Policy, RateLimit, Retry-After, WWW-Authenticate, "
-    "X-RateLimit-Limit, X-RateLimit-Remaining, X-RateLimit-Reset"
-)
 API_HEADERS = [
     ("Cache-Control", "no-store"),
     ("Access-Control-Allow-Origin", "*"),
-    ("Access-Control-Expose-Headers", EXPOSED),
+    (
+        "Access-Control-Expose-Headers",
+        "RateLimit-Policy, RateLimit, Retry-After, WWW-Authenticate, "
+        "X-RateLimit-Limit, X-RateLimit-Remaining, X-RateLimit-Reset",
+    ),
 ]
 PREFLIGHT = {  # Fetch standard
     "Access-Control-Allow-Headers": "X-API-Key, Content-Type, Authorization, *",

@@ -82,8 +82,9 @@ def prepare_database(settings: Settings, is_service: bool = False) -> None:
         with database.connection_context():
             create_missing(database)
     except (OSError, PeeweeException) as error:
-        where = settings.sqlite or "PostgreSQL"
-        raise SettingsError(f"DATABASE_URL: {where}: {reason_of(error)}") from None
+        raise SettingsError(
+            f"DATABASE_URL: {settings.sqlite or 'PostgreSQL'}: {reason_of(error)}"
+        ) from None
 
 
 def create_missing(database: Any) -> None:

@@ -434,7 +434,6 @@ def test_preflight_and_405_name_the_methods_of_the_path(
     names = taken | {"OPTIONS"} | ({"HEAD"} if "GET" in taken else set())
     refused = client.open(operation.url(), method="BREW")
     assert set(refused.headers["Allow"].split(", ")) == names
-    assert f"Use {' or '.join(sorted(taken))}." in refused.get_json(force=True)["detail"]
     check_preflight(client, operation.url(), names)
 
 

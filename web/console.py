@@ -9,8 +9,6 @@ from markupsafe import Markup, escape
 from service.application import current_service
 from settings import HERE
 
-PLACEHOLDER = re.compile(r"\{\{(http|ws|prefix)\}\}")
-
 bp = Blueprint("console", __name__)
 
 
@@ -31,7 +29,7 @@ def reference() -> Markup:
         current_service.extensions["reference"] = rendered
     http, prefix = escape(origin() + request.root_path), escape(request.root_path)
     address = {"http": http, "ws": http.replace("http", "ws", 1), "prefix": prefix}
-    return Markup(PLACEHOLDER.sub(lambda found: address[found[1]], rendered))
+    return Markup(re.sub("{{(http|ws|prefix)}}", lambda found: address[found[1]], rendered))
 
 
 def origin() -> str:

@@ -26,8 +26,6 @@ SECURITY_HEADERS = {
     "X-Content-Type-Options": "nosniff",
 }
 
-FILES = {"static", "web.console.description"}  # endpoints whose responses may be kept
-
 bp = Blueprint("web", __name__, template_folder="templates")
 for part in (console, log_in, profile_settings):
     bp.register_blueprint(part.bp)
@@ -45,8 +43,12 @@ def register(app: Service) -> None:
     app.extensions["throttles"] = Limiter()  # of forms
     app.jinja_env.trim_blocks = app.jinja_env.lstrip_blocks = True
     app.jinja_env.filters |= {"number": "{:,}".format, "date_time": date_time, "display": display}
-    app.jinja_env.globals |= {"models": models, "settings": app.settings, "units": UNIT_NAMES}
-    app.jinja_env.globals |= console.descriptions() | {"origin": console.origin}
+    app.jinja_env.globals |= console.descriptions() | {
+        "models": models,
+        "origin": console.origin,
+        "settings": app.settings,
+        "units": UNIT_NAMES,
+    }
     app.register_blueprint(bp)
 
 
@@ -79,7 +81,8 @@ def add_security_headers(response: Response) -> Response:
     response.headers.update(SECURITY_HEADERS)
     if request.is_secure:  # for a year, and for this host only
         response.headers["Strict-Transport-Security"] = "max-age=31536000"
-    if request.endpoint not in FILES or response.status_code >= 400:
+    # Only files may be kept.
+    if request.endpoint not in ("static", "web.console.description") or response.status_code >= 400:
         response.headers["Cache-Control"] = "no-store"
     return response
 

@@ -173,15 +173,12 @@ class WebSocket:
         """Begin to close the connection with this code, unless it is closing."""
         if self.code:
             return
-        if code == CloseCode.ABNORMAL:
-            self.code = code
-            self._disconnect()
-            return
-        is_answer = self._protocol.state is ConnectionState.REMOTE_CLOSING
-        reason = None if is_answer else REASONS.get(code)
-        self._write_control(events.CloseConnection(code, reason))
+        if code != CloseCode.ABNORMAL:
+            is_answer = self._protocol.state is ConnectionState.REMOTE_CLOSING
+            reason = None if is_answer else REASONS.get(code)
+            self._write_control(events.CloseConnection(code, reason))
         self.code = code
-        gevent.spawn_later(CLOSE_SECONDS, self._disconnect)
+        gevent.spawn_later(0 if code == CloseCode.ABNORMAL else CLOSE_SECONDS, self._disconnect)
 
     def wait_closed(self) -> int:
         """Wait until the client has closed its side; returns the code.

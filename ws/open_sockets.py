@@ -62,10 +62,17 @@ class OpenSockets:
         if self.is_stopping:  # the stop began after this socket was admitted
             ws.close(CloseCode.GOING_AWAY)
         try:
-            call(handler, ws)
-            code = ws.wait_closed()
+            if not ws.code:
+                handler(ws)
+            ws.close(CloseCode.NORMAL)  # unless it is closing already
+        except ConnectionClosed:
+            pass
+        except Exception:
+            log.exception("bug in %s", request.path)
+            ws.close(CloseCode.BUG)
         finally:
             del self.open[ws]
+        code = ws.wait_closed()
         log.info("closed %s after %.1f s: %d", what, time.monotonic() - started, code)
 
     def shut_down(self) -> None:
@@ -83,19 +90,6 @@ class OpenSockets:
         for ws, key in self.open.items():
             if key and key.digest in digests:
                 ws.close(CloseCode.REVOKED)
-
-
-def call(handler: Handler, ws: WebSocket) -> None:
-    """Call the handler unless the socket is closing, then begin to close it."""
-    try:
-        if not ws.code:
-            handler(ws)
-        ws.close(CloseCode.NORMAL)  # unless it is closing already
-    except ConnectionClosed:
-        pass
-    except Exception:
-        log.exception("bug in %s", request.path)
-        ws.close(CloseCode.BUG)
 
 
 def open_sockets_of(app: Flask) -> OpenSockets:
