@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 SAVE_HOUR = """INSERT INTO hourly_usage (hour, key_id, requests) VALUES (?, ?, ?)
     ON CONFLICT (hour, key_id) DO UPDATE SET requests = requests + excluded.requests"""
 BUSY_SECONDS = 0.05  # how long a request waits for the lock of another process
-LAST_MILLISECONDS = 500  # how long the last save waits for it, and so does the checkpoint
+LAST_MILLISECONDS = 1000  # how long the last save waits for it
 COMMAND_SECONDS = 10  # how long a command waits for it
 TRIES = 30  # a start retries for 3 s: the previous service may still be stopping
 PRAGMAS = {"journal_mode": "wal", "foreign_keys": 1}
@@ -153,6 +153,7 @@ class SqliteKeyStore(KeyStore):
             self._query(f"PRAGMA busy_timeout = {LAST_MILLISECONDS}")
         super().close()
         with suppress(PeeweeException):
+            self._query("PRAGMA busy_timeout = 0")  # the stop has waited long enough
             _, frames, copied = self._query("PRAGMA wal_checkpoint(TRUNCATE)")[0]
             if frames != copied:  # another program reads an older snapshot
                 log.warning("another program has the database open: its -wal file belongs to it")
