@@ -153,7 +153,7 @@ class SqliteKeyStore(KeyStore):
             self._query(f"PRAGMA busy_timeout = {LAST_MILLISECONDS}")
         super().close()
         with suppress(PeeweeException):
-            self._query("PRAGMA busy_timeout = 0")  # the stop has waited long enough
+            self._query(f"PRAGMA busy_timeout = {1000 * BUSY_SECONDS:.0f}")
             _, frames, copied = self._query("PRAGMA wal_checkpoint(TRUNCATE)")[0]
             if frames != copied:  # another program reads an older snapshot
                 log.warning("another program has the database open: its -wal file belongs to it")

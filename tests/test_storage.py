@@ -313,6 +313,24 @@ def test_clocks_that_differ_open_no_window_twice(
     assert granted == 2 * quota.limit
 
 
+@in_postgres
+def test_request_that_finds_the_next_window_begun_is_counted_in_it(
+    store: KeyStore, new_id: NewId, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another process has begun it between the statement that refuses and the one that reads."""
+    turn, quota = window_end(time.time(), HOUR), Quota("free", 5, HOUR)
+    monkeypatch.setattr(postgres, "time", clock := Clock(turn - 0.1))
+    key_id, look_up = new_id(reset=turn, used=5), store._look_up
+
+    def turn_and_look_up(key_id: str) -> ApiKey | None:
+        clock.now = turn + 0.1
+        by_hand(f"UPDATE api_key SET reset = {turn + HOUR}, used = 1")
+        return look_up(key_id)
+
+    monkeypatch.setattr(store, "_look_up", turn_and_look_up)
+    assert remaining(store.hit(key_id, quota)) == 3
+
+
 def test_save_that_fails_saves_nothing_and_the_next_one_all(store: KeyStore, new_id: NewId) -> None:
     """Which is at the latest when the store is closed."""
     saved = "SELECT total, (SELECT sum(requests) FROM hourly_usage WHERE key_id = id) FROM api_key"
