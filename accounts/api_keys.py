@@ -5,7 +5,6 @@ import re
 import secrets
 from hashlib import sha256
 from string import ascii_letters, digits
-from typing import Any
 
 from models import DEFAULT_TYPE, PREFIXES, ApiKey, Changed, InvalidInput, User, check_fields, now
 from storage.database import transaction
@@ -23,7 +22,7 @@ class AlreadyMade(Exception):
 
 
 def create_key(
-    user: User, name: str, type: str = DEFAULT_TYPE, **columns: Any
+    user: User, name: str, type: str = DEFAULT_TYPE, **columns: object
 ) -> tuple[ApiKey, str]:
     """Store a new key; returns its row, and the key itself, which is stored nowhere.
 
@@ -82,8 +81,9 @@ def random_text(length: int) -> str:
     return "".join(secrets.choice(BASE62) for _ in range(length))
 
 
-def change_key(key_id: str, **columns: object) -> None:
-    """Change a key; raises Changed if there is no valid key with this id."""
+def change_key(key_id: str, **columns: str) -> None:
+    """Change a key; raises InvalidInput, and Changed if there is no valid key with this id."""
+    check_fields(**columns)
     with transaction():
         if not ApiKey.update(**columns).where(ApiKey.id == key_id, ApiKey.valid()).execute():
             raise Changed(KEY_IS_GONE)

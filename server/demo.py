@@ -20,9 +20,6 @@ from storage.database import transaction
 
 log = logging.getLogger(__name__)
 
-HAS_DEMO = "Forgotten the password or the key? flask user password demo, flask key create demo NAME"
-HAS_OTHERS = "To create a user: flask user create USERNAME EMAIL"
-
 
 def main() -> None:
     """Become gunicorn, which serves the same app on this machine only."""
@@ -42,9 +39,10 @@ def refuse_used_port(port: int) -> None:
     try:
         socket.create_server(("127.0.0.1", port)).close()
     except OSError as error:
-        reason = os.strerror(error.errno or 0)
-        advice = f"is the service running already? If not, try PORT={port + 1}"
-        raise SettingsError(f"PORT: {port} on 127.0.0.1: {reason}; {advice}") from None
+        raise SettingsError(
+            f"PORT: {port} on 127.0.0.1: {os.strerror(error.errno or 0)}; "
+            f"is the service running already? If not, try PORT={port + 1}"
+        ) from None
 
 
 def welcome(port: int) -> None:
@@ -54,10 +52,14 @@ def welcome(port: int) -> None:
     """
     try:
         with db.connection_context():
-            is_empty = not User.select().exists()
-        if not is_empty:
-            log.info(HAS_DEMO if users.find_user("demo") else HAS_OTHERS)
-            return
+            if User.select().exists():
+                log.info(
+                    "Forgotten the password or the key? "
+                    "flask user password demo, flask key create demo NAME"
+                    if users.find_user("demo")
+                    else "To create a user: flask user create USERNAME EMAIL"
+                )
+                return
         if not sys.stdout:
             raise OSError("standard output is closed")
         password = secrets.token_urlsafe(12)

@@ -1,6 +1,6 @@
 """Repairs of gunicorn 27.0, and what makes it faster.
 
-Each of them can be removed alone. Those that use private APIs are in the table of docs/design.md.
+Those that use private APIs are in the table of docs/design.md.
 """
 
 import time
@@ -12,7 +12,6 @@ from gunicorn import http, util
 from service.problems import Problem
 from service.responses import API_HEADERS
 
-HEADER_BYTES = 32_768  # of a request's header
 REASONS = {  # why gunicorn refuses a request
     "ExpectationFailed": "The only expectation that is met is 100-continue.",
     "InvalidHTTPVersion": "The version of HTTP is not supported; use HTTP/1.1.",
@@ -28,17 +27,17 @@ REASONS = {  # why gunicorn refuses a request
 }
 
 
-def patch_gunicorn(cfg: Any) -> None:
-    """Patch gunicorn in a worker, once, before it serves; later changes of `cfg` have no effect."""
+def patch_gunicorn(cfg: Any, **settings: int) -> None:
+    """Patch gunicorn in a worker, once, before it serves, and give it these settings."""
     # Plain attributes: Config.__getattr__ looks each setting up some thirty times in a request.
-    cfg.__dict__.update({name: getattr(cfg, name) for name in cfg.settings})
+    cfg.__dict__.update({name: getattr(cfg, name) for name in cfg.settings} | settings)
     # The Date header is formatted once a second, and all requests have the same `wsgi.errors`.
     date = lru_cache(maxsize=1)(util.http_date)
     util.http_date = lambda: date(int(time.time()))
     http.wsgi.WSGIErrorsWrapper = lru_cache(maxsize=1)(http.wsgi.WSGIErrorsWrapper)
     # gunicorn's own limit is 800 KiB, and it searches all of a header again whenever a part of it
-    # arrives. It sets that limit for each request, which this property ignores.
-    http.message.Message.max_buffer_headers = property(lambda _: HEADER_BYTES, lambda *_: None)
+    # arrives. This limit is 32 KiB. gunicorn sets its own for each request, in vain.
+    http.message.Message.max_buffer_headers = property(lambda _: 32_768, lambda *_: None)
     util.write_error = write_error
     # gunicorn logs the text of these errors, which quotes passwords and cookies.
     for error in (http.errors.NoMoreData, *http.errors.ParseException.__subclasses__()):

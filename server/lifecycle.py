@@ -1,10 +1,9 @@
-"""The life of the service: what happens before the first request, beside requests, and at a stop.
+"""The life of the service: before the first request, alongside requests, and at a stop.
 
 Read it from top to bottom: first what gunicorn's master does, which serves no request, then what
 each worker does, which is forked from it.
 """
 
-import gc
 import logging
 import os
 import signal
@@ -29,8 +28,6 @@ from ws.open_sockets import open_sockets_of
 log = logging.getLogger(__name__)
 log.addFilter(once_per_minute)
 
-MAX_ACCEPT = 16  # new connections that are accepted before others have their turn
-KERNEL_BYTES = 65_536  # size of the kernel's buffers for input and output of a connection
 SAVE_SECONDS = 0.5  # between two saves
 # gunicorn takes up to 1 s to notice a stop. Then requests have GRACEFUL_SECONDS, ending idle
 # connections takes 1 s, and the last save 1 s. That is less than the master's graceful_timeout.
@@ -59,8 +56,6 @@ def announce(arbiter: Arbiter) -> None:
     """Once the port is bound, say what is served, and take over the signals."""
     settings = load()
     arbiter.log.info("Database: %s", settings.sqlite or "PostgreSQL")
-    if settings.sqlite and settings.web_concurrency > 1:
-        arbiter.log.warning("WEB_CONCURRENCY: with SQLite, only one process serves")
     for warning in misspelled():
         arbiter.log.warning(warning)
     handle_signals_in_master(settings)
@@ -95,30 +90,30 @@ def handle_signals_in_worker(worker: GeventWorker) -> None:
 
 @contextmanager
 def serving(worker: GeventWorker, service: Service) -> Iterator[None]:
-    """Run what a worker does beside requests; inside this context, it serves until a stop."""
+    """Run what a worker does alongside requests; inside this context, it serves until a stop."""
     handle_signals_in_worker(worker)
     for listener in worker.sockets:
         for option in (socket.SO_RCVBUF, socket.SO_SNDBUF):  # else the kernel may keep 6 MiB
-            listener.setsockopt(socket.SOL_SOCKET, option, KERNEL_BYTES)
-    StreamServer.max_accept = MAX_ACCEPT
-    worker.cfg.set("workers", 1)  # with more, gunicorn would accept one connection at a time
-    worker.cfg.set("graceful_timeout", GRACEFUL_SECONDS)
-    gunicorn_patches.patch_gunicorn(worker.cfg)  # after this, `cfg.set` has no effect
+            listener.setsockopt(socket.SOL_SOCKET, option, 65_536)
+    StreamServer.max_accept = 16  # new connections; then others have their turn
+    # With more workers, gunicorn would accept one connection at a time.
+    gunicorn_patches.patch_gunicorn(worker.cfg, workers=1, graceful_timeout=GRACEFUL_SECONDS)
     gevent.spawn(close_sockets_at_stop, worker, service)
     flushing = gevent.spawn(flush_until_stop, worker, service)
     if service.is_demo and worker.age == 1:  # the first worker; the port is bound by now
         demo.welcome(service.settings.port)
-    yield
-    flushing.join(timeout=1)  # a save that is in progress
-    service.store.close()
-    db.close_all()
+    try:
+        yield
+    finally:
+        flushing.join(timeout=1)  # a save that is in progress
+        service.store.close()
+        db.close_all()
 
 
 def close_sockets_at_stop(worker: GeventWorker, service: Service) -> None:
     """Close the WebSockets as soon as a stop begins."""
     while worker.alive:
         gevent.sleep(0.1)
-    gc.freeze()  # a search for garbage in the memory of 5,000 sockets would take 0.3 s
     open_sockets_of(service).shut_down()
 
 

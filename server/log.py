@@ -18,7 +18,6 @@ from models import PREFIXES
 # An API key, and whatever follows a percent escape, because it may be an encoded key.
 STARTS = "|".join([*PREFIXES.values(), "api_key=", "%[0-9a-f]{2}"])
 SECRET = re.compile(rf"({STARTS})[^\s&'\"]+", re.IGNORECASE)
-LINE_CHARACTERS = 1000  # longer lines are cut off, or a client could fill the disk
 CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 # gevent's own would let other greenlets run, even in the middle of a transaction.
 poll = get_original("select", "poll")
@@ -60,8 +59,11 @@ def open_again(number: int) -> int:
 
 
 def redact(line: str) -> str:
-    """Remove control characters, which might break up a key, then keys; cut off a long line."""
-    return SECRET.sub(r"\1[redacted]", CONTROL.sub("", line))[:LINE_CHARACTERS]
+    """Remove control characters, which might break up a key, then keys.
+
+    A long line is cut off, or a client could fill the disk.
+    """
+    return SECRET.sub(r"\1[redacted]", CONTROL.sub("", line))[:1000]
 
 
 def protect_output() -> None:

@@ -36,26 +36,26 @@ def check_options(settings: Settings) -> None:
     config = Config()
     for arguments in (config.get_cmd_args_from_env(), sys.argv[1:]):
         given = vars(config.parser().parse_args(arguments))
-        for name in [name for name, value in given.items() if value is not None]:
-            if name != "args" and name not in SUPPORTED:  # args: the application
-                option = config.settings[name].cli[-1]
+        for name, value in given.items():
+            if value is not None and name not in {*SUPPORTED, "args"}:  # args: the app
                 raise SettingsError(
-                    f"gunicorn: {option} is not supported; docs/deploying.md lists what is"
+                    f"gunicorn: {config.settings[name].cli[-1]} is not supported; "
+                    "docs/deploying.md lists what is"
                 )
         if given["worker_class"] not in (None, "gevent"):
             raise SettingsError("gunicorn: --worker-class must be gevent")
         workers = given["workers"]
-        if workers is not None and not 1 <= workers <= (1 if settings.sqlite else workers):
-            number = "1 with SQLite" if settings.sqlite else "1 or more"
-            raise SettingsError(f"gunicorn: --workers must be {number}")
+        if workers is not None and (workers < 1 or (settings.sqlite and workers > 1)):
+            raise SettingsError(
+                "gunicorn: --workers must be 1 with SQLite, and at least 1 with PostgreSQL"
+            )
 
 
 def require_our_gunicorn() -> None:
     """Raises SystemExit under `flask run`, and under gunicorn without gunicorn.conf.py."""
     # gunicorn.conf.py imports server.lifecycle, and this app does not.
     if "gunicorn.arbiter" in sys.modules and "server.lifecycle" not in sys.modules:
-        file = HERE / "gunicorn.conf.py"
-        click.echo(f"gunicorn needs its settings: --config {file}", err=True)
+        click.echo(f"gunicorn needs its settings: --config {HERE}/gunicorn.conf.py", err=True)
         raise SystemExit(4)  # with this status of a worker, gunicorn ends
     context = click.get_current_context(silent=True)
     if context and context.command is flask.cli.run_command:

@@ -16,7 +16,6 @@ from service.connections import TURN_SECONDS, half_close
 from service.responses import is_api
 
 SEND_SECONDS = 10  # how long a client may leave a part of a response unread, or a body unsent
-BODY_HEADERS = {"CONTENT-LENGTH", "TRANSFER-ENCODING"}
 
 
 class Worker(GeventWorker):
@@ -32,8 +31,8 @@ class Worker(GeventWorker):
         AsyncWorker.handle_request   gunicorn: calls the app, and sends what that returns
     """
 
-    # Pages are slow to render. Each page waits here for one turn of the loop of its own, so that
-    # requests to the API run between two pages.
+    # Pages are slow to render. Only one page is let in per turn of the event loop, so that requests
+    # to the API run between two pages.
     page_turn = BoundedSemaphore()
     script_name = ""  # the prefix of all paths
 
@@ -61,7 +60,7 @@ class Worker(GeventWorker):
         if not is_api(req.path.removeprefix(self.script_name)):
             with self.page_turn:
                 gevent.sleep(TURN_SECONDS)
-        is_last = not BODY_HEADERS.isdisjoint(dict(req.headers))
+        is_last = not {"CONTENT-LENGTH", "TRANSFER-ENCODING"}.isdisjoint(dict(req.headers))
         if is_last:
             req.force_close()  # gunicorn then sends Connection: close, and raises StopIteration
         sock.settimeout(SEND_SECONDS)

@@ -27,7 +27,6 @@ DEFAULTS = {
     500: ("internal_error", "Something went wrong on our side."),
     503: ("unavailable", "The database cannot be used; try again shortly."),
 }
-QUOTA_EXCEEDED = "https://iana.org/assignments/http-problem-types#quota-exceeded"
 RFC_9110_TITLES = {413: "Content Too Large", 414: "URI Too Long"}  # werkzeug has older ones
 
 
@@ -73,7 +72,10 @@ def rate_limited(allowance: Allowance) -> Problem:
         "rate_limited",
         detail,
         headers={"Retry-After": str(allowance.seconds_left)},
-        **{"type": QUOTA_EXCEEDED, "violated-policies": [quota.tier]},
+        **{
+            "type": "https://iana.org/assignments/http-problem-types#quota-exceeded",
+            "violated-policies": [quota.tier],
+        },
         reset_time=date_time(allowance.reset),
     )
 
@@ -107,6 +109,4 @@ def problem(error: HTTPException) -> Problem:
     # `error.description` could be werkzeug's, which is in the class. The headers bring Allow and
     # Retry-After.
     detail = vars(error).get("description") or ""
-    if not detail and isinstance(error, exceptions.MethodNotAllowed) and error.valid_methods:
-        detail = f"Use {' or '.join(sorted({*error.valid_methods} - {'HEAD', 'OPTIONS'}))}."
     return Problem(error.code or 500, detail=detail, headers=error.get_headers())

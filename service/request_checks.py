@@ -12,7 +12,6 @@ from werkzeug.utils import cached_property
 SOCKETS = "/api/v1/ws/"  # under which all paths are WebSockets
 MAX_BODY_BYTES = 16 * 1024
 BODY_SECONDS = 10  # for a body to arrive, in total
-MAX_HOST_BYTES = 255  # RFC 1035 part 2.3.4
 
 
 class BoundedRequest(Request):
@@ -30,7 +29,7 @@ class BoundedRequest(Request):
                 body = self.environ["wsgi.input"].read(MAX_BODY_BYTES + 1)
         except TimeoutError:
             abort(408)
-        except (ConnectionError, ParseException):
+        except (OSError, ParseException):
             abort(400)
         if len(body) > MAX_BODY_BYTES:
             abort(413)
@@ -47,7 +46,7 @@ def check_request() -> None:
         environ.pop(name, None)
     host = environ.get("HTTP_HOST", "")
     is_missing = not host and environ["SERVER_PROTOCOL"] != "HTTP/1.0"  # RFC 9112 part 3.2
-    is_bad = is_missing or len(host) > MAX_HOST_BYTES
+    is_bad = is_missing or len(host) > 255  # RFC 1035 part 2.3.4
     if is_bad and not request.path.startswith(SOCKETS):  # a bad handshake has an error of its own
         abort(400)
     if int(environ.get("CONTENT_LENGTH") or 0) > MAX_BODY_BYTES:

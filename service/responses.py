@@ -2,18 +2,16 @@
 
 import json
 
-from flask.json.provider import DefaultJSONProvider
-
 from ratelimit import Allowance
 
-EXPOSED = (
-    "RateLimit-Policy, RateLimit, Retry-After, WWW-Authenticate, "
-    "X-RateLimit-Limit, X-RateLimit-Remaining, X-RateLimit-Reset"
-)
 API_HEADERS = [
     ("Cache-Control", "no-store"),
     ("Access-Control-Allow-Origin", "*"),
-    ("Access-Control-Expose-Headers", EXPOSED),
+    (
+        "Access-Control-Expose-Headers",
+        "RateLimit-Policy, RateLimit, Retry-After, WWW-Authenticate, "
+        "X-RateLimit-Limit, X-RateLimit-Remaining, X-RateLimit-Reset",
+    ),
 ]
 PREFLIGHT = {  # Fetch standard
     "Access-Control-Allow-Headers": "X-API-Key, Content-Type, Authorization, *",
@@ -40,10 +38,3 @@ def limit_headers(allowance: Allowance) -> list[tuple[str, str]]:
 
 # The encoder is made once, because json.dumps would make one each time.
 json_text = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
-
-
-class CompactJson(DefaultJSONProvider):
-    """Writes what views return in the same form."""
-
-    ensure_ascii = False
-    sort_keys = False

@@ -39,6 +39,8 @@ SESSION = {
     "statement_timeout": "0",
     "lock_timeout": "0",
     "transaction_timeout": "0",
+    "synchronous_commit": "on",
+    "citus.multi_shard_modify_mode": "sequential",  # a transaction may change "user" after the keys
     "idle_session_timeout": "0",  # a command may wait for a password to be typed
 }
 # What a start checks. An operator's limit on idle transactions stays, as it ends those of a client
@@ -53,10 +55,6 @@ UNMET = f"""SELECT name, setting, needed
     FROM pg_settings JOIN unnest(%s::text[], %s::text[]) AS wanted (name, needed) USING (name)
     WHERE setting <> needed
     AND CASE unit WHEN 'ms' THEN setting::int < {1000 * ANSWER_SECONDS} ELSE true END"""
-# A COMMIT waits for the disk, whatever was set for the session. On a Citus cluster, a transaction
-# may change "user", which all nodes have, after the keys.
-BEGIN = """BEGIN; SET LOCAL synchronous_commit = on;
-    SET LOCAL citus.multi_shard_modify_mode = sequential"""
 ADD_HOUR = """INSERT INTO hourly_usage (hour, key_id, requests)
     SELECT %s, * FROM unnest(%s::text[], %s::bigint[])
     ON CONFLICT (hour, key_id) DO UPDATE SET requests = hourly_usage.requests + excluded.requests"""
@@ -176,16 +174,12 @@ class CommandDatabase(PostgresqlDatabase):
             raise OperationalError(f"{name} is {found}, and must be {needed}")
         return connection
 
-    def begin(self, isolation_level: Any = None) -> None:
-        """Begin a transaction, in one round trip."""
-        self.execute_sql(BEGIN)
 
-
-class PageDatabase(RollbackMixin, CommandDatabase):
+class PageDatabase(RollbackMixin, PostgresqlDatabase):
     """The connections of pages."""
 
     def __init__(self, url: str) -> None:
-        super().__init__(url)
+        super().__init__(url, autoconnect=False, prefer_psycopg3=True)
         self._pool = connection_pool(url, PAGE_CONNECTIONS)
         # A greenlet that waits for a connection would hold this lock, and no other could give one
         # back. Nothing needs it, because each greenlet has a state of its own.
@@ -205,7 +199,6 @@ class PostgresKeyStore(KeyStore):
     """A KeyStore that any number of processes share."""
 
     def __init__(self, url: str) -> None:
-        super().__init__()
         # No count waits for the disk.
         self._pool = connection_pool(url, KEY_CONNECTIONS, synchronous_commit="off")
         self._chart = Counter[str]()  # requests of each key that are not in hourly_usage yet
@@ -225,7 +218,10 @@ class PostgresKeyStore(KeyStore):
             return Usage(*row).allowance(quota, moment, True)
         # The same moment as above, because the window may have ended since.
         key = self._look_up(key_id)
-        return key and key.usage.in_current_window(quota, moment).allowance(quota, moment, False)
+        left = key and key.usage.in_current_window(quota, moment).allowance(quota, moment, False)
+        if left and left.remaining:  # another process has begun the next window
+            return self.hit(key_id, quota)
+        return left
 
     def save(self) -> None:
         """A request counts for the hour in which it is saved."""

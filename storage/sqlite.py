@@ -32,14 +32,13 @@ LAST_MILLISECONDS = 1000  # how long the last save waits for it
 COMMAND_SECONDS = 10  # how long a command waits for it
 TRIES = 30  # a start retries for 3 s: the previous service may still be stopping
 PRAGMAS = {"journal_mode": "wal", "foreign_keys": 1}
-PAGE_PRAGMAS = PRAGMAS | {"synchronous": "full"}  # each commit waits for the disk
 # A transaction takes its lock at the start, so reading and then writing needs no retry. A query
 # without a connection_context is a mistake, so it fails.
 PAGE_OPTIONS = {
     "uri": True,
     "autoconnect": False,
     "lock_type": "IMMEDIATE",
-    "pragmas": PAGE_PRAGMAS,
+    "pragmas": PRAGMAS | {"synchronous": "full"},  # each commit waits for the disk
 }
 # Only a checkpoint waits for the disk; SQLite makes one after some 4 MiB. With a million keys, a
 # cache of 32 MB saves 10 % of a request.
@@ -116,7 +115,6 @@ class SqliteKeyStore(KeyStore):
     """
 
     def __init__(self, file: Path) -> None:
-        super().__init__()
         self._database = SqliteDatabase(
             uri(file),
             uri=True,
@@ -151,10 +149,11 @@ class SqliteKeyStore(KeyStore):
         self.delete_old_rows()
 
     def close(self) -> None:
-        if self._limiter.unsaved():  # all requests have ended, so this wait holds nobody up
-            self._database.connection().execute(f"PRAGMA busy_timeout = {LAST_MILLISECONDS}")
+        with suppress(PeeweeException):  # all requests have ended, so a wait holds nobody up
+            self._query(f"PRAGMA busy_timeout = {LAST_MILLISECONDS}")
         super().close()
         with suppress(PeeweeException):
+            self._query(f"PRAGMA busy_timeout = {1000 * BUSY_SECONDS:.0f}")
             _, frames, copied = self._query("PRAGMA wal_checkpoint(TRUNCATE)")[0]
             if frames != copied:  # another program reads an older snapshot
                 log.warning("another program has the database open: its -wal file belongs to it")

@@ -2,14 +2,14 @@
 
 from contextlib import suppress
 
-from flask import Blueprint, Response, after_this_request, g, redirect, render_template, request
+from flask import Blueprint, Response, g, redirect, render_template, request
 from flask.typing import ResponseReturnValue
 from peewee import PeeweeException
 from werkzeug.exceptions import HTTPException
 
 import models
 from ratelimit import UNIT_NAMES, Limiter
-from service.application import Service, current_service
+from service.application import Service
 from service.problems import title_of
 from service.responses import is_api
 from service.timestamps import date_time, display
@@ -25,8 +25,6 @@ SECURITY_HEADERS = {
     "Referrer-Policy": "same-origin",
     "X-Content-Type-Options": "nosniff",
 }
-
-FILES = {"static", "web.console.description"}  # endpoints whose responses may be kept
 
 bp = Blueprint("web", __name__, template_folder="templates")
 for part in (console, log_in, profile_settings):
@@ -45,8 +43,12 @@ def register(app: Service) -> None:
     app.extensions["throttles"] = Limiter()  # of forms
     app.jinja_env.trim_blocks = app.jinja_env.lstrip_blocks = True
     app.jinja_env.filters |= {"number": "{:,}".format, "date_time": date_time, "display": display}
-    app.jinja_env.globals |= {"models": models, "settings": app.settings, "units": UNIT_NAMES}
-    app.jinja_env.globals |= console.descriptions() | {"origin": console.origin}
+    app.jinja_env.globals |= console.descriptions() | {
+        "models": models,
+        "origin": console.origin,
+        "settings": app.settings,
+        "units": UNIT_NAMES,
+    }
     app.register_blueprint(bp)
 
 
@@ -56,17 +58,6 @@ def before_page() -> None:
     g.errors = {}
     receive_form()
     load_user()
-    if request.method == "POST":  # but not after one that was refused: anybody can send those
-        after_this_request(clear_cache)
-
-
-def clear_cache(response: Response) -> Response:
-    """Make a changed key take effect at once.
-
-    This runs after each form, so change keys only in forms.
-    """
-    current_service.store.clear_cache()
-    return response
 
 
 @bp.after_app_request
@@ -79,7 +70,8 @@ def add_security_headers(response: Response) -> Response:
     response.headers.update(SECURITY_HEADERS)
     if request.is_secure:  # for a year, and for this host only
         response.headers["Strict-Transport-Security"] = "max-age=31536000"
-    if request.endpoint not in FILES or response.status_code >= 400:
+    # Only files may be kept.
+    if request.endpoint not in ("static", "web.console.description") or response.status_code >= 400:
         response.headers["Cache-Control"] = "no-store"
     return response
 

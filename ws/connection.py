@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from contextlib import suppress
 from enum import IntEnum
 from types import SimpleNamespace
-from typing import Any
 
 import gevent
 from simple_websocket import ConnectionClosed, Server
@@ -78,7 +77,7 @@ SERVER_OPTIONS = {
 }
 
 
-def check_handshake(environ: dict[str, Any]) -> None:
+def check_handshake(environ: dict[str, str]) -> None:
     """Raises Problem 400 or 426 unless this is a WebSocket handshake."""
     version = environ.get("HTTP_SEC_WEBSOCKET_VERSION", "13")
     if "websocket" not in tokens(environ, "HTTP_UPGRADE") or version != "13":
@@ -88,7 +87,7 @@ def check_handshake(environ: dict[str, Any]) -> None:
         raise Problem(400, "bad_handshake", BAD_HANDSHAKE)
 
 
-def plain_handshake(environ: dict[str, Any]) -> dict[str, Any]:
+def plain_handshake(environ: dict[str, str]) -> dict[str, str]:
     """A copy with only the headers of a handshake, each in its plainest form.
 
     wsproto would raise an exception for unusual headers. Without Sec-WebSocket-Extensions it agrees
@@ -99,7 +98,7 @@ def plain_handshake(environ: dict[str, Any]) -> dict[str, Any]:
     return needed | plain
 
 
-def tokens(environ: dict[str, Any], name: str) -> set[str]:
+def tokens(environ: dict[str, str], name: str) -> set[str]:
     """The tokens of a header, in lower case; werkzeug would need 6 ms to parse a long header."""
     return {token.strip() for token in environ.get(name, "").lower().split(",")}
 
@@ -174,15 +173,12 @@ class WebSocket:
         """Begin to close the connection with this code, unless it is closing."""
         if self.code:
             return
-        if code == CloseCode.ABNORMAL:
-            self.code = code
-            self._disconnect()
-            return
-        is_answer = self._protocol.state is ConnectionState.REMOTE_CLOSING
-        reason = None if is_answer else REASONS.get(code)
-        self._write_control(events.CloseConnection(code, reason))
+        if code != CloseCode.ABNORMAL:
+            is_answer = self._protocol.state is ConnectionState.REMOTE_CLOSING
+            reason = None if is_answer else REASONS.get(code)
+            self._write_control(events.CloseConnection(code, reason))
         self.code = code
-        gevent.spawn_later(CLOSE_SECONDS, self._disconnect)
+        gevent.spawn_later(0 if code == CloseCode.ABNORMAL else CLOSE_SECONDS, self._disconnect)
 
     def wait_closed(self) -> int:
         """Wait until the client has closed its side; returns the code.
@@ -196,8 +192,8 @@ class WebSocket:
     def _write_control(self, event: events.Event) -> None:
         """Write a ping, a pong or a close frame, unless the connection is closing.
 
-        This is the only place that does: wsproto makes no frame after the close frame. It never
-        waits, so the connection cannot begin to close meanwhile.
+        Nothing else may send control frames, because wsproto refuses to make one after the close
+        frame. This never waits, so the connection cannot begin to close meanwhile.
         """
         if not self.code:
             with suppress(OSError):
@@ -212,7 +208,7 @@ class WebSocket:
             self.close(CloseCode.ABNORMAL)
 
     def _disconnect(self) -> None:
-        """End the connection; a greenlet that is waiting for it goes on."""
+        """End the connection, which wakes any greenlet that waits for it."""
         with suppress(OSError):
             self._outbox.write()
             self._sock.shutdown(socket.SHUT_RDWR)
