@@ -58,7 +58,6 @@ GROUPS = {
 def pytest_addoption(parser: pytest.Parser) -> None:
     for name, what in GROUPS.items():
         parser.addoption(f"--{name}", action="store_true", help=f"run {what}")
-    parser.addoption("--walk-seed", type=int, help="repeat a walk of test_walk.py")
 
 
 def pytest_configure(config: pytest.Config) -> None:
