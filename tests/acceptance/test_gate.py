@@ -5,14 +5,14 @@ import socketserver
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
-from threading import Event, Thread
-from typing import NamedTuple, TypeVar
+from threading import Event
+from typing import NamedTuple
 
 import pytest
 
 from helpers.paths import TEST
 from helpers.rawsocket import TEXT, UPGRADE, Answer, frame, request_bytes
-from helpers.server import Server, eventually, random_key
+from helpers.server import Server, eventually, random_key, serving
 from test_deploy import logged, proxy, tls
 
 GATES = ["gate.nginx.conf", "gate.Caddyfile"]
@@ -20,8 +20,6 @@ TIERS = "free=1000/day,once=1/day"
 CALLER = ("X-Auth-Key-Id", "X-Auth-User-Id", "X-Auth-Key-Type", "X-Auth-Tier")
 FORWARDED = {"Host": "localhost", "X-Forwarded-For": "127.0.0.1", "X-Forwarded-Proto": "https"}
 PREFLIGHT = {"Origin": "https://a", "Access-Control-Request-Method": "PUT"}
-
-TcpServer = TypeVar("TcpServer", bound=socketserver.TCPServer)
 
 
 class Received(NamedTuple):
@@ -95,14 +93,6 @@ class Gate(NamedTuple):
         with tls(self.port) as client:
             client.send(data)
             return client.answer()
-
-
-@contextlib.contextmanager
-def serving(server: TcpServer) -> Iterator[TcpServer]:
-    Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
-    yield server
-    server.shutdown()
-    server.server_close()
 
 
 @pytest.fixture(scope="module", params=GATES)

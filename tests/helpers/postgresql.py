@@ -6,6 +6,7 @@ import secrets
 import shutil
 import signal
 import socket
+import socketserver
 import subprocess
 import tempfile
 import threading
@@ -18,7 +19,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from helpers.server import eventually, free_port, listens
+from helpers.server import eventually, free_port, listens, serving
 
 DEBIAN = Path("/usr/lib/postgresql")
 OPTIONS = {
@@ -92,6 +93,26 @@ class Cluster:
                 yield port
             finally:
                 process.kill()
+
+    @contextmanager
+    def far_away(self, seconds: float) -> Iterator[str]:
+        """A new database by way of a network on which whatever is sent takes these seconds."""
+
+        def carry(source: socket.socket, target: socket.socket) -> None:
+            with suppress(OSError):
+                while data := source.recv(65_536):
+                    time.sleep(seconds)
+                    target.sendall(data)
+                target.shutdown(socket.SHUT_WR)
+
+        class Relay(socketserver.BaseRequestHandler):
+            def handle(this) -> None:
+                with socket.create_connection(("127.0.0.1", self.port)) as server:
+                    threading.Thread(target=carry, args=(server, this.request)).start()
+                    carry(this.request, server)
+
+        with serving(socketserver.ThreadingTCPServer(("127.0.0.1", 0), Relay)) as relay:
+            yield self.new_database().replace(f":{self.port}/", f":{relay.server_address[1]}/")
 
     def trust_this_machine(self) -> None:
         """Ask for no password: the nodes of a CitusCluster connect to each other."""
@@ -200,60 +221,3 @@ class CitusCluster:
     def close(self) -> None:
         for server in self.all:
             server.close()
-
-
-class Network:
-    """Between a service and its server; it may be slow, and die silently, as a network does."""
-
-    def __init__(self, cluster: Cluster, delay: float = 0) -> None:
-        """Whatever is sent takes these seconds."""
-        self._delay = delay
-        self._cluster, self._deadly = cluster, None  # type: Cluster, bytes | None
-        self._ends: list[socket.socket] = []
-        self._dead = set[socket.socket]()
-        self._threads = [threading.Thread(target=self._accept)]
-        self._listener = socket.create_server(("127.0.0.1", free_port()))
-        self._threads[0].start()
-
-    def url(self, url: str) -> str:
-        """The same database, by way of this network."""
-        port = self._listener.getsockname()[1]
-        return url.replace(f":{self._cluster.port}/", f":{port}/")
-
-    def die(self, word: bytes = b"") -> None:
-        """Swallow everything of each connection whose client sends this word, from there on."""
-        self._deadly = word
-
-    def heal(self) -> None:
-        """Let new connections live; what is dead stays dead."""
-        self._deadly = None
-
-    def close(self) -> None:
-        for sock in (self._listener, *self._ends):
-            with suppress(OSError):
-                sock.shutdown(socket.SHUT_RDWR)
-        for thread in self._threads:
-            thread.join()
-        for sock in (self._listener, *self._ends):
-            sock.close()
-
-    def _accept(self) -> None:
-        with suppress(OSError):
-            while True:
-                client, _ = self._listener.accept()
-                server = socket.create_connection(("127.0.0.1", self._cluster.port))
-                self._ends += [client, server]
-                for ends in ((client, server, client), (server, client, client)):
-                    self._threads.append(threading.Thread(target=self._carry, args=ends))
-                    self._threads[-1].start()
-
-    def _carry(self, source: socket.socket, target: socket.socket, client: socket.socket) -> None:
-        with suppress(OSError):
-            while data := source.recv(65_536):
-                if source is client and self._deadly is not None and self._deadly in data:
-                    self._dead.add(client)
-                time.sleep(self._delay)
-                if client not in self._dead:
-                    target.sendall(data)
-            if client not in self._dead:
-                target.shutdown(socket.SHUT_WR)

@@ -9,13 +9,15 @@ import shlex
 import shutil
 import signal
 import socket
+import socketserver
 import sqlite3
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import psycopg
 import pytest
@@ -27,6 +29,8 @@ from helpers.rawsocket import Answer, RawSocket, form_bytes
 from models import PREFIXES
 from settings import PLATFORM_HOPS, VARIABLES, load
 from storage.schema import prepare_database
+
+TcpServer = TypeVar("TcpServer", bound=socketserver.TCPServer)
 
 REPOSITORY = Path(__file__).parents[2]
 START_SECONDS = 30
@@ -88,6 +92,26 @@ def writing(database: str, sql: str) -> Iterator[None]:
         other.execute(sql)
         yield
         other.commit()
+
+
+@contextlib.contextmanager
+def serving(server: TcpServer) -> Iterator[TcpServer]:
+    """Meanwhile, a thread of this process serves."""
+    threading.Thread(target=server.serve_forever, args=(0.05,)).start()
+    try:
+        yield server
+    finally:
+        server.shutdown()
+        server.socket.close()  # `server_close` would wait for clients
+
+
+@contextlib.contextmanager
+def within(seconds: float) -> Iterator[None]:
+    """What is done here takes no longer, on a machine that is not busy."""
+    started = time.monotonic()
+    yield
+    took, limit = time.monotonic() - started, patience(seconds)
+    assert took < limit, f"{took:.1f} s, not {limit:.1f}"
 
 
 def patience(seconds: float) -> float:
