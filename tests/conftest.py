@@ -66,24 +66,11 @@ def pytest_configure(config: pytest.Config) -> None:
         config.addinivalue_line("markers", f"{name}: {what}")
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    workers = config.getoption("numprocesses", None)  # of xdist; in them, and with -n 0, none
-    signal.signal(signal.SIGTERM, end_workers if workers else signal.default_int_handler)
     # Hundreds of processes start; each would compile all modules again where this is set.
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     sys.dont_write_bytecode = False
     os.environ["TZ"] = "Asia/Tokyo"  # so that a time that is not UTC's is noticed
     time.tzset()
-
-
-def end_workers(number: int, frame: object) -> None:
-    """As Ctrl-C, and in each worker, too: so fixtures stop the servers that they have started.
-
-    xdist lets a test that is running go on for 5 s, and kills its worker 5 s later.
-    """
-    with contextlib.suppress(OSError):  # of a worker that has ended, or without /proc
-        for pid in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split():
-            os.kill(int(pid), signal.SIGTERM)
-    raise KeyboardInterrupt
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

@@ -1,7 +1,6 @@
 """`python app.py` is the demo: it makes a user and a key, and prints what to do with them."""
 
 import contextlib
-import errno
 import os
 import re
 import secrets
@@ -14,7 +13,6 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from unittest import mock
 
 import pytest
 
@@ -23,8 +21,7 @@ from helpers.paths import SECURITY, TEST
 from helpers.rawsocket import RawSocket, form_bytes
 from helpers.server import Server, eventually, start_refusal
 from models import User
-from server.demo import refuse_used_port, welcome
-from settings import SettingsError
+from server.demo import welcome
 
 Demo = Callable[[], Server]
 KEY = re.compile(r"sk_live_\w+")
@@ -82,8 +79,9 @@ def test_secret_that_cannot_be_printed_makes_no_user(demo: Demo, output: str) ->
     assert server.execute("SELECT username FROM user") == []
 
 
-@pytest.mark.parametrize("number", [in_ci(signal.SIGINT), signal.SIGTERM])
-@pytest.mark.parametrize("moment", [in_ci("Listening at"), "sk_live_"])
+@pytest.mark.parametrize(
+    ("number", "moment"), [in_ci(signal.SIGINT, "Listening at"), (signal.SIGTERM, "sk_live_")]
+)
 def test_signal_during_the_start_stops_the_demo_in_order(
     demo: Demo, tmp_path: Path, number: signal.Signals, moment: str
 ) -> None:
@@ -108,13 +106,6 @@ def test_taken_port_is_one_line_and_spends_no_secret(tmp_path: Path) -> None:
     advice = f"is the service running already? If not, try PORT={port + 1}"
     assert message == f"{reason}; {advice}"
     assert not (tmp_path / "demo.db").exists()
-
-
-def test_port_without_permission_is_named_as_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    refused = PermissionError(errno.EACCES, "")
-    monkeypatch.setattr(socket, "create_server", mock.Mock(side_effect=refused))
-    with pytest.raises(SettingsError, match=r"^PORT: 80 .* Permission denied; below 1024, root"):
-        refuse_used_port(80)
 
 
 def test_demo_makes_no_user_beside_others(
