@@ -83,6 +83,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     left_out = [item for item in items if groups(item) - asked]
     config.hook.pytest_deselected(items=left_out)
     items[:] = [item for item in items if not groups(item) - asked]
+    items.sort(key=lambda item: item.get_closest_marker("long") is None)
     for item in items if "postgres" in asked else []:
         if mark := item.get_closest_marker("one_process"):
             item.add_marker(pytest.mark.skip(reason=mark.args[0]))

@@ -107,6 +107,7 @@ def style(locator: Page, name: str) -> str:
     return str(locator.evaluate("(element, name) => getComputedStyle(element)[name]", name))
 
 
+@pytest.mark.long
 def test_story_of_a_user(person: Browser, server: Server) -> None:
     """A key is copied, tried, rotated, and pasted; no reload and no way back makes or shows one."""
     sign_up(person, server)

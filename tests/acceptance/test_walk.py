@@ -23,6 +23,7 @@ SAVED = """SELECT total, (SELECT coalesce(sum(requests), 0) FROM hourly_usage WH
     FROM api_key WHERE id = ?"""
 
 
+@pytest.mark.long
 def test_random_walk_fits_the_model(start_server: StartServer, pytestconfig: pytest.Config) -> None:
     seed = pytestconfig.getoption("randomly_seed")
     server = start_server(RATE_LIMITS=LIMITS)

@@ -96,7 +96,7 @@ class TestStop:
         key = server.new_key()
         with server.connections(20) as idle, Load(server.port, key, connections=8) as load:
             assert {client.request(STATUS).status for client in idle} == {200}
-            eventually(lambda: len(load.replies) > 500)
+            eventually(lambda: len(load.replies) > 200)
             os.kill(server.pid, signal.SIGTERM)
             eventually(lambda: server.log_lines("Handling signal"))
             others = itertools.cycle([signal.SIGINT, signal.SIGTERM, signal.SIGQUIT])
