@@ -13,7 +13,6 @@ import sys
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -235,48 +234,34 @@ class TestUnit:
                 assert b"READY=1" in systemd.recv(1000)
 
 
-def serves_without_complaint(server: Server) -> None:
+def test_fly() -> None:
+    fly = tomllib.loads(shipped("fly.toml"))
+    assert str(fly["http_service"]["internal_port"]) == dockerfile("EXPOSE")
+    assert all((DEPLOY / fly["build"][name]).is_file() for name in ("dockerfile", "ignorefile"))
+
+
+def test_heroku_from_its_documented_block(tmp_path: Path, cluster: Cluster) -> None:
+    """Pasted with a `heroku` that only notes the settings; what is pushed then is served."""
+    (block,) = written("deploying.md", "Heroku")
+    app, config = tmp_path / "app", tmp_path / "config"
+    script = f"""cd {tmp_path}; git init -q --bare heroku.git
+        cd {working_tree(tmp_path)}; git remote add heroku ../heroku.git
+        heroku() {{ [ "$1" != config:set ] || echo "$2" >> {config}; }}
+        {block}
+        git clone -q -b main ../heroku.git {app}"""
+    bash(script, tmp_path)
+    assert "\npsycopg[binary,pool]" in (app / "requirements.txt").read_text()
+    env = dict(line.split("=") for line in config.read_text().splitlines())
+    env |= {"DYNO": "web.1", "WEB_CONCURRENCY": "2", "FORWARDED_ALLOW_IPS": "*"}
+    env["DATABASE_URL"] = cluster.new_database().replace("postgresql://", "postgres://")
+    command = ["env", f"--chdir={app}", *serve_command()]
+    server = Server(tmp_path, *command, GUNICORN_CMD_ARGS="--access-logfile -", **env)
     with contextlib.closing(server):
         key = server.start().new_key()
         assert [server.ask(TEST, X_API_Key=key).status for _ in range(3)] == [200] * 3
         assert server.stop()[0] == 0
         assert not re.search(r"\[(WARNING|ERROR|CRITICAL)\]|Traceback|Exception", server.log())
         assert server.start().total(key) == 3
-
-
-class TestPlatforms:
-    def test_render(self, tmp_path: Path) -> None:
-        """With the GUNICORN_CMD_ARGS that Render sets for each Python service."""
-        yaml: Any = pytest.importorskip("yaml", reason="PyYAML is not installed")
-        (web,) = yaml.safe_load(shipped("render.yaml"))["services"]
-        env = {"RENDER": "true", "WEB_CONCURRENCY": "1"}
-        server = Server(tmp_path, sys.executable, "-m", web["startCommand"], **env)
-        options = f"--preload --access-logfile - --bind=0.0.0.0:{server.port}"
-        server.env["GUNICORN_CMD_ARGS"] = options
-        serves_without_complaint(server)
-
-    def test_fly(self) -> None:
-        fly = tomllib.loads(shipped("fly.toml"))
-        assert str(fly["http_service"]["internal_port"]) == dockerfile("EXPOSE")
-        assert all((DEPLOY / fly["build"][name]).is_file() for name in ("dockerfile", "ignorefile"))
-
-    def test_heroku_from_its_documented_block(self, tmp_path: Path, cluster: Cluster) -> None:
-        """Pasted with a `heroku` that only notes the settings; what is pushed then is served."""
-        (block,) = written("deploying.md", "Heroku")
-        app, config = tmp_path / "app", tmp_path / "config"
-        script = f"""cd {tmp_path}; git init -q --bare heroku.git
-            cd {working_tree(tmp_path)}; git remote add heroku ../heroku.git
-            heroku() {{ [ "$1" != config:set ] || echo "$2" >> {config}; }}
-            {block}
-            git clone -q -b main ../heroku.git {app}"""
-        bash(script, tmp_path)
-        assert "\npsycopg[binary,pool]" in (app / "requirements.txt").read_text()
-        env = dict(line.split("=") for line in config.read_text().splitlines())
-        env |= {"DYNO": "web.1", "WEB_CONCURRENCY": "2", "FORWARDED_ALLOW_IPS": "*"}
-        env["DATABASE_URL"] = cluster.new_database().replace("postgresql://", "postgres://")
-        command = ["env", f"--chdir={app}", *serve_command()]
-        server = Server(tmp_path, *command, GUNICORN_CMD_ARGS="--access-logfile -", **env)
-        serves_without_complaint(server)
 
 
 @pytest.mark.parametrize(

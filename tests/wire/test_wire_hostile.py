@@ -11,7 +11,7 @@ import pytest
 from conftest import StartServer
 from helpers.load import waits
 from helpers.paths import ECHO, STATUS, YEAR
-from helpers.rawsocket import CONTINUATION, TEXT, RawSocket, close_frame, frame, request_bytes
+from helpers.rawsocket import TEXT, RawSocket, close_frame, frame, request_bytes
 from helpers.server import Server, eventually, patience, within
 
 ENDLESS = {
@@ -175,11 +175,3 @@ class TestSockets:
         # Without the garbage collector there stays a class that flask-sock makes for each socket.
         assert server.resident_kib - before < 300 * 30
         eventually(lambda: len([*files.iterdir()]) <= open_files)
-
-    def test_frames_of_a_client_that_left_are_dropped(self, start_patched: StartServer) -> None:
-        """Its kernel goes on sending; only what is sent to it shows that nobody is there."""
-        server = start_patched("from ws import connection; connection.PING_SECONDS = 0.5")
-        with RawSocket(server.port) as client:
-            client.open(ECHO).send(frame(TEXT, b"", fin=False))
-            client.fill(frame(CONTINUATION, fin=False) * 5000)
-        eventually(lambda: server.log_lines(": 1006"), 10)

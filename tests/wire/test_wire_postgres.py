@@ -28,7 +28,7 @@ def own() -> Iterator[Cluster]:
         yield cluster.start()
 
 
-@pytest.mark.parametrize("outage", ["stop", "kill", "freeze"])
+@pytest.mark.parametrize("outage", ["stop", "freeze"])
 def test_outage_under_load_is_503_within_four_seconds_and_no_count_is_wrong(
     own: Cluster, start_server: StartServer, outage: str
 ) -> None:
@@ -36,7 +36,6 @@ def test_outage_under_load_is_503_within_four_seconds_and_no_count_is_wrong(
     keys = [server.new_key() for _ in range(40)]
     with Load(server.port, *keys, connections=48, rest=0.02) as load:
         eventually(lambda: len(load.replies) > 200)
-        began = time.monotonic()
         getattr(own, outage)()
         eventually(lambda: refused(load.replies) > 100, 10)
         own.thaw() if outage == "freeze" else own.start()
@@ -47,11 +46,8 @@ def test_outage_under_load_is_503_within_four_seconds_and_no_count_is_wrong(
     assert {reply.status for reply in replies} == {200, 503}
     assert max(reply.seconds for reply in replies if reply.status == 503) < patience(4)
     counted, total = len(accepted(replies)), sum(map(server.total, keys))
-    if outage == "kill":  # a commit does not wait for the disk: its last second may be lost
-        lost = [r for r in accepted(replies) if began - 1.2 < r.started < back]
-        assert counted - len(lost) <= total <= counted
-    else:  # what was given up may have been counted
-        assert counted <= total <= counted + (64 if outage == "freeze" else 0)
+    # What was given up may have been counted.
+    assert counted <= total <= counted + (64 if outage == "freeze" else 0)
     for line in ("database unavailable: ", *(["error connecting"] if outage != "freeze" else [])):
         assert 1 <= len(server.log_lines(line)) <= 2, "once a minute for each process"
     assert own.password not in server.log()
@@ -106,8 +102,8 @@ def test_after_a_failover_all_use_the_new_primary(
         client = stack.enter_context(RawSocket(server.port))
         client.open(f"{TIME}?api_key={other}")
         assert server.sign_up("before").status == 303
-        copy, users = standby.url(url.rpartition("/")[2]), 'SELECT count(*) FROM "user"'
-        eventually(lambda: Cluster.query(copy, users) == [(2,)])
+        copy = standby.url(url.rpartition("/")[2])
+        eventually(lambda: len(Cluster.query(copy, 'SELECT id FROM "user"')) == 2)
         if old_primary == "is silent":
             own.freeze()
         else:  # also for those who are connected

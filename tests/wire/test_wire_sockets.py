@@ -25,7 +25,7 @@ from helpers.rawsocket import (
     frame,
     handshake_bytes,
 )
-from helpers.server import Server, eventually, patience, serve_command, within
+from helpers.server import Server, eventually, serve_command, within
 
 MAX_BYTES = 65_536
 
@@ -60,13 +60,10 @@ class TestEcho:
         seconds = "connection.PING_SECONDS, connection.STALLED_SECONDS = 0.05, 2"
         server = start_patched(f"from ws import connection; {seconds}")
         with RawSocket(server.port).open(ECHO) as client:
-            started = time.monotonic()
             for _ in range(5):
                 assert client.frame() == (PING, b"")
                 client.send(frame(PONG))
             answered = time.monotonic()
-            # Each is due after the last pong; the first one may be on its way already.
-            assert 4 * 0.05 < answered - started < patience(2)
             client.send(frame(TEXT, b"not a pong"))
             assert [client.frame().opcode for _ in range(2)] == [TEXT, PING]
             assert client.ended()
