@@ -17,9 +17,8 @@ from service import problems
 from service.application import Service, current_service
 from service.timestamps import date_time, timestamp, utc
 from settings import Settings, load
-from storage.transactions import open_database
+from storage.database import open_database
 from web import site
-from web.errors import error_page
 
 API_VERSION = "1.0.0"
 
@@ -103,9 +102,10 @@ def create_app(settings: Settings | None = None, is_demo: bool = False) -> Servi
 
     app = Service(__name__, settings, is_demo)
     app.register_blueprint(api)
-    problems.register(app, error_page)
-    for part in (sockets, site, cli):
-        part.register(app)
+    app.register_blueprint(sockets.bp)
+    site.register(app)
+    cli.register(app)
+    problems.register(app, site.error_page)
     return app
 
 

@@ -54,10 +54,9 @@ def require_key(sent_key: str | None, or_where: str = "") -> ApiKey:
     if not sent_key:
         detail = f"Send your key in the X-API-Key header{or_where}. {EMPTY_KEY}"
         raise Problem(401, "missing_api_key", detail, headers=CHALLENGE)
-    key = find_key(sent_key)
-    if not key:
-        raise invalid_key()
-    return key
+    if key := find_key(sent_key):
+        return key
+    raise invalid_key()
 
 
 def find_key(sent_key: str) -> ApiKey | None:

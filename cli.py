@@ -3,7 +3,6 @@
 import os
 import re
 import select
-import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -20,9 +19,8 @@ from models import DAY, DEFAULT_TYPE, HOUR, PREFIXES, ApiKey, User, check_fields
 from ratelimit import DEFAULT_TIER
 from service.application import current_service
 from service.timestamps import date_time
+from storage.database import command_connection, prepare_database, transaction
 from storage.outage import reason_of
-from storage.schema import prepare_database
-from storage.transactions import command_connection, transaction
 
 SECONDS = {"s": 1, "m": 60, "h": HOUR, "d": DAY}
 NO_FILE = (
@@ -30,7 +28,6 @@ NO_FILE = (
     'the file was moved or deleted, see "A file that is gone" in docs/operating.md.'
 )
 PG_DUMP = """(umask 077 && pg_dump -Fc -f "backup-$(date +%F).dump" "$DATABASE_URL")"""
-USER_COLUMNS = ("id", "username", "email", "created_at")
 KEY_COLUMNS = (
     "id",
     "username",
@@ -103,7 +100,7 @@ def create_user(username: str, email: str, password_stdin: bool) -> None:
 @user_group.command("list")
 def list_users() -> None:
     """List all users."""
-    print_rows(USER_COLUMNS, User.select().order_by(User.id))
+    print_rows(("id", "username", "email", "created_at"), User.select().order_by(User.id))
 
 
 @user_group.command("password")
@@ -181,33 +178,19 @@ def backup(file: str) -> None:
     """Copy the SQLite database to FILE, also while the service is running."""
     if not current_service.settings.sqlite:
         fail(f"with PostgreSQL, run: {PG_DUMP}")
-    for number in (signal.SIGTERM, signal.SIGHUP):  # as Ctrl-C: they leave nothing behind either
-        signal.signal(number, signal.default_int_handler)
     path = Path.cwd() / file  # absolute, so SQLite does not mistake it for a URI
-    if os.path.lexists(path):  # `exists` is False for a broken link
-        fail(f"{path} exists, and is not replaced")
     # In a hidden folder beside the file: what a kill -9 leaves behind is not mistaken for a backup.
     with TemporaryDirectory(prefix=".", suffix=".unfinished", dir=path.parent) as folder:
         unfinished = Path(folder) / path.name
         unfinished.touch(mode=0o600)  # SQLite fills an empty file, and keeps its mode
         try:
             db.execute_sql("VACUUM INTO ?", (str(unfinished),))
-            with unfinished.open("rb") as copy:
-                os.fsync(copy.fileno())
-            give_name(unfinished, path)
-        # The disk is full, or Ctrl-C was pressed.
-        except (PeeweeException, OSError, KeyboardInterrupt) as error:
-            fail(f"no backup was made: {reason_of(error) or 'interrupted'}")
+            os.link(unfinished, path)  # a rename would replace a file of that name
+        except FileExistsError:
+            fail(f"{path} exists, and is not replaced")
+        except (PeeweeException, OSError) as error:  # the disk is full, for example
+            fail(f"no backup was made: {reason_of(error)}")
     say(f"The database was copied to {path}.")
-
-
-def give_name(finished: Path, path: Path) -> None:
-    """Give a file this name; raises FileExistsError."""
-    try:
-        os.link(finished, path)
-    except OSError:  # a file system without links, or the name is taken
-        path.touch(mode=0o600, exist_ok=False)
-        finished.replace(path)
 
 
 def read_password(from_stdin: bool) -> str:
@@ -250,9 +233,9 @@ def format_value(column: str, value: Any) -> str:
 
 
 def user_named(username: str) -> User:
-    where = current_service.settings.sqlite or "PostgreSQL"
     return users.find_user(username) or fail(
-        f"There is no user {username!r} in {where}. To create one: flask user create USERNAME EMAIL"
+        f"There is no user {username!r} in {current_service.settings.sqlite or 'PostgreSQL'}. "
+        "To create one: flask user create USERNAME EMAIL"
     )
 
 

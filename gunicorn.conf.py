@@ -44,15 +44,11 @@ graceful_timeout = 20
 control_socket_disable = True  # two services of the same user would share one socket
 http_parser = "python"  # "auto" takes a less strict one where that is installed
 # Only PROXY_HOPS says whom to trust. "*" is safe here, because gunicorn is told of no forwarding
-# headers, and HTTP/2 without TLS, which it would allow to trusted addresses, is off. With a list,
-# gunicorn would compare the address of each client.
+# headers. With a list, gunicorn would compare the address of each client.
 forwarder_headers = ""
 secure_scheme_headers: dict[str, str] = {}
 forwarded_allow_ips = "*"
-http2_cleartext = "off"
 
 # The hooks of the master, in the order in which gunicorn calls them.
-master = lifecycle.Master(settings)
-nworkers_changed = master.keep_one_worker
-on_starting = master.prepare
-when_ready = master.announce
+on_starting = lifecycle.prepare
+when_ready = lifecycle.announce

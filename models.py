@@ -112,11 +112,11 @@ USERNAME = r"[A-Za-z0-9][A-Za-z0-9_.-]{1,31}"
 # Only ASCII, because SQLite's LOWER leaves other letters as they are.
 EMAIL = r"(?=[!-~]{3,254}$)[^@]{1,64}@[^@.]+(\.[^@.]+)+"
 PASSWORD = rf"[^\ud800-\udfff]{{10,{MAX_PASSWORD}}}"  # without lone surrogates
-USERNAME_HINT = (
-    "Use 2 to 32 letters, digits, dots, dashes or underscores; start with a letter or digit."
-)
 FIELD_RULES = {
-    "username": (USERNAME, USERNAME_HINT),
+    "username": (
+        USERNAME,
+        "Use 2 to 32 letters, digits, dots, dashes or underscores; start with a letter or digit.",
+    ),
     "email": (EMAIL, "Enter an address like ada@example.com."),
     "password": (PASSWORD, f"Use 10 to {MAX_PASSWORD} characters."),
     "name": (r"\S.{0,63}", "Give the key a name of 1 to 64 printable characters."),
@@ -147,5 +147,5 @@ def check_fields(**fields: str) -> None:
 
 
 def _matches(field: str, text: str) -> bool:
-    printable = text.isprintable() or field == "password"
-    return bool(printable and re.fullmatch(FIELD_RULES[field][0], text))
+    is_printable = text.isprintable() or field == "password"
+    return bool(is_printable and re.fullmatch(FIELD_RULES[field][0], text))

@@ -82,8 +82,9 @@ def parse_quotas(text: str) -> dict[str, Quota]:
     for part in map(str.strip, text.split(",")):
         found = QUOTA.fullmatch(part)
         if not found:
-            least = f"at least 1 per {' or '.join(UNITS)}"
-            raise ValueError(f"{part!r} is not like free=1000/hour ({least})")
+            raise ValueError(
+                f"{part!r} is not like free=1000/hour (at least 1 per {' or '.join(UNITS)})"
+            )
         tier, limit, unit = found.groups()
         if tier in quotas:
             raise ValueError(f"tier {tier!r} is given twice")

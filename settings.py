@@ -24,10 +24,8 @@ PLATFORM_HOPS = {
 }
 URL_FORMS = "sqlite:///FILE or postgresql://USER:PASSWORD@HOST/NAME (percent-encoded)"
 NEEDS_DRIVER = "PostgreSQL needs a driver: run `pip install -r requirements-postgres.txt`"
-NEEDED_FILES = 128  # that a process must be able to have open
 SECRET_CHARACTERS = 16
 MAKE_SECRET = "make one: python3 -c 'import secrets; print(secrets.token_hex())'"
-MIN_SIMILARITY = 0.85  # how similar a variable must be to a setting to be reported as misspelled
 
 
 class SettingsError(SystemExit):
@@ -148,18 +146,13 @@ def load(environ: Mapping[str, str] = os.environ) -> Settings:
 def misspelled(environ: Mapping[str, str] = os.environ) -> Iterator[str]:
     """A warning for each variable whose name is nearly that of a setting."""
     for name in sorted(environ.keys() - VARIABLES):
-        for meant in get_close_matches(name, VARIABLES, n=1, cutoff=MIN_SIMILARITY):
+        for meant in get_close_matches(name, VARIABLES, n=1, cutoff=0.85):
             yield f"{name} is not a setting of this service; did you mean {meant}?"
 
 
-def file_limit() -> int:
-    """How many files this process may have open."""
-    return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-
-
 def max_connections() -> int:
-    """Half of the open files; the other half is for what requests open."""
-    return file_limit() // 2
+    """Half of the files that may be open; the other half is for what requests open."""
+    return resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2
 
 
 def max_websockets() -> int:
@@ -173,5 +166,5 @@ def raise_file_limit() -> None:
     for files in (max(soft, 10_240), hard):  # macOS reports no limit, but accepts only 10,240
         with suppress(ValueError, OSError):
             resource.setrlimit(resource.RLIMIT_NOFILE, (files, hard))
-    if file_limit() < NEEDED_FILES:
-        raise SettingsError(f"{file_limit()} open files are too few: run `ulimit -n 1024` as root")
+    if max_connections() < 64:
+        raise SettingsError("the limit on open files is below 128: run `ulimit -n 1024` as root")

@@ -4,13 +4,12 @@ import time
 
 from flask import g
 
-from service.application import Service
 from service.timestamps import display, timestamp
-from ws import blueprint
 from ws.connection import WebSocket, frame
+from ws.open_sockets import SocketBlueprint
 from ws.ticker import Ticker
 
-bp = blueprint.SocketBlueprint("sockets", __name__, url_prefix="/api/v1/ws")
+bp = SocketBlueprint("sockets", __name__, url_prefix="/api/v1/ws")
 
 
 @bp.socket("/echo")
@@ -36,8 +35,3 @@ def time_update() -> bytes:
 
 
 ticker = Ticker(time_update)  # one for all clients
-
-
-def register(app: Service) -> None:
-    """Add the sockets to the app."""
-    blueprint.register(app, bp)

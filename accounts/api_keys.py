@@ -5,10 +5,9 @@ import re
 import secrets
 from hashlib import sha256
 from string import ascii_letters, digits
-from typing import Any
 
 from models import DEFAULT_TYPE, PREFIXES, ApiKey, Changed, InvalidInput, User, check_fields, now
-from storage.transactions import transaction
+from storage.database import transaction
 
 BASE62 = digits + ascii_letters
 KEY_START = re.compile(f"(?:{'|'.join(PREFIXES.values())})([{BASE62}]{{8}})")  # group 1: the ID
@@ -23,7 +22,7 @@ class AlreadyMade(Exception):
 
 
 def create_key(
-    user: User, name: str, type: str = DEFAULT_TYPE, **columns: Any
+    user: User, name: str, type: str = DEFAULT_TYPE, **columns: object
 ) -> tuple[ApiKey, str]:
     """Store a new key; returns its row, and the key itself, which is stored nowhere.
 

@@ -6,25 +6,15 @@ from contextlib import contextmanager
 from peewee import IntegrityError, fn
 
 from models import InvalidInput, User, check_fields, db
+from storage.database import transaction
 from storage.outage import reason_of
-from storage.transactions import transaction
-
-TAKEN = "This is already taken."
-
-
-def check_not_taken(username: str, email: str) -> None:
-    """Raises InvalidInput if a user has this name or address; cheaper than hashing in vain."""
-    for field, text in {"username": username, "email": email}.items():
-        if find_user(text):
-            raise InvalidInput(**{field: TAKEN})
 
 
 def create(username: str, email: str, password_hash: str) -> User:
     """Store a new user; raises InvalidInput."""
     check_fields(username=username, email=email)
     with _taken_is_invalid(), transaction():
-        user: User = User.create(username=username, email=email, password_hash=password_hash)
-    return user
+        return User.create(username=username, email=email, password_hash=password_hash)
 
 
 def change(user: User, **columns: str) -> None:
@@ -55,4 +45,4 @@ def _taken_is_invalid() -> Iterator[None]:
     except IntegrityError as error:
         # The reason names the index: user_email or user_username.
         field = "email" if "email" in reason_of(error) else "username"
-        raise InvalidInput(**{field: TAKEN}) from None
+        raise InvalidInput(**{field: "This is already taken."}) from None

@@ -16,13 +16,9 @@ from peewee import OperationalError
 from accounts import api_keys, passwords, users
 from models import InvalidInput, User, db
 from settings import HERE, SettingsError, load
-from storage.transactions import transaction
+from storage.database import transaction
 
 log = logging.getLogger(__name__)
-
-HAS_DEMO = "Forgotten the password or the key? flask user password demo, flask key create demo NAME"
-HAS_OTHERS = "To create a user: flask user create USERNAME EMAIL"
-WELCOME = HERE / "server" / "welcome.txt"
 
 
 def main() -> None:
@@ -43,11 +39,9 @@ def refuse_used_port(port: int) -> None:
     try:
         socket.create_server(("127.0.0.1", port)).close()
     except OSError as error:
-        advice = f"is the service running already? If not, try PORT={port + 1}"
-        if isinstance(error, PermissionError):
-            advice = "below 1024, root or the capability CAP_NET_BIND_SERVICE is needed"
         raise SettingsError(
-            f"PORT: {port} on 127.0.0.1: {os.strerror(error.errno or 0)}; {advice}"
+            f"PORT: {port} on 127.0.0.1: {os.strerror(error.errno or 0)}; "
+            f"is the service running already? If not, try PORT={port + 1}"
         ) from None
 
 
@@ -58,10 +52,14 @@ def welcome(port: int) -> None:
     """
     try:
         with db.connection_context():
-            is_empty = not User.select().exists()
-        if not is_empty:
-            log.info(HAS_DEMO if users.find_user("demo") else HAS_OTHERS)
-            return
+            if User.select().exists():
+                log.info(
+                    "Forgotten the password or the key? "
+                    "flask user password demo, flask key create demo NAME"
+                    if users.find_user("demo")
+                    else "To create a user: flask user create USERNAME EMAIL"
+                )
+                return
         if not sys.stdout:
             raise OSError("standard output is closed")
         password = secrets.token_urlsafe(12)
@@ -69,6 +67,7 @@ def welcome(port: int) -> None:
         with transaction(), open(sys.stdout.fileno(), "w", closefd=False) as output:
             user = users.create("demo", "demo@example.com", password_hash)
             _, key = api_keys.create_key(user, "demo")
-            output.write(WELCOME.read_text().format(port=port, password=password, key=key))
+            text = (HERE / "server" / "welcome.txt").read_text()
+            output.write(text.format(port=port, password=password, key=key))
     except (InvalidInput, OSError, OperationalError) as error:
         log.warning("skipped the demo user: %s", error)

@@ -9,11 +9,9 @@ from typing import Any
 
 from gunicorn import http, util
 
-from service.headers import API_HEADERS
 from service.problems import Problem
+from service.responses import API_HEADERS
 
-HEADER_BYTES = 32_768  # of a request's header
-MALFORMED = "The request is malformed."
 REASONS = {  # why gunicorn refuses a request
     "ExpectationFailed": "The only expectation that is met is 100-continue.",
     "InvalidHTTPVersion": "The version of HTTP is not supported; use HTTP/1.1.",
@@ -38,12 +36,12 @@ def patch_gunicorn(cfg: Any) -> None:
     util.http_date = lambda: date(int(time.time()))
     http.wsgi.WSGIErrorsWrapper = lru_cache(maxsize=1)(http.wsgi.WSGIErrorsWrapper)
     # gunicorn's own limit is 800 KiB, and it searches all of a header again whenever a part of it
-    # arrives. It sets that limit for each request, which this property ignores.
-    http.message.Message.max_buffer_headers = property(lambda _: HEADER_BYTES, lambda *_: None)
+    # arrives. This limit is 32 KiB. gunicorn sets its own for each request, in vain.
+    http.message.Message.max_buffer_headers = property(lambda _: 32_768, lambda *_: None)
     util.write_error = write_error
     # gunicorn logs the text of these errors, which quotes passwords and cookies.
     for error in (http.errors.NoMoreData, *http.errors.ParseException.__subclasses__()):
-        error.__str__ = lambda self: REASONS.get(type(self).__name__, MALFORMED)
+        error.__str__ = lambda self: REASONS.get(type(self).__name__, "The request is malformed.")
 
 
 def write_error(sock: Any, status: int, reason: str, message: str) -> None:

@@ -1,11 +1,12 @@
 """The life of the service: what happens before the first request, beside requests, and at a stop.
 
 Read it from top to bottom: first what gunicorn's master does, which serves no request, then what
-each worker does, which is forked from it. What signals do is in server/signals.py.
+each worker does, which is forked from it.
 """
 
-import gc
 import logging
+import os
+import signal
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,23 +17,24 @@ from gunicorn.arbiter import Arbiter
 from gunicorn.workers.ggevent import GeventWorker
 
 from models import db
-from server import demo, gunicorn_patches, signals
-from server.options import check_options
+from server import demo, gunicorn_patches
+from server.start_checks import check_options
 from service.application import Service
 from settings import MAKE_SECRET, Settings, SettingsError, load, misspelled, raise_file_limit
+from storage.database import prepare_database
 from storage.outage import is_outage, log_outage, once_per_minute
-from storage.schema import prepare_database
 from ws.open_sockets import open_sockets_of
 
 log = logging.getLogger(__name__)
 log.addFilter(once_per_minute)
 
-MAX_ACCEPT = 16  # new connections that are accepted before others have their turn
-KERNEL_BYTES = 65_536  # size of the kernel's buffers for input and output of a connection
 SAVE_SECONDS = 0.5  # between two saves
 # gunicorn takes up to 1 s to notice a stop. Then requests have GRACEFUL_SECONDS, ending idle
 # connections takes 1 s, and the last save 1 s. That is less than the master's graceful_timeout.
 GRACEFUL_SECONDS = 1
+STOPS = (signal.SIGINT, signal.SIGQUIT)  # these stop the service as SIGTERM does
+# Whether the service was started with nohup; read before gunicorn sets its own handler.
+IGNORES_HANGUP = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
 
 
 def load_settings() -> Settings:
@@ -45,39 +47,55 @@ def load_settings() -> Settings:
     return settings
 
 
-class Master:
-    """gunicorn's master, which serves no request; these are its hooks."""
+def prepare(arbiter: Arbiter) -> None:
+    """Prepare the database, before the port is bound; raises SettingsError."""
+    prepare_database(load(), is_service=True)
 
-    def __init__(self, settings: Settings) -> None:
-        self._settings = settings
 
-    def prepare(self, arbiter: Arbiter) -> None:
-        """Prepare the database; raises SettingsError if it cannot be used."""
-        prepare_database(self._settings, is_service=True)
+def announce(arbiter: Arbiter) -> None:
+    """Once the port is bound, say what is served, and take over the signals."""
+    settings = load()
+    arbiter.log.info("Database: %s", settings.sqlite or "PostgreSQL")
+    for warning in misspelled():
+        arbiter.log.warning(warning)
+    handle_signals_in_master(settings)
 
-    def announce(self, arbiter: Arbiter) -> None:
-        """Once the port is bound, say what is served, and take over the signals."""
-        arbiter.log.info("Database: %s", self._settings.sqlite or "PostgreSQL")
-        if self._settings.sqlite and self._settings.web_concurrency > 1:
-            arbiter.log.warning("WEB_CONCURRENCY: with SQLite, only one process serves")
-        for warning in misspelled():
-            arbiter.log.warning(warning)
-        signals.handle_in_master(serves_alone=self._settings.sqlite is not None)
 
-    def keep_one_worker(self, arbiter: Arbiter, number: int, before: int | None) -> None:
-        """Undo it when a signal adds a worker: SQLite allows only one."""
-        if self._settings.sqlite and number > 1:
-            arbiter.num_workers = 1
+def handle_signals_in_master(settings: Settings) -> None:
+    """Replace gunicorn's handlers, which stop workers at once, or kill them after two seconds.
+
+    With SQLite, no other process may use the same file, so no signal may start one.
+    """
+    for number in STOPS:
+        signal.signal(number, terminate)
+    if settings.sqlite:
+        signal.signal(signal.SIGHUP, signal.SIG_IGN if IGNORES_HANGUP else terminate)
+        for number in (signal.SIGUSR2, signal.SIGTTIN, signal.SIGTTOU):
+            signal.signal(number, signal.SIG_IGN)
+
+
+def terminate(*_: object) -> None:
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def handle_signals_in_worker(worker: GeventWorker) -> None:
+    """Stop a worker at SIGINT and SIGQUIT, too: a terminal sends these to all processes.
+
+    A terminal that is closed sends SIGHUP to all processes; the master decides what that means.
+    """
+    for number in STOPS:
+        signal.signal(number, worker.handle_exit)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
 
 
 @contextmanager
 def serving(worker: GeventWorker, service: Service) -> Iterator[None]:
     """Run what a worker does beside requests; inside this context, it serves until a stop."""
-    signals.handle_in_worker(worker.handle_exit)
+    handle_signals_in_worker(worker)
     for listener in worker.sockets:
         for option in (socket.SO_RCVBUF, socket.SO_SNDBUF):  # else the kernel may keep 6 MiB
-            listener.setsockopt(socket.SOL_SOCKET, option, KERNEL_BYTES)
-    StreamServer.max_accept = MAX_ACCEPT
+            listener.setsockopt(socket.SOL_SOCKET, option, 65_536)
+    StreamServer.max_accept = 16  # new connections; then others have their turn
     worker.cfg.set("workers", 1)  # with more, gunicorn would accept one connection at a time
     worker.cfg.set("graceful_timeout", GRACEFUL_SECONDS)
     gunicorn_patches.patch_gunicorn(worker.cfg)  # after this, `cfg.set` has no effect
@@ -95,7 +113,6 @@ def close_sockets_at_stop(worker: GeventWorker, service: Service) -> None:
     """Close the WebSockets as soon as a stop begins."""
     while worker.alive:
         gevent.sleep(0.1)
-    gc.freeze()  # a search for garbage in the memory of 5,000 sockets would take 0.3 s
     open_sockets_of(service).shut_down()
 
 
@@ -107,9 +124,6 @@ def flush_until_stop(worker: GeventWorker, service: Service) -> None:
 
 def flush(service: Service) -> None:
     """Save counts, then close the sockets of keys that have ended, even if saving fails."""
-    file = service.settings.sqlite
-    if file and not file.exists():
-        log.error("%s is missing: put it back, or all of it is lost at the next stop", file)
     store, sockets = service.store, open_sockets_of(service)
     for step in (store.save, lambda: sockets.close_ended(store.ended_digests)):
         try:

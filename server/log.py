@@ -6,7 +6,6 @@ import os
 import re
 import stat
 import sys
-import textwrap
 from contextlib import suppress
 from select import PIPE_BUF, POLLOUT
 from typing import Any, TextIO
@@ -16,10 +15,9 @@ from gunicorn.glogging import Logger
 
 from models import PREFIXES
 
-PREFIX = "|".join(map(re.escape, PREFIXES.values()))
 # An API key, and whatever follows a percent escape, because it may be an encoded key.
-SECRET = re.compile(rf"({PREFIX}|api_key=|%[0-9a-f]{{2}})[^\s&'\"]+", re.IGNORECASE)
-LINE_CHARACTERS = 1000  # longer lines are cut off, or a client could fill the disk
+STARTS = "|".join([*PREFIXES.values(), "api_key=", "%[0-9a-f]{2}"])
+SECRET = re.compile(rf"({STARTS})[^\s&'\"]+", re.IGNORECASE)
 CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 # gevent's own would let other greenlets run, even in the middle of a transaction.
 poll = get_original("select", "poll")
@@ -29,24 +27,22 @@ class Output(io.TextIOWrapper):
     """Writes redacted lines to a file, pipe or terminal, and neither fails nor waits.
 
     What cannot be written at once is lost, because requests and stops must not depend on a full
-    disk, or on a reader that has ended or pauses. An empty line follows what was lost.
+    disk, or on a reader that has ended or pauses.
     """
 
     def __init__(self, stream: TextIO) -> None:
         file = io.FileIO(open_again(stream.fileno()), "w")
         super().__init__(file, stream.encoding, "backslashreplace")
-        self._lost = b""
 
     def write(self, text: str) -> int:
         lines = "\n".join(map(redact, text.split("\n")))
-        data = self._lost + lines.encode(self.encoding, "backslashreplace")
+        data = lines.encode(self.encoding, "backslashreplace")
         with suppress(OSError, ValueError):  # ValueError: it was closed
             room = poll()
             room.register(self, POLLOUT)
             while data and room.poll(0):
                 # If there is any room in a pipe, there is room for PIPE_BUF bytes.
                 data = data[os.write(self.fileno(), data[:PIPE_BUF]) :]
-        self._lost = b"\n" if data else b""
         return len(text)
 
 
@@ -63,8 +59,11 @@ def open_again(number: int) -> int:
 
 
 def redact(line: str) -> str:
-    """Remove control characters, which might break up a key, then keys; cut off a long line."""
-    return SECRET.sub(r"\1[redacted]", CONTROL.sub("", line))[:LINE_CHARACTERS]
+    """Remove control characters, which might break up a key, then keys.
+
+    A long line is cut off, or a client could fill the disk.
+    """
+    return SECRET.sub(r"\1[redacted]", CONTROL.sub("", line))[:1000]
 
 
 def protect_output() -> None:
@@ -75,17 +74,11 @@ def protect_output() -> None:
 
 
 class LineFormatter(logging.Formatter):
-    """Begins no second line with what a client sent, which could be a forged one."""
+    """Writes each message as one line."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:
-        """A message is one line. A line break becomes a space, unless it breaks up a key."""
-        message = super().formatMessage(record)[:LINE_CHARACTERS]
-        breaks_key = "\n" in message and SECRET.search(CONTROL.sub("", message))
-        return message.replace("\n", "" if breaks_key else " ")
-
-    def formatException(self, ei: Any) -> str:
-        """The text of an exception may have several lines, too: indent them."""
-        return textwrap.indent(super().formatException(ei), "  ")
+        """Remove line breaks: a client could send them to break up a key, or to forge a line."""
+        return super().formatMessage(record).replace("\n", "")
 
 
 class RedactingLogger(Logger):

@@ -13,10 +13,9 @@ from gunicorn.workers.ggevent import GeventWorker
 
 from server import lifecycle
 from service.connections import TURN_SECONDS, half_close
-from service.headers import is_api
+from service.responses import is_api
 
 SEND_SECONDS = 10  # how long a client may leave a part of a response unread, or a body unsent
-BODY_HEADERS = {"CONTENT-LENGTH", "TRANSFER-ENCODING"}
 
 
 class Worker(GeventWorker):
@@ -61,7 +60,7 @@ class Worker(GeventWorker):
         if not is_api(req.path.removeprefix(self.script_name)):
             with self.page_turn:
                 gevent.sleep(TURN_SECONDS)
-        is_last = not BODY_HEADERS.isdisjoint(dict(req.headers))
+        is_last = not {"CONTENT-LENGTH", "TRANSFER-ENCODING"}.isdisjoint(dict(req.headers))
         if is_last:
             req.force_close()  # gunicorn then sends Connection: close, and raises StopIteration
         sock.settimeout(SEND_SECONDS)

@@ -3,15 +3,14 @@
 from typing import Any, cast
 
 import flask
-from flask import Flask, Request, g
+from flask import Flask, Request, Response, g
 from werkzeug.routing import MapAdapter
 
 from service.client_address import trust_routers
-from service.headers import API_HEADERS, is_api, limit_headers
-from service.json_text import CompactJson
 from service.request_checks import SOCKETS, BoundedRequest, check_request
+from service.responses import API_HEADERS, PREFLIGHT, CompactJson, is_api, limit_headers
 from settings import Settings
-from storage.backend import backend
+from storage.database import backend
 from storage.key_store import KeyStore
 
 
@@ -28,7 +27,8 @@ class Service(Flask):
         self.store: KeyStore = backend(settings).key_store(settings.database_url)
         self.secret_key = settings.secret_key
         self.before_request(check_request)
-        self.url_map.merge_slashes = False  # or Flask would redirect to whatever Host says
+        # Or Flask would redirect, for which it needs the host.
+        self.url_map.merge_slashes = self.url_map.strict_slashes = False
 
     def wsgi_app(self, environ: dict[str, Any], start_response: Any) -> Any:
         """Find the client behind routers, and add the headers of the API to its responses.
@@ -39,8 +39,8 @@ class Service(Flask):
         # Flask calls this inside the context of the request, so `g` is still there.
         def start(status: str, headers: list[tuple[str, str]], *args: Any) -> Any:
             limit = limit_headers(g.allowance) if "allowance" in g else []
-            caller = g.get("caller_headers", [])
-            return start_response(status, [*headers, *API_HEADERS, *limit, *caller], *args)
+            ours = [*API_HEADERS, *limit, *g.get("caller_headers", [])]
+            return start_response(status, headers + ours, *args)
 
         if self.settings.proxy_hops:
             trust_routers(environ, self.settings.proxy_hops)
@@ -48,25 +48,29 @@ class Service(Flask):
             return super().wsgi_app(environ, start_response)
         return super().wsgi_app(environ, start)
 
+    def make_default_options_response(self) -> Response:
+        """Answer OPTIONS, such as the pre-flight of a browser, with the methods of the path."""
+        response = super().make_default_options_response()
+        if is_api(flask.request.path):
+            methods = {"Access-Control-Allow-Methods": response.headers["Allow"]}
+            response.headers.update(PREFLIGHT | methods)
+        return response
+
     def create_url_adapter(self, request: Request | None) -> MapAdapter | None:
         """Match without the host: Flask's own method fails for names that Python cannot encode."""
         if request is None:
             return super().create_url_adapter(request)
-        environ = request.environ
-        scheme = environ["wsgi.url_scheme"]
+        scheme = request.scheme
         if request.path.startswith(SOCKETS):  # werkzeug finds their routes only with this scheme
             scheme = scheme.replace("http", "ws")
-        adapter = self.url_map.bind(
+        return self.url_map.bind(
             "",
             script_name=request.root_path,
             url_scheme=scheme,
             default_method=request.method,
             path_info=request.path,
-            query_args=environ["QUERY_STRING"],
+            query_args=request.environ["QUERY_STRING"],
         )
-        # As it was sent; only a redirect to a path with a final slash uses it.
-        adapter.server_name = environ.get("HTTP_HOST") or environ["SERVER_NAME"]
-        return adapter
 
 
 current_service = cast(Service, flask.current_app)

@@ -2,12 +2,9 @@
 
 import re
 from ipaddress import IPv6Address, ip_address
-from typing import Any
-
-WITH_PORT = re.compile(r"^\[(.*)\](?::\d+)?$|^([^:]*):\d+$")  # some proxies append it
 
 
-def trust_routers(environ: dict[str, Any], hops: int) -> None:
+def trust_routers(environ: dict[str, str], hops: int) -> None:
     """Take the client's address and scheme from what the routers in front have appended.
 
     The entries are counted from the end, because a client can send anything before them. (The
@@ -27,8 +24,9 @@ def client_network(address: str | None) -> str:
     All clients without a valid address count as one: clients of a Unix socket have none, and a
     client might send another text in a header with each request.
     """
+    without_port = re.sub(r"^\[(.*)\](?::\d+)?$|^([^:]*):\d+$", r"\1\2", address or "")
     try:
-        found = ip_address(WITH_PORT.sub(r"\1\2", address or ""))
+        found = ip_address(without_port)
     except ValueError:
         return ""
     if isinstance(found, IPv6Address):

@@ -2,7 +2,6 @@
 
 import socket
 from contextlib import suppress
-from typing import Any
 
 import gevent
 
@@ -14,7 +13,7 @@ READ_BYTES = 16_384
 CLOSE_SECONDS = 0.8  # how long a client may take to close its side
 
 
-def half_close(sock: Any) -> None:
+def half_close(sock: socket.socket) -> None:
     """Close our side, then discard input until the client closes its side, or CLOSE_SECONDS end.
 
     If input were left unread at the close, the kernel would reset the connection, and the client

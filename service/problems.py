@@ -12,8 +12,7 @@ from werkzeug.exceptions import HTTPException
 from werkzeug.http import HTTP_STATUS_CODES
 
 from ratelimit import UNIT_NAMES, Allowance
-from service.headers import is_api
-from service.json_text import json_text
+from service.responses import is_api, json_text
 from service.timestamps import date_time
 from storage.outage import is_outage, log_outage
 
@@ -28,10 +27,7 @@ DEFAULTS = {
     500: ("internal_error", "Something went wrong on our side."),
     503: ("unavailable", "The database cannot be used; try again shortly."),
 }
-QUOTA_EXCEEDED = "https://iana.org/assignments/http-problem-types#quota-exceeded"
 RFC_9110_TITLES = {413: "Content Too Large", 414: "URI Too Long"}  # werkzeug has older ones
-NOT_OPENED = "connection not opened"  # peewee's error for a query without a connection
-OPEN_IT = ": query the database inside `with models.db.connection_context():`"
 
 
 class Problem(HTTPException):
@@ -76,7 +72,10 @@ def rate_limited(allowance: Allowance) -> Problem:
         "rate_limited",
         detail,
         headers={"Retry-After": str(allowance.seconds_left)},
-        **{"type": QUOTA_EXCEEDED, "violated-policies": [quota.tier]},
+        **{
+            "type": "https://iana.org/assignments/http-problem-types#quota-exceeded",
+            "violated-policies": [quota.tier],
+        },
         reset_time=date_time(allowance.reset),
     )
 
@@ -101,8 +100,7 @@ def register(app: Flask, page: Callable[[HTTPException], ResponseReturnValue]) -
 
     @app.errorhandler(Exception)
     def internal_error(error: Exception) -> ResponseReturnValue:
-        advice = OPEN_IT if NOT_OPENED in str(error) else ""
-        log.exception("bug in %s %s%s", request.method, request.path, advice)
+        log.exception("bug in %s %s", request.method, request.path)
         return respond(exceptions.InternalServerError())
 
 
@@ -111,10 +109,4 @@ def problem(error: HTTPException) -> Problem:
     # `error.description` could be werkzeug's, which is in the class. The headers bring Allow and
     # Retry-After.
     detail = vars(error).get("description") or ""
-    if not detail and isinstance(error, exceptions.MethodNotAllowed) and error.valid_methods:
-        detail = f"Use {' or '.join(sorted({*error.valid_methods} - {'HEAD', 'OPTIONS'}))}."
-    return Problem(
-        error.code or 500,
-        detail=detail,
-        headers=error.get_headers(),
-    )
+    return Problem(error.code or 500, detail=detail, headers=error.get_headers())

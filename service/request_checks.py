@@ -4,18 +4,14 @@ from io import BytesIO
 from typing import IO
 
 import gevent
-from flask import Request, Response, current_app, request
-from flask.typing import ResponseReturnValue
+from flask import Request, request
 from gunicorn.http.errors import ParseException
 from werkzeug.exceptions import abort
 from werkzeug.utils import cached_property
 
-from service.headers import PREFLIGHT, is_api
-
 SOCKETS = "/api/v1/ws/"  # under which all paths are WebSockets
 MAX_BODY_BYTES = 16 * 1024
 BODY_SECONDS = 10  # for a body to arrive, in total
-MAX_HOST_BYTES = 255  # RFC 1035 part 2.3.4
 
 
 class BoundedRequest(Request):
@@ -42,30 +38,16 @@ class BoundedRequest(Request):
         return BytesIO(body)
 
 
-def check_request() -> ResponseReturnValue | None:
-    """Refuse a request that no view could answer, and answer OPTIONS for the API."""
+def check_request() -> None:
+    """Refuse a request that no view could answer."""
     environ = request.environ
     # Files are small and have an ETag; parsing a long If-Match would take 20 ms.
     for name in ("HTTP_RANGE", "HTTP_IF_MODIFIED_SINCE", "HTTP_IF_MATCH"):
         environ.pop(name, None)
     host = environ.get("HTTP_HOST", "")
     is_missing = not host and environ["SERVER_PROTOCOL"] != "HTTP/1.0"  # RFC 9112 part 3.2
-    is_bad = is_missing or len(host) > MAX_HOST_BYTES
+    is_bad = is_missing or len(host) > 255  # RFC 1035 part 2.3.4
     if is_bad and not request.path.startswith(SOCKETS):  # a bad handshake has an error of its own
         abort(400)
     if int(environ.get("CONTENT_LENGTH") or 0) > MAX_BODY_BYTES:
         abort(413)
-    if request.method == "OPTIONS" and is_api(request.path):
-        return preflight()
-    return None
-
-
-def preflight() -> Response:
-    """The answer to OPTIONS, with the methods of the path."""
-    # Where there is no path, a page may read the 404 of a GET.
-    taken = current_app.url_map.bind("").allowed_methods(request.path)
-    methods = ", ".join(sorted(taken)) or "GET, HEAD, OPTIONS"
-    allowed = {"Allow": methods, "Access-Control-Allow-Methods": methods}
-    response = Response(status=204, headers=PREFLIGHT | allowed)
-    del response.headers["Content-Type"]
-    return response

@@ -3,12 +3,10 @@
 from datetime import UTC, datetime
 from functools import lru_cache
 
-LAST = 253_402_300_799  # 9999-12-31T23:59:59Z
-
 
 def utc(seconds: float) -> datetime:
-    """The moment. A number beyond what can be written, edited by hand, becomes the nearest one."""
-    return datetime.fromtimestamp(min(max(seconds, 0), LAST), UTC)
+    """The moment. A number that was edited by hand may be beyond the years 1970 to 9999."""
+    return datetime.fromtimestamp(min(max(seconds, 0), 253_402_300_799), UTC)
 
 
 def timestamp(seconds: float) -> str:

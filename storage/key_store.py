@@ -84,8 +84,9 @@ class KeyStore(ABC):
         """The digests of those keys that have ended, or whose row was given another digest."""
         digests = {key.digest for key in keys}
         for ids in chunked({key.id for key in keys}, MAX_ROWS):
-            condition = f"{ApiKey.VALID} AND id IN ({placeholders(ids)})"
-            query = f"SELECT digest FROM api_key WHERE {condition}"
+            query = (
+                f"SELECT digest FROM api_key WHERE {ApiKey.VALID} AND id IN ({placeholders(ids)})"
+            )
             digests -= {digest for (digest,) in self._query(query, now(), *ids)}
         return digests
 

@@ -4,13 +4,11 @@ import logging
 import sqlite3
 import time
 from contextlib import suppress
-from typing import Any
 
 from peewee import OperationalError
 
 log = logging.getLogger(__name__)
 
-QUIET_SECONDS = 60
 # SQLite's errors in an outage. Any other error is a mistake in the statement.
 SQLITE_OUTAGES = {
     sqlite3.SQLITE_PERM,
@@ -25,9 +23,6 @@ SQLITE_OUTAGES = {
     sqlite3.SQLITE_PROTOCOL,
     sqlite3.SQLITE_NOTADB,
 }
-# PostgreSQL's classes of mistakes: values that do not fit, broken constraints, wrong statements.
-MISTAKES = ("22", "23", "42")
-NO_PRIVILEGE = "42501"  # class 42, but not a mistake: the rights of the role were changed
 
 _quiet_until: dict[str, float] = {}  # by the template of a line
 
@@ -37,7 +32,7 @@ def once_per_minute(record: logging.LogRecord) -> bool:
     now = time.monotonic()
     passes = now >= _quiet_until.get(record.msg, 0.0)
     if passes:
-        _quiet_until[record.msg] = now + QUIET_SECONDS
+        _quiet_until[record.msg] = now + 60
     return passes
 
 
@@ -56,7 +51,9 @@ def is_outage(error: Exception) -> bool:
         code = getattr(original, "sqlite_errorcode", sqlite3.SQLITE_MISUSE)
         return code & 0xFF in SQLITE_OUTAGES  # the rest of the number is a detail
     if state := getattr(original, "sqlstate", None):
-        return state == NO_PRIVILEGE or not state.startswith(MISTAKES)
+        # Values that do not fit, broken constraints, and wrong statements are mistakes. But 42501
+        # says that the rights of the role were changed.
+        return state == "42501" or not state.startswith(("22", "23", "42"))
     return isinstance(error, OperationalError)
 
 
@@ -76,6 +73,6 @@ class RollbackMixin:
     SQLite rolls back by itself when the disk is full, and PostgreSQL when the connection breaks.
     """
 
-    def rollback(self) -> Any:
+    def rollback(self) -> None:
         with suppress(OperationalError):
-            return super().rollback()  # type: ignore[misc]
+            super().rollback()  # type: ignore[misc]

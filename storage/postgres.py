@@ -12,15 +12,13 @@ from contextlib import nullcontext
 from select import POLLIN
 from typing import Any
 
-from gevent.lock import BoundedSemaphore
 from gevent.monkey import get_original
-from peewee import DatabaseError, OperationalError, PostgresqlDatabase
+from peewee import OperationalError, PostgresqlDatabase
 from psycopg import Connection, Error
-from psycopg import OperationalError as PsycopgOperationalError
 from psycopg.conninfo import conninfo_to_dict
 from psycopg_pool import ConnectionPool, TooManyRequests
 
-from models import HOUR, ApiKey, now
+from models import HOUR, now
 from ratelimit import Allowance, Quota, Usage
 from storage.key_store import KeyStore
 from storage.outage import RollbackMixin, once_per_minute
@@ -33,7 +31,6 @@ CONNECT_SECONDS = 2  # the time to connect to each address; the least that libpq
 SHRINK_SECONDS = 7  # between closing two idle connections of a pool
 KEY_CONNECTIONS = 7  # of each process, for keys
 PAGE_CONNECTIONS = 3  # of each process, for pages
-LOOK_UPS = 3  # of the connections for keys, how many look keys up; the others are left to hits
 MAX_WAITING = 500  # requests that wait; a pool keeps those that gave up, too: `get_connection`
 # What each session sets, because a role or a database may have other defaults. At a stricter
 # isolation level, PostgreSQL refuses a hit that waited for another hit of the same key.
@@ -42,6 +39,8 @@ SESSION = {
     "statement_timeout": "0",
     "lock_timeout": "0",
     "transaction_timeout": "0",
+    "synchronous_commit": "on",
+    "citus.multi_shard_modify_mode": "sequential",  # a transaction may change "user" after the keys
     "idle_session_timeout": "0",  # a command may wait for a password to be typed
 }
 # What a start checks. An operator's limit on idle transactions stays, as it ends those of a client
@@ -56,11 +55,6 @@ UNMET = f"""SELECT name, setting, needed
     FROM pg_settings JOIN unnest(%s::text[], %s::text[]) AS wanted (name, needed) USING (name)
     WHERE setting <> needed
     AND CASE unit WHEN 'ms' THEN setting::int < {1000 * ANSWER_SECONDS} ELSE true END"""
-NEW_DATABASE = "CREATE DATABASE ... LOCALE 'C' ENCODING 'UTF8' TEMPLATE template0"
-# A COMMIT waits for the disk, whatever was set for the session. On a Citus cluster, a transaction
-# may change "user", which all nodes have, after the keys.
-BEGIN = """BEGIN; SET LOCAL synchronous_commit = on;
-    SET LOCAL citus.multi_shard_modify_mode = sequential"""
 ADD_HOUR = """INSERT INTO hourly_usage (hour, key_id, requests)
     SELECT %s, * FROM unnest(%s::text[], %s::bigint[])
     ON CONFLICT (hour, key_id) DO UPDATE SET requests = hourly_usage.requests + excluded.requests"""
@@ -177,14 +171,8 @@ class CommandDatabase(PostgresqlDatabase):
         set_session(connection, SESSION)
         for name, found, needed in connection.execute(UNMET, [list(NEEDED), list(NEEDED.values())]):
             connection.close()
-            set_it = f"ALTER ROLE ... SET {name} = '{needed}'"
-            remedy = NEW_DATABASE if name == "server_encoding" else set_it
-            raise OperationalError(f"{name} is {found}; run {remedy}")
+            raise OperationalError(f"{name} is {found}, and must be {needed}")
         return connection
-
-    def begin(self, isolation_level: Any = None) -> None:
-        """Begin a transaction, in one round trip."""
-        self.execute_sql(BEGIN)
 
 
 class PageDatabase(RollbackMixin, CommandDatabase):
@@ -214,7 +202,6 @@ class PostgresKeyStore(KeyStore):
         super().__init__()
         # No count waits for the disk.
         self._pool = connection_pool(url, KEY_CONNECTIONS, synchronous_commit="off")
-        self._look_ups = BoundedSemaphore(LOOK_UPS)
         self._chart = Counter[str]()  # requests of each key that are not in hourly_usage yet
 
     def hit(self, key_id: str, quota: Quota) -> Allowance | None:
@@ -231,20 +218,8 @@ class PostgresKeyStore(KeyStore):
             self._chart[key_id] += 1
             return Usage(*row).allowance(quota, moment, True)
         # The same moment as above, because the window may have ended since.
-        key = super()._look_up(key_id)
+        key = self._look_up(key_id)
         return key and key.usage.in_current_window(quota, moment).allowance(quota, moment, False)
-
-    def _look_up(self, key_id: str) -> ApiKey | None:
-        """At most LOOK_UPS requests look keys up at once.
-
-        Those that waited use the rows that the others have found.
-        """
-        if not self._look_ups.acquire(timeout=CONNECTION_SECONDS):
-            raise OperationalError("too many keys are looked up at once")
-        try:
-            return self._rows.get(key_id) or super()._look_up(key_id)
-        finally:
-            self._look_ups.release()
 
     def save(self) -> None:
         """A request counts for the hour in which it is saved."""
@@ -280,5 +255,4 @@ class PostgresKeyStore(KeyStore):
             finally:
                 self._pool.putconn(connection)
         except Error as error:
-            kind = OperationalError if isinstance(error, PsycopgOperationalError) else DatabaseError
-            raise kind(error, str(error)) from None  # with its SQLSTATE
+            raise OperationalError(error, str(error)) from None  # with its SQLSTATE

@@ -32,14 +32,13 @@ LAST_MILLISECONDS = 1000  # how long the last save waits for it
 COMMAND_SECONDS = 10  # how long a command waits for it
 TRIES = 30  # a start retries for 3 s: the previous service may still be stopping
 PRAGMAS = {"journal_mode": "wal", "foreign_keys": 1}
-PAGE_PRAGMAS = PRAGMAS | {"synchronous": "full"}  # each commit waits for the disk
 # A transaction takes its lock at the start, so reading and then writing needs no retry. A query
 # without a connection_context is a mistake, so it fails.
 PAGE_OPTIONS = {
     "uri": True,
     "autoconnect": False,
     "lock_type": "IMMEDIATE",
-    "pragmas": PAGE_PRAGMAS,
+    "pragmas": PRAGMAS | {"synchronous": "full"},  # each commit waits for the disk
 }
 # Only a checkpoint waits for the disk; SQLite makes one after some 4 MiB. With a million keys, a
 # cache of 32 MB saves 10 % of a request.
@@ -52,6 +51,28 @@ def uri(file: Path) -> str:
     A new file would take over the log (-wal) of one that was moved away, and be damaged.
     """
     return f"{file.as_uri()}?mode=rw"
+
+
+def check_file(file: Path) -> None:
+    """Create the file if it is missing, for its owner only.
+
+    Raises OSError if only its log (-wal) is there, because then the file was moved away. Raises it
+    also if a permission is missing: SQLite would only say that it cannot open the file.
+    """
+    real = file.resolve()
+    wal = Path(f"{real}-wal")
+    if not file.exists():
+        if wal.exists():
+            raise OSError(
+                f"the file is missing, but {wal.name} is there: put the file back, or delete "
+                f"{wal.name} to start with an empty database"
+            )
+        file.touch(mode=0o600)
+    for path in (real, real.parent):  # SQLite creates other files beside it
+        if not os.access(path, os.R_OK | os.W_OK):
+            is_read_only = os.statvfs(path).f_flag & os.ST_RDONLY
+            advice = "the file system is read-only" if is_read_only else "change its owner"
+            raise OSError(f"no permission to read and write {path}; {advice}")
 
 
 def lock(file: Path) -> None:
@@ -95,13 +116,13 @@ class SqliteKeyStore(KeyStore):
 
     def __init__(self, file: Path) -> None:
         super().__init__()
-        options = {
-            "uri": True,
-            "timeout": BUSY_SECONDS,
-            "thread_safe": False,  # all greenlets share the connection
-            "pragmas": COUNT_PRAGMAS,
-        }
-        self._database = SqliteDatabase(uri(file), **options)
+        self._database = SqliteDatabase(
+            uri(file),
+            uri=True,
+            timeout=BUSY_SECONDS,
+            thread_safe=False,  # all greenlets share the connection
+            pragmas=COUNT_PRAGMAS,
+        )
         self._limiter = Limiter()
 
     def hit(self, key_id: str, quota: Quota) -> Allowance | None:

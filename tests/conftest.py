@@ -36,7 +36,7 @@ from helpers.server import REPOSITORY, Server
 from models import User
 from ratelimit import Limiter
 from service.application import Service
-from storage.schema import prepare_database
+from storage.database import prepare_database
 from storage.sqlite import SqliteKeyStore
 from web import throttles
 

@@ -12,9 +12,8 @@ import pytest
 import models
 from models import User
 from settings import Settings, SettingsError, load
+from storage.database import command_connection, prepare_database
 from storage.outage import reason_of
-from storage.schema import prepare_database
-from storage.transactions import command_connection
 
 
 @pytest.mark.parametrize("umask", [0o000, 0o022, 0o077])

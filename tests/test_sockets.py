@@ -10,7 +10,7 @@ from unittest import mock
 
 import gevent
 import pytest
-from flask import Flask, g
+from flask import Flask
 from gevent import socket as gsocket
 from gevent.event import Event
 from simple_websocket import ConnectionClosed, Server
@@ -24,7 +24,6 @@ from helpers.rawsocket import PING, TEXT, UPGRADE, RawSocket, frame
 from helpers.stored import outage
 from service.application import Service, current_service
 from test_settings import CHANGED
-from ws.blueprint import handle
 from ws.connection import REASONS, SERVER_OPTIONS, CloseCode, WebSocket, plain_handshake
 from ws.connection import frame as text_frame
 from ws.open_sockets import Handler, open_sockets_of
@@ -131,8 +130,7 @@ def serving(app: Flask, accepted: Server) -> Serving:
 
     def run(handler: Handler) -> None:
         with app.test_request_context(f"{ECHO}?api_key=private"):
-            g.key = None
-            handle(handler, accepted)
+            open_sockets_of(app).handle(WebSocket(accepted), None, handler)
 
     return partial(gevent.spawn, run)
 

@@ -2,15 +2,12 @@
 
 import json
 import re
-from typing import Any
 
 from flask import Blueprint, Response, render_template, request, send_from_directory
 from markupsafe import Markup, escape
 
 from service.application import current_service
 from settings import HERE
-
-PLACEHOLDER = re.compile(r"\{\{(http|ws|prefix)\}\}")
 
 bp = Blueprint("console", __name__)
 
@@ -32,7 +29,7 @@ def reference() -> Markup:
         current_service.extensions["reference"] = rendered
     http, prefix = escape(origin() + request.root_path), escape(request.root_path)
     address = {"http": http, "ws": http.replace("http", "ws", 1), "prefix": prefix}
-    return Markup(PLACEHOLDER.sub(lambda found: address[found[1]], rendered))
+    return Markup(re.sub("{{(http|ws|prefix)}}", lambda found: address[found[1]], rendered))
 
 
 def origin() -> str:
@@ -48,7 +45,7 @@ def description(filename: str) -> Response:
     return response
 
 
-def descriptions() -> dict[str, Any]:
+def descriptions() -> dict[str, object]:
     """Both descriptions, by the names that the templates use."""
     files = {name: HERE / "docs" / f"{name}.json" for name in ("openapi", "asyncapi")}
     return {name: json.loads(file.read_text()) for name, file in files.items()}

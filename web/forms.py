@@ -11,10 +11,6 @@ from models import InvalidInput
 from web.throttles import FORMS, throttle_caller
 
 FORM_TYPE = "application/x-www-form-urlencoded"
-FOREIGN_FORM = (
-    "This form was sent from another site, so nothing was changed. If it was not, the proxy in "
-    "front of this service must pass on the Host header as it is, with the port."
-)
 
 View = Callable[..., ResponseReturnValue]
 
@@ -28,7 +24,11 @@ def receive_form() -> None:
     if not is_form:
         return
     if not sent_from_here():  # so another site cannot use up what this caller may send
-        abort(403, FOREIGN_FORM)
+        abort(
+            403,
+            "This form was sent from another site, so nothing was changed. If it was not, the "
+            "proxy in front of this service must pass on the Host header as it is, with the port.",
+        )
     throttle_caller(FORMS)
     if kind != FORM_TYPE:
         abort(415, f"A form must be sent as {FORM_TYPE}.")

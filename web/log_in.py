@@ -20,7 +20,7 @@ def send_logged_in_users_on() -> ResponseReturnValue | None:
     if request.path == "/sign-up" and not current_service.settings.signups:
         abort(403, "Sign-up is closed. Ask the operator of this service for an account.")
     if g.user and request.method == "GET":
-        return redirect(url_for("web.security.keys"), 303)
+        return redirect(url_for("web.settings.keys"), 303)
     return None
 
 
@@ -35,7 +35,6 @@ def sign_up() -> ResponseReturnValue:
     names = {"username": form_text("username"), "email": form_text("email")}
     password = request.form.get("password", "")
     check_fields(**names, password=password)
-    users.check_not_taken(**names)
     password_hash = hash_throttled(password, SIGN_UPS)
     return start_session(users.create(**names, password_hash=password_hash))
 

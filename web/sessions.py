@@ -12,7 +12,7 @@ from itsdangerous import BadSignature
 
 from models import User, db
 from ratelimit import CLOCK_SKEW
-from service.headers import is_api
+from service.responses import is_api
 from web.forms import redirect_with_message
 
 
@@ -24,10 +24,7 @@ class PageSessions(SecureCookieSessionInterface):
     """
 
     def open_session(self, app: Flask, request: Request) -> SecureCookieSession | None:
-        if is_api(request.path):
-            return None
-        serializer = self.get_signing_serializer(app)
-        if serializer is None:
+        if is_api(request.path) or not (serializer := self.get_signing_serializer(app)):
             return None
         # gunicorn joins several Cookie headers with a comma.
         ours = rf"(?:^|[;,])[ \t]*{self.get_cookie_name(app)}=([A-Za-z0-9_.-]+)"
@@ -40,9 +37,6 @@ class PageSessions(SecureCookieSessionInterface):
         is_current = -CLOCK_SKEW <= age <= app.permanent_session_lifetime.total_seconds()
         return self.session_class(data if is_current else None)
 
-    def get_cookie_path(self, app: Flask) -> str:
-        return request.root_path or "/"
-
     def get_cookie_secure(self, app: Flask) -> bool:
         return request.is_secure
 
@@ -51,7 +45,7 @@ def start_session(user: User) -> ResponseReturnValue:
     """Log the user in; nothing of an earlier session is kept."""
     session.clear()
     session.update(user=user.id, mark=password_mark(user.password_hash))
-    return redirect(url_for("web.security.keys"), 303)
+    return redirect(url_for("web.settings.keys"), 303)
 
 
 def require_log_in() -> ResponseReturnValue | None:

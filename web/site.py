@@ -1,15 +1,20 @@
-"""All pages: what runs before and after each of them, and how they are added to the app."""
+"""All pages: what runs before and after each of them, error pages, and how the app gets them."""
 
-from flask import Blueprint, Response, after_this_request, g, request
+from contextlib import suppress
+
+from flask import Blueprint, Response, after_this_request, g, redirect, render_template, request
+from flask.typing import ResponseReturnValue
+from peewee import PeeweeException
+from werkzeug.exceptions import HTTPException
 
 import models
-from models import Changed
 from ratelimit import UNIT_NAMES, Limiter
 from service.application import Service, current_service
-from service.headers import is_api
+from service.problems import title_of
+from service.responses import is_api
 from service.timestamps import date_time, display
-from web import console, errors, log_in, profile, security
-from web.forms import receive_form
+from web import console, log_in, profile_settings
+from web.forms import receive_form, redirect_with_message
 from web.sessions import PageSessions, load_user
 
 SECURITY_HEADERS = {
@@ -21,24 +26,29 @@ SECURITY_HEADERS = {
     "X-Content-Type-Options": "nosniff",
 }
 
-FILES = {"static", "web.console.description"}  # endpoints whose responses may be kept
-
 bp = Blueprint("web", __name__, template_folder="templates")
-for part in (console, log_in, profile, security):
+for part in (console, log_in, profile_settings):
     bp.register_blueprint(part.bp)
-bp.register_error_handler(Changed, errors.nothing_was_changed)
 
 
 def register(app: Service) -> None:
     """Add the pages, their style sheet and script, and what protects them."""
     app.session_interface = PageSessions()
     # Ports share cookies, so other programs on localhost may have one that is named `session`.
-    app.config.update(SESSION_COOKIE_NAME="demo_service", SESSION_COOKIE_SAMESITE="Lax")
+    app.config.update(
+        SESSION_COOKIE_NAME="demo_service",
+        SESSION_COOKIE_SAMESITE="Lax",
+        SESSION_COOKIE_PATH=app.settings.script_name or "/",
+    )
     app.extensions["throttles"] = Limiter()  # of forms
     app.jinja_env.trim_blocks = app.jinja_env.lstrip_blocks = True
     app.jinja_env.filters |= {"number": "{:,}".format, "date_time": date_time, "display": display}
-    app.jinja_env.globals |= {"models": models, "settings": app.settings, "units": UNIT_NAMES}
-    app.jinja_env.globals |= console.descriptions() | {"origin": console.origin}
+    app.jinja_env.globals |= console.descriptions() | {
+        "models": models,
+        "origin": console.origin,
+        "settings": app.settings,
+        "units": UNIT_NAMES,
+    }
     app.register_blueprint(bp)
 
 
@@ -71,6 +81,33 @@ def add_security_headers(response: Response) -> Response:
     response.headers.update(SECURITY_HEADERS)
     if request.is_secure:  # for a year, and for this host only
         response.headers["Strict-Transport-Security"] = "max-age=31536000"
-    if request.endpoint not in FILES or response.status_code >= 400:
+    # Only files may be kept.
+    if request.endpoint not in ("static", "web.console.description") or response.status_code >= 400:
         response.headers["Cache-Control"] = "no-store"
+    return response
+
+
+@bp.errorhandler(models.Changed)
+def nothing_was_changed(error: models.Changed) -> ResponseReturnValue:
+    """Say so on the API keys page, or on the log-in page if the account itself was changed."""
+    with suppress(PeeweeException):  # raised here, it would become a 500
+        load_user()
+    page = "web.settings.keys" if g.user else "web.log_in.log_in_form"
+    return redirect_with_message(page, str(error))
+
+
+def error_page(error: HTTPException) -> ResponseReturnValue:
+    """An error in the pages' layout."""
+    # A GET of a form's address means that the user has reloaded the response to the form. Go to
+    # the form's tab: /settings/profile or /settings/security.
+    if error.code == 405 and request.method == "GET" and request.path.startswith("/settings"):
+        return redirect(request.root_path + "/".join(request.path.split("/")[:3]), 303)
+    # The user is not loaded yet for a path that does not exist. If the database has just failed,
+    # another query might take as long again.
+    if "user" not in g and error.code != 503:
+        with suppress(PeeweeException):
+            load_user()
+    response = error.get_response()
+    phrase = title_of(error.code or 500)
+    response.set_data(render_template("error.html", error=error, response=response, phrase=phrase))
     return response

@@ -1,15 +1,11 @@
 """Limits on expensive actions, for each caller, user and account; hashing within these limits."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 from flask import request
-from gevent.lock import BoundedSemaphore
-from werkzeug.exceptions import ServiceUnavailable, TooManyRequests
+from werkzeug.exceptions import TooManyRequests
 
 from accounts import passwords
 from models import User
-from ratelimit import Limiter, Quota
+from ratelimit import Quota
 from service.application import current_service
 from service.client_address import client_network
 
@@ -19,7 +15,6 @@ NEW_KEYS = Quota("new keys of a user", 30, 3600)
 PASSWORDS = Quota("passwords of a caller", 20, 60)
 PASSWORDS_FOR_ACCOUNT = Quota("passwords for an account", 100, 60)  # of all callers
 BUCKETS = 16384  # for each of these quotas
-HASH_SLOTS = BoundedSemaphore(100)  # how many passwords may wait to be hashed
 
 
 def throttle(quota: Quota, *counted_for: object) -> None:
@@ -30,8 +25,7 @@ def throttle(quota: Quota, *counted_for: object) -> None:
     set), so an attacker cannot aim at the bucket of another user.
     """
     bucket = f"{quota.tier} {hash((quota.tier, *counted_for)) % BUCKETS}"
-    throttles: Limiter = current_service.extensions["throttles"]
-    allowance = throttles.hit(bucket, quota)
+    allowance = current_service.extensions["throttles"].hit(bucket, quota)
     if not allowance.accepted:
         raise TooManyRequests(retry_after=allowance.seconds_left)
 
@@ -45,11 +39,10 @@ def throttle_caller(*quotas: Quota) -> None:
 def hash_throttled(password: str, *more: Quota) -> str:
     """Hash a new password, after counting it for the caller in PASSWORDS and in `more`.
 
-    Raises InvalidInput, TooManyRequests and ServiceUnavailable.
+    Raises InvalidInput and TooManyRequests.
     """
     throttle_caller(PASSWORDS, *more)
-    with _hash_slot():
-        return passwords.hash_password(password)
+    return passwords.hash_password(password)
 
 
 def verify_throttled(user: User | None, name: str, password: str) -> bool:
@@ -57,20 +50,8 @@ def verify_throttled(user: User | None, name: str, password: str) -> bool:
 
     It is counted before it is hashed, right or wrong: first for the caller, so that one address can
     neither lock an account nor make others wait, then for the account. A name without a user has
-    the same limit. Raises TooManyRequests and ServiceUnavailable.
+    the same limit. Raises TooManyRequests.
     """
     throttle_caller(PASSWORDS)
     throttle(PASSWORDS_FOR_ACCOUNT, user.id if user else name.lower())
-    with _hash_slot():
-        return passwords.verify_password(user, password)
-
-
-@contextmanager
-def _hash_slot() -> Iterator[None]:
-    """Wait for a hash as one of HASH_SLOTS; raises ServiceUnavailable if all are taken."""
-    if not HASH_SLOTS.acquire(blocking=False):
-        raise ServiceUnavailable(retry_after=5)
-    try:
-        yield
-    finally:
-        HASH_SLOTS.release()
+    return passwords.verify_password(user, password)

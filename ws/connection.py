@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from contextlib import suppress
 from enum import IntEnum
 from types import SimpleNamespace
-from typing import Any
 
 import gevent
 from simple_websocket import ConnectionClosed, Server
@@ -21,8 +20,8 @@ from wsproto.connection import ConnectionState
 from wsproto.frame_protocol import FrameProtocol
 
 from service.connections import CLOSE_SECONDS, READ_BYTES, TURN_SECONDS, half_close
-from service.json_text import json_text
 from service.problems import Problem
+from service.responses import json_text
 from ws.outbox import Outbox
 
 UPGRADE = {"Connection": "upgrade", "Upgrade": "websocket", "Sec-WebSocket-Version": "13"}
@@ -70,16 +69,15 @@ REASONS: dict[int, str] = {
 }
 
 
-def no_reader(target: object) -> SimpleNamespace:
-    """Replaces simple-websocket's reader, which would queue messages without limit."""
-    return SimpleNamespace(name="", start=lambda: None)
+# simple-websocket starts a thread, which would queue messages without limit, and makes an event,
+# which only that thread would set.
+SERVER_OPTIONS = {
+    "thread_class": lambda target: SimpleNamespace(name="", start=lambda: None),
+    "event_class": object,
+}
 
 
-# simple-websocket also makes an event, which only its reader would set.
-SERVER_OPTIONS = {"thread_class": no_reader, "event_class": object}
-
-
-def check_handshake(environ: dict[str, Any]) -> None:
+def check_handshake(environ: dict[str, str]) -> None:
     """Raises Problem 400 or 426 unless this is a WebSocket handshake."""
     version = environ.get("HTTP_SEC_WEBSOCKET_VERSION", "13")
     if "websocket" not in tokens(environ, "HTTP_UPGRADE") or version != "13":
@@ -89,7 +87,7 @@ def check_handshake(environ: dict[str, Any]) -> None:
         raise Problem(400, "bad_handshake", BAD_HANDSHAKE)
 
 
-def plain_handshake(environ: dict[str, Any]) -> dict[str, Any]:
+def plain_handshake(environ: dict[str, str]) -> dict[str, str]:
     """A copy with only the headers of a handshake, each in its plainest form.
 
     wsproto would raise an exception for unusual headers. Without Sec-WebSocket-Extensions it agrees
@@ -100,7 +98,7 @@ def plain_handshake(environ: dict[str, Any]) -> dict[str, Any]:
     return needed | plain
 
 
-def tokens(environ: dict[str, Any], name: str) -> set[str]:
+def tokens(environ: dict[str, str], name: str) -> set[str]:
     """The tokens of a header, in lower case; werkzeug would need 6 ms to parse a long header."""
     return {token.strip() for token in environ.get(name, "").lower().split(",")}
 
@@ -175,15 +173,12 @@ class WebSocket:
         """Begin to close the connection with this code, unless it is closing."""
         if self.code:
             return
-        if code == CloseCode.ABNORMAL:
-            self.code = code
-            self._disconnect()
-            return
-        is_answer = self._protocol.state is ConnectionState.REMOTE_CLOSING
-        reason = None if is_answer else REASONS.get(code)
-        self._write_control(events.CloseConnection(code, reason))
+        if code != CloseCode.ABNORMAL:
+            is_answer = self._protocol.state is ConnectionState.REMOTE_CLOSING
+            reason = None if is_answer else REASONS.get(code)
+            self._write_control(events.CloseConnection(code, reason))
         self.code = code
-        gevent.spawn_later(CLOSE_SECONDS, self._disconnect)
+        gevent.spawn_later(0 if code == CloseCode.ABNORMAL else CLOSE_SECONDS, self._disconnect)
 
     def wait_closed(self) -> int:
         """Wait until the client has closed its side; returns the code.

@@ -1,16 +1,22 @@
-"""The open WebSockets: how many each caller has, and how they are closed."""
+"""The routes of WebSockets: who is admitted, how many each caller has, and how they are closed."""
 
 import logging
 import time
 from collections import Counter
 from collections.abc import Callable
+from typing import Any
 
-from flask import Flask, request
-from simple_websocket import ConnectionClosed
+from flask import Blueprint, Flask, current_app, g, request
+from flask_sock import Sock
+from simple_websocket import ConnectionClosed, Server
 
+import auth
 from models import ApiKey
+from service.application import current_service
+from service.client_address import client_network
 from service.problems import Problem
-from ws.connection import CloseCode, WebSocket
+from settings import max_websockets
+from ws.connection import SERVER_OPTIONS, CloseCode, WebSocket, check_handshake, plain_handshake
 
 log = logging.getLogger(__name__)
 
@@ -56,10 +62,17 @@ class OpenSockets:
         if self.is_stopping:  # the stop began after this socket was admitted
             ws.close(CloseCode.GOING_AWAY)
         try:
-            call(handler, ws)
-            code = ws.wait_closed()
+            if not ws.code:
+                handler(ws)
+            ws.close(CloseCode.NORMAL)  # unless it is closing already
+        except ConnectionClosed:
+            pass
+        except Exception:
+            log.exception("bug in %s", request.path)
+            ws.close(CloseCode.BUG)
         finally:
             del self.open[ws]
+        code = ws.wait_closed()
         log.info("closed %s after %.1f s: %d", what, time.monotonic() - started, code)
 
     def shut_down(self) -> None:
@@ -79,19 +92,75 @@ class OpenSockets:
                 ws.close(CloseCode.REVOKED)
 
 
-def call(handler: Handler, ws: WebSocket) -> None:
-    """Call the handler unless the socket is closing, then begin to close it."""
-    try:
-        if not ws.code:
-            handler(ws)
-        ws.close(CloseCode.NORMAL)  # unless it is closing already
-    except ConnectionClosed:
-        pass
-    except Exception:
-        log.exception("bug in %s", request.path)
-        ws.close(CloseCode.BUG)
-
-
 def open_sockets_of(app: Flask) -> OpenSockets:
-    sockets: OpenSockets = app.extensions["sockets"]
-    return sockets
+    return app.extensions["sockets"]
+
+
+class SocketBlueprint(Blueprint):
+    """A blueprint whose routes are WebSockets."""
+
+    def __init__(self, name: str, import_name: str, url_prefix: str) -> None:
+        super().__init__(name, import_name, url_prefix=url_prefix)
+        self._keyed: set[str | None] = set()  # the endpoints that need a key
+        self.before_request(self._admit)
+        self.teardown_request(release)
+        # flask-sock sends the 101 inside the view; a client that has gone by then is not a bug.
+        self.register_error_handler(ConnectionError, lambda _: Problem(400))
+
+    def socket(self, path: str, *, needs_key: bool = False) -> Callable[[Handler], Handler]:
+        """Serve a WebSocket at this path, to everybody or only to clients with an API key.
+
+        The handler is called for each client. In it, `g.key` is the client's key or None, and
+        `request.headers` are those that the client sent. When it returns, the socket closes with
+        1000. If it raises an exception, that is logged, and the socket closes with 1011.
+        """
+
+        def decorate(handler: Handler) -> Handler:
+            endpoint = handler.__name__
+            if needs_key:
+                self._keyed.add(f"{self.name}.{endpoint}")
+
+            # The route is added to this blueprint; Sock only accepts the connection.
+            @Sock().route(path, bp=self, endpoint=endpoint)
+            def handle(server: Server) -> None:
+                open_sockets_of(current_app).handle(WebSocket(server), g.key, handler)
+
+            return handler
+
+        return decorate
+
+    def register(self, app: Any, options: dict[str, Any]) -> None:
+        """Add the routes to the service, with the limits of its settings."""
+        limit = min(app.settings.max_sockets, max_websockets())
+        app.extensions["sockets"] = OpenSockets(limit, app.settings.max_sockets_per_caller)
+        app.config["SOCK_SERVER_OPTIONS"] = SERVER_OPTIONS
+        super().register(app, options)
+
+    def _admit(self) -> None:
+        """Check the handshake, the key and the limits.
+
+        A refusal is an HTTP response before the upgrade, and is not counted. So the order matters:
+
+        1. The handshake comes first: a request without one gets the same response with any key.
+        2. The key comes before the limits, because they are limits of the key.
+        3. The request is counted last, when nothing else can refuse it.
+        """
+        check_handshake(request.environ)
+        g.key = None
+        if request.endpoint in self._keyed:
+            sent_key = request.args.get("api_key") or request.headers.get("X-API-Key")
+            g.key = auth.require_key(sent_key, or_where=", or as api_key in the query")
+            # So that a 429 `too_many_sockets` has the headers of the limit, too.
+            g.allowance = current_service.store.peek(g.key, auth.quota_of(g.key))
+        caller = g.key.id if g.key else client_network(request.remote_addr)
+        open_sockets_of(current_app).reserve(caller)
+        g.caller = caller  # not earlier: `release` frees only what was reserved
+        if g.key:
+            auth.count_request(g.key)
+        request.environ = plain_handshake(request.environ)  # which flask-sock reads
+
+
+def release(error: BaseException | None) -> None:
+    """Free what `_admit` reserved, however the request has ended."""
+    if "caller" in g:
+        open_sockets_of(current_app).release(g.caller)

@@ -25,7 +25,7 @@ from models import ApiKey, NumberField, Table, User, now
 from ratelimit import Allowance
 from service.problems import Problem
 from service.timestamps import date_time
-from storage.transactions import transaction
+from storage.database import transaction
 from ws.open_sockets import open_sockets_of
 
 bp = Blueprint("sample", __name__, url_prefix="/api/v1/sample")

@@ -28,7 +28,7 @@ from helpers.paths import STATS, STATUS
 from helpers.rawsocket import Answer, RawSocket, form_bytes
 from models import PREFIXES
 from settings import PLATFORM_HOPS, VARIABLES, load
-from storage.schema import prepare_database
+from storage.database import prepare_database
 
 TcpServer = TypeVar("TcpServer", bound=socketserver.TCPServer)
 

@@ -15,7 +15,7 @@ from helpers.postgresql import CitusCluster, Cluster
 from helpers.rawsocket import RawSocket
 from helpers.server import REPOSITORY, Server, eventually
 from settings import load
-from storage.schema import prepare_database
+from storage.database import prepare_database
 
 pytestmark = pytest.mark.citus
 

@@ -48,7 +48,6 @@ class TestSqlite:
         file.rename(away)
         assert server.ask("/log-in").status == 200
         assert server.sign_up("bob").status in (303, 503)
-        eventually(lambda: server.log_lines(f"{file} is missing: put it back"))
         with server.start_flask("key", "list") as command:
             error = command.communicate(timeout=20)[1]
         assert (command.returncode, error.count("\n"), file.exists()) == (1, 1, False)

@@ -206,7 +206,7 @@ def test_default_that_no_session_can_change_stops_the_start(
     with cluster.pooled() as port:
         pooled = url.replace(f":{cluster.port}/", f":{port}/") + "?target_session_attrs=any"
         line = start_refusal("-m flask user list", tmp_path, DATABASE_URL=pooled)
-        assert f"DATABASE_URL: PostgreSQL: {name} is {value}; run ALTER ROLE ... SET {name}" in line
+        assert f"DATABASE_URL: PostgreSQL: {name} is {value}, and must be " in line
 
 
 def test_idle_process_has_no_connection(own: Cluster, start_patched: StartServer) -> None:

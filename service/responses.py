@@ -1,17 +1,21 @@
-"""The headers of every response under /api/: for caching, CORS (Fetch standard) and rate limits."""
+"""What responses under /api/ share: headers for caching, CORS and limits, and the form of JSON."""
+
+import json
+
+from flask.json.provider import DefaultJSONProvider
 
 from ratelimit import Allowance
 
-EXPOSED = (
-    "RateLimit-Policy, RateLimit, Retry-After, WWW-Authenticate, "
-    "X-RateLimit-Limit, X-RateLimit-Remaining, X-RateLimit-Reset"
-)
 API_HEADERS = [
     ("Cache-Control", "no-store"),
     ("Access-Control-Allow-Origin", "*"),
-    ("Access-Control-Expose-Headers", EXPOSED),
+    (
+        "Access-Control-Expose-Headers",
+        "RateLimit-Policy, RateLimit, Retry-After, WWW-Authenticate, "
+        "X-RateLimit-Limit, X-RateLimit-Remaining, X-RateLimit-Reset",
+    ),
 ]
-PREFLIGHT = {
+PREFLIGHT = {  # Fetch standard
     "Access-Control-Allow-Headers": "X-API-Key, Content-Type, Authorization, *",
     "Access-Control-Max-Age": "86400",
 }
@@ -32,3 +36,14 @@ def limit_headers(allowance: Allowance) -> list[tuple[str, str]]:
         ("X-RateLimit-Remaining", str(left)),
         ("X-RateLimit-Reset", str(allowance.reset)),
     ]
+
+
+# The encoder is made once, because json.dumps would make one each time.
+json_text = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
+
+
+class CompactJson(DefaultJSONProvider):
+    """Writes what views return in the same form."""
+
+    ensure_ascii = False
+    sort_keys = False

@@ -7,7 +7,7 @@ import pytest
 from gunicorn.config import Config
 
 from helpers.server import REPOSITORY
-from server.options import SUPPORTED, check_options
+from server.start_checks import SUPPORTED, check_options
 from settings import Settings, SettingsError
 
 # Gunicorn 27.0. If a setting is new, decide: do all promises of the service hold, whatever its

@@ -1,4 +1,4 @@
-"""The Security tab: the keys of a user, how much they were used, and the password."""
+"""Profile Settings: the tab Profile, and the tab Security with the API keys and the password."""
 
 from functools import partial
 
@@ -7,7 +7,6 @@ from flask.typing import ResponseReturnValue
 from peewee import fn
 
 import auth
-import models
 from accounts import api_keys, users
 from models import (
     CHART_HOURS,
@@ -19,6 +18,8 @@ from models import (
     InvalidInput,
     User,
     check_fields,
+    db,
+    now,
 )
 from ratelimit import tiers_for_users
 from service.application import current_service
@@ -36,14 +37,39 @@ LIFETIMES = {
 # Not at once: if the response with the new key is lost, the old one still works.
 GRACES = {"in 24 hours": api_keys.GRACE_SECONDS, "in 5 minutes": 300}
 
-bp = Blueprint("security", __name__, url_prefix="/settings/security")
+bp = Blueprint("settings", __name__, url_prefix="/settings")
 bp.before_request(require_log_in)
 
 
 @bp.get("")
+@bp.get("/profile")
+def profile() -> str:
+    return render_template("profile.html")
+
+
+@bp.post("/profile")
+@show_errors_on(profile)
+def save_profile() -> ResponseReturnValue:
+    fields = {"username": form_text("username"), "email": form_text("email")}
+    check_fields(**fields)
+    users.change(g.user, **fields)
+    return redirect_with_message("web.settings.profile", "Your profile is saved.")
+
+
+@bp.post("/profile/delete")
+@show_errors_on(profile)
+def delete_account() -> ResponseReturnValue:
+    if not verify_throttled(g.user, g.user.username, request.form.get("password", "")):
+        raise InvalidInput(password="This is not your password.")
+    users.delete(g.user)
+    session.clear()
+    return redirect_with_message("web.console.console", "Your account and its keys are deleted.")
+
+
+@bp.get("/security")
 def keys() -> str:
     """The valid keys, their usage, and the password."""
-    with models.db.connection_context():
+    with db.connection_context():
         valid = g.user.keys.where(ApiKey.valid())
         listed = list(valid.order_by(ApiKey.created_at.desc(), fn.LOWER(ApiKey.name), ApiKey.id))
         hours = hourly_requests(g.user)
@@ -60,7 +86,7 @@ def keys() -> str:
 
 def hourly_requests(user: User) -> dict[int, int]:
     """Of all the user's keys, by start of the hour; the current one is last."""
-    this_hour = models.now() // HOUR * HOUR
+    this_hour = now() // HOUR * HOUR
     hours = range(this_hour - (CHART_HOURS - 1) * HOUR, this_hour + 1, HOUR)
     # By hour and key, as the index is: a condition on the user alone would read all rows of a day.
     keys = ApiKey.select(ApiKey.id).where(ApiKey.user == user, ApiKey.last_used_at >= hours[0])
@@ -72,14 +98,14 @@ def hourly_requests(user: User) -> dict[int, int]:
     return dict.fromkeys(hours, 0) | dict(counts.tuples())
 
 
-@bp.post("/keys")
+@bp.post("/security/keys")
 @show_errors_on(keys)
 def create_key() -> ResponseReturnValue:
     name, type = form_text("name"), form_text("type")
     check_fields(name=name, type=type)
     tier = form_option("limit", tiers_for_users(current_service.settings.rate_limits))
     lifetime = LIFETIMES[form_option("expires", LIFETIMES)]
-    end = models.now() + lifetime if lifetime else None
+    end = now() + lifetime if lifetime else None
     # A nonce may be any text: its digest fits the column.
     nonce = api_keys.digest(request.form.get("nonce") or api_keys.random_text(8))[:8]
     throttle(NEW_KEYS, g.user.id)
@@ -89,29 +115,29 @@ def create_key() -> ResponseReturnValue:
         )
     except api_keys.AlreadyMade as form:  # a second click, Reload or Back has sent it again
         return redirect_with_message(
-            "web.security.keys",
+            "web.settings.keys",
             f"This form was already sent, and made the key “{form.args[0].name}”. "
             "The key was shown only once. If you did not see it, rotate it or make another.",
         )
     return render_template("key.html", key=key, secret=secret)
 
 
-@bp.get("/keys/<key_id>/<any(rename, rotate, revoke):action>")
+@bp.get("/security/keys/<key_id>/<any(rename, rotate, revoke):action>")
 def confirm_key_change(key_id: str, action: str) -> str:
     return render_template("change-key.html", action=action, key=own_key(key_id), graces=GRACES)
 
 
-@bp.post("/keys/<key_id>/rename")
+@bp.post("/security/keys/<key_id>/rename")
 @show_errors_on(partial(confirm_key_change, action="rename"))
 def rename_key(key_id: str) -> ResponseReturnValue:
     old, name = own_key(key_id).name, form_text("name")
     check_fields(name=name)
     api_keys.change_key(key_id, name=name)
-    return redirect_with_message("web.security.keys", f"The key “{old}” is now named “{name}”.")
+    return redirect_with_message("web.settings.keys", f"The key “{old}” is now named “{name}”.")
 
 
 # Not /rotate, whose GET is the confirmation: Reload of the new key must lead to the list.
-@bp.post("/keys/<key_id>/successor")
+@bp.post("/security/keys/<key_id>/successor")
 @show_errors_on(partial(confirm_key_change, action="rotate"))
 def rotate_key(key_id: str) -> ResponseReturnValue:
     grace = GRACES[form_option("grace", GRACES)]
@@ -120,14 +146,14 @@ def rotate_key(key_id: str) -> ResponseReturnValue:
     return render_template("key.html", key=key, secret=secret, old=old)
 
 
-@bp.post("/keys/<key_id>/revoke")
+@bp.post("/security/keys/<key_id>/revoke")
 def revoke_key(key_id: str) -> ResponseReturnValue:
     key = own_key(key_id)
     api_keys.revoke_key(key.id)
-    return redirect_with_message("web.security.keys", f"The key “{key.name}” is revoked.")
+    return redirect_with_message("web.settings.keys", f"The key “{key.name}” is revoked.")
 
 
-@bp.post("/password")
+@bp.post("/security/password")
 @show_errors_on(keys)
 def change_password() -> ResponseReturnValue:
     new = request.form.get("password", "")
@@ -137,12 +163,12 @@ def change_password() -> ResponseReturnValue:
     password_hash = hash_throttled(new)
     users.change(g.user, password_hash=password_hash)
     session["mark"] = password_mark(password_hash)
-    return redirect_with_message("web.security.keys", "Your password is changed.")
+    return redirect_with_message("web.settings.keys", "Your password is changed.")
 
 
 def own_key(key_id: str) -> ApiKey:
     """A valid key of the user; raises Changed if there is none with this id."""
-    with models.db.connection_context():
+    with db.connection_context():
         key: ApiKey | None = g.user.keys.where(ApiKey.id == key_id, ApiKey.valid()).get_or_none()
     if key is None:
         raise Changed(api_keys.KEY_IS_GONE)

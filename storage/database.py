@@ -1,0 +1,111 @@
+"""Which database stores everything, its connections, its transactions, and its tables."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+from peewee import Database, Model, PeeweeException, PostgresqlDatabase, SchemaManager
+from playhouse.migrate import SchemaMigrator
+
+from models import TABLES, Changed, User, db
+from settings import Settings, SettingsError
+from storage import sqlite
+from storage.key_store import KeyStore
+from storage.outage import reason_of
+
+# In PostgreSQL, processes that start at the same time create the tables one after another. ALTER
+# TABLE blocks all requests while it waits for its lock, so the wait is short.
+ONE_AT_A_TIME = "SELECT pg_advisory_xact_lock(20261121); SET LOCAL lock_timeout = '20ms'"
+
+
+class Backend(NamedTuple):
+    """The classes for a database; each is called with `settings.database_url`."""
+
+    key_store: Callable[[Any], KeyStore]  # for the API
+    page_database: Callable[[Any], Database]  # for pages
+    command_database: Callable[[Any], Database]  # for commands, whose queries may wait
+
+
+def backend(settings: Settings) -> Backend:
+    if settings.sqlite:
+        return Backend(sqlite.SqliteKeyStore, sqlite.PageDatabase, sqlite.CommandDatabase)
+    from storage import postgres  # here, because its driver is optional
+
+    return Backend(postgres.PostgresKeyStore, postgres.PageDatabase, postgres.CommandDatabase)
+
+
+def open_database(settings: Settings) -> None:
+    """Configure the connections of pages, but do not connect yet."""
+    db.initialize(backend(settings).page_database(settings.database_url))
+
+
+@contextmanager
+def command_connection(settings: Settings) -> Iterator[None]:
+    """Give this process one connection whose queries may wait.
+
+    For commands only: a service would block.
+    """
+    db.initialize(backend(settings).command_database(settings.database_url))
+    with db.connection_context():
+        yield
+
+
+@contextmanager
+def transaction(user: User | None = None) -> Iterator[None]:
+    """A transaction for whatever stores or ends a key, a user or a password; may be nested.
+
+    Everything that changes a user, or adds a key to them, runs in a transaction of this user. It
+    raises Changed if the user was deleted, or got another password, after `user` was read. So an
+    action that waited (for a hash, or for input) changes the row that was read, or nothing.
+    Transactions of the same user, and with SQLite all transactions, run one after another: inside,
+    wait for nothing but the database.
+    """
+    with db.connection_context(), db.transaction():
+        if user is not None:  # in PostgreSQL, this locks the row
+            is_same = (User.id == user.id) & (User.password_hash == user.password_hash)
+            if not User.update(id=User.id).where(is_same).execute():
+                raise Changed("The account was changed in the meantime, so nothing was done.")
+        yield
+
+
+def prepare_database(settings: Settings, is_service: bool = False) -> None:
+    """Create what the database lacks; raises SettingsError if it cannot be used.
+
+    A service first locks an SQLite file, so that no second service can use it.
+    """
+    try:
+        if settings.sqlite:
+            sqlite.check_file(settings.sqlite)
+            if is_service:
+                sqlite.lock(settings.sqlite)
+        database = backend(settings).command_database(settings.database_url)
+        with database.connection_context():
+            create_missing(database)
+    except (OSError, PeeweeException) as error:
+        raise SettingsError(
+            f"DATABASE_URL: {settings.sqlite or 'PostgreSQL'}: {reason_of(error)}"
+        ) from None
+
+
+def create_missing(database: Any) -> None:
+    """Create what is missing; if nothing is, the database is only read, and nothing is locked."""
+    if not any(missing_columns(database, table) for table in TABLES):
+        return
+    with database.atomic():
+        if isinstance(database, PostgresqlDatabase):
+            database.execute_sql(ONE_AT_A_TIME)
+        migrator = SchemaMigrator.from_database(database)
+        for table in TABLES:
+            name = table._meta.table_name
+            columns = missing_columns(database, table)  # again: another process may have added some
+            for column in columns if database.table_exists(name) else ():
+                field = table._meta.columns[column]
+                migrator.alter_add_column(name, column, field, allow_not_null=True).run()
+            if columns:
+                SchemaManager(table, database).create_all()  # leaves alone what exists
+
+
+def missing_columns(database: Any, table: type[Model]) -> list[str]:
+    """The columns that the stored table lacks: all of them, if there is no table."""
+    stored = {column.name for column in database.get_columns(table._meta.table_name)}
+    return [column for column in table._meta.columns if column not in stored]
