@@ -138,18 +138,15 @@ class TestCommands:
         with checkout.running(".venv/bin/python app.py"):  # until it shows a new key
             pass
 
-    def test_another_port_and_an_access_log_can_be_had(self, installed: Checkout) -> None:
+    def test_another_port_an_access_log_and_a_429_can_be_had(self, installed: Checkout) -> None:
         (port,), (log,) = inline("Use another port"), inline("Show an access log")
-        with installed.running(port.replace(" ", f" {log.partition(' .venv')[0]} ", 1)) as printed:
-            installed.paste("curl -s http://127.0.0.1:8001/api/v1/status?private")
-            eventually(lambda: '"GET /api/v1/status" 200' in printed())
-
-    def test_six_requests_end_in_a_429(self, installed: Checkout) -> None:
         create, ask = inline("See a 429")
         # A limit for a day, so that no minute ends between the six.
         installed.env["RATE_LIMITS"] = "free=1000/hour,tiny=5/day"
-        with installed.running(".venv/bin/python app.py"):
-            answers = installed.paste(f"{create}\n{ask}").splitlines()
+        with installed.running(port.replace(" ", f" {log.partition(' .venv')[0]} ", 1)) as printed:
+            installed.paste("curl -s http://127.0.0.1:8001/api/v1/status?private")
+            eventually(lambda: '"GET /api/v1/status" 200' in printed())
+            answers = installed.paste(f"{create}\n{ask}".replace("8000", "8001")).splitlines()
         assert [json.loads(answer).get("status", 200) for answer in answers] == [200] * 5 + [429]
 
     def test_test_command_runs_tests(self, checkout: Checkout) -> None:

@@ -55,9 +55,9 @@ def test_file_that_a_client_has_is_not_sent_again(server: Server, path: str) -> 
         known, changed = f'W/"x", W/{first.headers["ETag"]}', '"x"'
         again = client.request(path, If_None_Match=known)
         assert (again.status, "Content-Type" in again.headers) == (304, False)
-        overflow = f"Mon, 01 Jan {'9_' * 12}9 00:00:00 +{'9' * 20}"  # in werkzeug's parser of dates
-        for odd in ({"If_Modified_Since": overflow}, {"Range": "bytes=0-1", "If_Range": overflow}):
-            assert client.request(path, **odd).body == first.body
+        late = "Mon, 01 Jan 2125 00:00:00 GMT"
+        ignored = {"If_Modified_Since": late, "Range": "bytes=0-1", "If_Range": late}
+        assert client.request(path, **ignored).body == first.body
         assert not {"Last-Modified", "Accept-Ranges"} & first.headers.keys()
         assert client.request(path, If_None_Match=changed).body == first.body
         assert client.request(path, "HEAD").headers.keys() == first.headers.keys()

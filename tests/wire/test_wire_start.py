@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 import secrets
 import signal
 import sys
@@ -26,6 +27,7 @@ from helpers.server import (
 )
 
 PYTHON = sys.executable
+UNSUPPORTED = "is not supported; docs/deploying.md lists what is"
 ELSEWHERE = ["sh", "-c", 'cd / && exec "$@"', "sh"]
 in_ci = partial(pytest.param, marks=pytest.mark.ci)  # each of them starts a server, or tries to
 
@@ -63,35 +65,27 @@ def test_every_command_leads_to_the_same_server(tmp_path: Path, command: list[st
 
 
 @pytest.mark.parametrize(
-    ("command", "variable", "value"),
+    ("command", "settings", "words"),
     [
-        in_ci("app.py", "WEB_CONCURRENCY", "auto"),
-        in_ci("-m gunicorn", "DATABASE_URL", "sqlite:////no/such/directory/x.db"),
-        ("-m gunicorn", "SECRET_KEY", ""),
-        in_ci("-m flask user list", "PORT", "http"),
+        in_ci("app.py", {"WEB_CONCURRENCY": "auto"}, "WEB_CONCURRENCY"),
+        in_ci("-m gunicorn", {"DATABASE_URL": "sqlite:////no/such/folder/x.db"}, "DATABASE_URL"),
+        ("-m gunicorn", {"SECRET_KEY": ""}, "SECRET_KEY .* python3 -c"),
+        in_ci("-m flask user list", {"PORT": "http"}, "PORT"),
+        ("-m gunicorn app:app --daem", {}, f"gunicorn: --daemon {UNSUPPORTED}"),
+        in_ci(
+            "-m gunicorn -k gevent app:app",
+            {"GUNICORN_CMD_ARGS": "--graceful-timeout=1"},
+            f"gunicorn: --graceful-timeout {UNSUPPORTED}",
+        ),
+        in_ci("app.py", {"GUNICORN_CMD_ARGS": "--reload"}, f"gunicorn: --reload {UNSUPPORTED}"),
+        ("-m flask run", {}, ".*run `.venv/bin/python app.py`"),
     ],
 )
-def test_wrong_setting_is_one_line(tmp_path: Path, command: str, variable: str, value: str) -> None:
-    settings = {"SECRET_KEY": secrets.token_hex()} | {variable: value}
-    message = start_refusal(command, tmp_path, **settings)
-    assert message.startswith(variable)
-    assert variable != "SECRET_KEY" or value or "python3 -c" in message
-
-
-@pytest.mark.parametrize(
-    ("command", "arguments", "option"),
-    [
-        ("-m gunicorn app:app --daem", "", "--daemon"),
-        in_ci("-m gunicorn -k gevent app:app", "--graceful-timeout=1", "--graceful-timeout"),
-        in_ci("app.py", "--reload --log-config x", "--reload"),
-    ],
-)
-def test_refused_option_of_gunicorn_is_one_line(
-    tmp_path: Path, command: str, arguments: str, option: str
+def test_refused_start_is_one_line(
+    tmp_path: Path, command: str, settings: dict[str, str], words: str
 ) -> None:
-    settings = {"SECRET_KEY": secrets.token_hex(), "GUNICORN_CMD_ARGS": arguments}
-    message = start_refusal(command, tmp_path, **settings)
-    assert message == f"gunicorn: {option} is not supported; docs/deploying.md lists what is"
+    secret = {"SECRET_KEY": secrets.token_hex()}
+    assert re.match(words, start_refusal(command, tmp_path, **secret | settings))
 
 
 def test_supported_options_work_together(start_server: StartServer, tmp_path: Path) -> None:
@@ -131,10 +125,6 @@ def test_few_open_files_are_one_line(start_server: StartServer) -> None:
         start_server("sh", "-c", 'ulimit -n 127; exec "$@"', "sh", *serve_command())
 
 
-def test_flask_run_is_one_line_that_says_what_to_run(tmp_path: Path) -> None:
-    assert "run `.venv/bin/python app.py`" in start_refusal("-m flask run", tmp_path)
-
-
 @pytest.mark.one_process("only SQLite needs it")
 class TestOneWorker:
     def test_start_declines_more_workers(self, start_server: StartServer) -> None:
@@ -164,8 +154,7 @@ class TestOneWorker:
     ) -> None:
         with pytest.raises(StartError) as refused:
             start_server(*serve_command(), *options.split())
-        assert refused.value.status != 0
-        assert refused.value.output.count(line) == 1
+        assert (refused.value.status != 0, refused.value.output.count(line)) == (True, 1)
         assert "Traceback" not in refused.value.output
 
     def test_second_service_on_the_same_file_is_refused(self, start_patched: StartServer) -> None:
