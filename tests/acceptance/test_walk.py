@@ -127,7 +127,7 @@ class Walk:
         print(how.name)
         is_kill = how == signal.SIGKILL
         since = time.time() - (patience(SAVED_SECONDS) if is_kill else 0)
-        assert self.server.stop(how)[0] == (-signal.SIGKILL if is_kill else 0)
+        self.server.stop(how)
         for key in [key for key in self.keys if key.is_live]:
             total, charted = self.saved(key)
             lost, most = key.total - total, sum(when > since for when, _ in key.hits)

@@ -125,10 +125,8 @@ class RawSocket:
         assert first & 0x70 == 0, "a reserved bit is set"
         assert second < 128, "a server masks nothing"
         size = second
-        if size == 126:
-            (size,) = struct.unpack("!H", self.read(2))
-        elif size == 127:
-            (size,) = struct.unpack("!Q", self.read(8))
+        if size > 125:
+            size = int.from_bytes(self.read(2 if size == 126 else 8), "big")
         return Frame(first & 0x0F, self.read(size))
 
     def closing_frame(self) -> Frame:

