@@ -215,15 +215,12 @@ def test_owner_comes_with_the_number_of_valid_keys(store: KeyStore, new_id: NewI
     assert store.owner(key) is None
 
 
-@in_postgres
-@pytest.mark.usefixtures("place")
-def test_what_a_page_stores_is_on_the_disk_whatever_the_session_says() -> None:
-    asked = "SHOW synchronous_commit"
-    with models.db.connection_context():
-        models.db.execute_sql("SET synchronous_commit = off")
-        with transaction(), transaction():
-            assert by_hand(asked) == [("on",)]
-        assert by_hand(asked) == [("off",)]
+def test_what_a_page_stores_is_on_the_disk_whatever_the_database_says(cluster: Cluster) -> None:
+    settings = load({"DATABASE_URL": cluster.new_database(synchronous_commit="off")})
+    database = backend(settings).page_database(settings.database_url)
+    with database.connection_context():
+        assert database.execute_sql("SHOW synchronous_commit").fetchall() == [("on",)]
+    database.close_all()
 
 
 def test_what_is_known_of_a_key_is_forgotten_by_the_store_itself(
