@@ -209,11 +209,8 @@ def key(new_key: NewKey) -> str:
 
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[Cluster]:
-    running = Cluster()
-    try:
+    with contextlib.closing(Cluster()) as running:
         yield running.start()
-    finally:
-        running.close()
 
 
 @pytest.fixture(scope="session")
@@ -230,13 +227,11 @@ def server(
     tmp_path_factory: pytest.TempPathFactory, storage: Callable[[], dict[str, str]]
 ) -> Iterator[Server]:
     """One real server for all tests that only talk to it."""
-    running = Server(tmp_path_factory.mktemp("server"), **{"RATE_LIMITS": TIERS} | storage())
-    try:
+    settings = {"RATE_LIMITS": TIERS} | storage()
+    with contextlib.closing(Server(tmp_path_factory.mktemp("server"), **settings)) as running:
         yield running.start()
-        running.close(signal.SIGTERM)
+        running.stop()
         assert "Traceback" not in running.log()
-    finally:
-        running.close()
 
 
 @pytest.fixture(scope="session")

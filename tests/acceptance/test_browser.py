@@ -280,12 +280,11 @@ FAULTS = """() => {
 }"""
 
 
+@pytest.mark.skipif(not AXE.exists(), reason=f"no axe-core: {AXE} does not exist; set AXE to it")
 @pytest.mark.parametrize(("scheme", "width"), [("light", 360), ("dark", 1280)])
 def test_no_state_is_cut_off_and_axe_finds_nothing(
     page: Page, server: Server, scheme: str, width: int
 ) -> None:
-    if not AXE.exists():
-        pytest.skip(f"no axe-core: {AXE} does not exist; set AXE to the path of axe.min.js")
     page.set_viewport_size({"width": width, "height": 740})
     page.emulate_media(color_scheme=scheme)
     found = {}

@@ -283,10 +283,10 @@ class Server:
         os.kill(self.pid, signal.SIGWINCH)
         eventually(lambda: self.log_lines("winch"), what="gunicorn does not log its SIGWINCH")
 
-    def close(self, how: signal.Signals = signal.SIGKILL) -> None:
+    def close(self) -> None:
         """Leave nothing running, whatever the test did."""
         if self._process and self._process.poll() is None:
-            self.stop(how)
+            self.stop(signal.SIGKILL)
 
     def log(self) -> str:
         return self._log.read_text()

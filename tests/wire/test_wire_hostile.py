@@ -98,9 +98,10 @@ class TestHolding:
 
     @pytest.fixture
     def impatient(self, start_patched: StartServer) -> Server:
-        patch = "from service import request_checks; from server import worker; "
-        patch += "request_checks.BODY_SECONDS = 1; "
-        return start_patched(patch + "worker.SEND_SECONDS = 0.5; keepalive = 1")
+        return start_patched(
+            "from service import request_checks; from server import worker; keepalive = 1\n"
+            "request_checks.BODY_SECONDS, worker.SEND_SECONDS = 1, 0.5"
+        )
 
     def test_responses_that_are_not_read_end_the_connection(self, impatient: Server) -> None:
         """A client that reads slowly gets them all."""
