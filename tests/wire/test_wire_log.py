@@ -83,14 +83,6 @@ lifecycle.flush, lifecycle.SAVE_SECONDS = flush, 0.02
 """
 
 
-def unread(reader: int) -> bytes:
-    text = b""
-    with contextlib.suppress(BlockingIOError):
-        while part := os.read(reader, 65_536):
-            text += part
-    return text
-
-
 @pytest.mark.parametrize(
     "output", [">{} 2>&1", pytest.param("--error-logfile {}", marks=pytest.mark.ci)]
 )
@@ -100,15 +92,13 @@ def test_reader_that_pauses_holds_up_nobody(
     """Neither requests, nor the background, nor a stop: the lines are dropped."""
     rounds, path = tmp_path / "rounds", tmp_path / "pipe"
     os.mkfifo(path)
-    with (
-        open(os.open(path, os.O_RDONLY | os.O_NONBLOCK)) as reader,
-        open(path, "w") as writer,
-    ):
+    unblocked = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    with open(unblocked, "rb", buffering=0) as reader, open(path, "w") as writer:
         option = output.format(path)
         command = redirected(option) if ">" in option else [*serve_command(), *option.split()]
         server = start_patched(TRACEBACKS.format(rounds=str(rounds)), *command)
         eventually(lambda: rounds.exists() and rounds.stat().st_size > 15)
-        heard = unread(reader.fileno())
+        heard = reader.readall()
         eventually(lambda: rounds.stat().st_size > 30)
         key = server.new_key()
         with server.connections(3) as (first, second, socket):
@@ -118,7 +108,7 @@ def test_reader_that_pauses_holds_up_nobody(
             assert first.answer().status == 400
             assert second.request("/").status == 200
             server.stop()
-        heard += unread(reader.fileno())
+        heard += reader.readall()
         assert os.get_blocking(writer.fileno()), "other programs write there, too"
     assert server.execute("SELECT total FROM api_key") == [(1,)]
     assert b"Booting worker" in heard
