@@ -46,8 +46,11 @@ def status() -> dict[str, object]:
 @api.get("/protected/test")
 @require_api_key
 def protected_test(key: ApiKey, allowance: Allowance) -> dict[str, object]:
-    """Tell who called. A proxy in front of another API asks this, and passes the headers on."""
-    g.caller_headers = [  # Service adds them to the response
+    """Say whose key this is.
+
+    A proxy in front of another API calls this first, and passes the X-Auth headers on.
+    """
+    g.auth_headers = [  # Service adds them to the response
         ("X-Auth-Key-Id", key.id),
         ("X-Auth-User-Id", str(key.user_id)),
         ("X-Auth-Key-Type", quote(key.type)),  # a row may have been edited by hand
@@ -68,7 +71,7 @@ def protected_test(key: ApiKey, allowance: Allowance) -> dict[str, object]:
 def user_me(key: ApiKey, allowance: Allowance) -> dict[str, object]:
     owner = current_service.store.owner(key)
     if owner is None:
-        raise auth.invalid_key()  # the key has ended since it was looked up
+        raise auth.invalid_key()  # the user's last key has ended since
     user_id, username, email, created_at, key_count = owner
     return {
         "user_id": user_id,

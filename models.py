@@ -138,9 +138,11 @@ class Changed(ValueError):
 
 
 def check_fields(**fields: str) -> None:
-    """Raises InvalidInput unless every field matches its rule."""
+    """Raises InvalidInput unless every field that has a rule matches it."""
     errors = {
-        field: FIELD_RULES[field][1] for field, text in fields.items() if not _matches(field, text)
+        field: FIELD_RULES[field][1]
+        for field, text in fields.items()
+        if field in FIELD_RULES and not _matches(field, text)
     }
     if errors:
         raise InvalidInput(**errors)

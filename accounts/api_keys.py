@@ -81,8 +81,9 @@ def random_text(length: int) -> str:
     return "".join(secrets.choice(BASE62) for _ in range(length))
 
 
-def change_key(key_id: str, **columns: object) -> None:
-    """Change a key; raises Changed if there is no valid key with this id."""
+def change_key(key_id: str, **columns: str) -> None:
+    """Change a key; raises InvalidInput, and Changed if there is no valid key with this id."""
+    check_fields(**columns)
     with transaction():
         if not ApiKey.update(**columns).where(ApiKey.id == key_id, ApiKey.valid()).execute():
             raise Changed(KEY_IS_GONE)

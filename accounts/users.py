@@ -19,6 +19,7 @@ def create(username: str, email: str, password_hash: str) -> User:
 
 def change(user: User, **columns: str) -> None:
     """Update the row of a user, but not the object; raises InvalidInput and Changed."""
+    check_fields(**columns)
     with _taken_is_invalid(), transaction(user):
         User.update(**columns).where(User.id == user.id).execute()
 

@@ -1,6 +1,6 @@
 """Repairs of gunicorn 27.0, and what makes it faster.
 
-Each of them can be removed alone. Those that use private APIs are in the table of docs/design.md.
+Those that use private APIs are in the table of docs/design.md.
 """
 
 import time
@@ -27,10 +27,10 @@ REASONS = {  # why gunicorn refuses a request
 }
 
 
-def patch_gunicorn(cfg: Any) -> None:
-    """Patch gunicorn in a worker, once, before it serves; later changes of `cfg` have no effect."""
+def patch_gunicorn(cfg: Any, **settings: int) -> None:
+    """Patch gunicorn in a worker, once, before it serves, and give it these settings."""
     # Plain attributes: Config.__getattr__ looks each setting up some thirty times in a request.
-    cfg.__dict__.update({name: getattr(cfg, name) for name in cfg.settings})
+    cfg.__dict__.update({name: getattr(cfg, name) for name in cfg.settings} | settings)
     # The Date header is formatted once a second, and all requests have the same `wsgi.errors`.
     date = lru_cache(maxsize=1)(util.http_date)
     util.http_date = lambda: date(int(time.time()))

@@ -1,4 +1,4 @@
-"""The life of the service: what happens before the first request, beside requests, and at a stop.
+"""The life of the service: before the first request, alongside requests, and at a stop.
 
 Read it from top to bottom: first what gunicorn's master does, which serves no request, then what
 each worker does, which is forked from it.
@@ -90,23 +90,24 @@ def handle_signals_in_worker(worker: GeventWorker) -> None:
 
 @contextmanager
 def serving(worker: GeventWorker, service: Service) -> Iterator[None]:
-    """Run what a worker does beside requests; inside this context, it serves until a stop."""
+    """Run what a worker does alongside requests; inside this context, it serves until a stop."""
     handle_signals_in_worker(worker)
     for listener in worker.sockets:
         for option in (socket.SO_RCVBUF, socket.SO_SNDBUF):  # else the kernel may keep 6 MiB
             listener.setsockopt(socket.SOL_SOCKET, option, 65_536)
     StreamServer.max_accept = 16  # new connections; then others have their turn
-    worker.cfg.set("workers", 1)  # with more, gunicorn would accept one connection at a time
-    worker.cfg.set("graceful_timeout", GRACEFUL_SECONDS)
-    gunicorn_patches.patch_gunicorn(worker.cfg)  # after this, `cfg.set` has no effect
+    # With more workers, gunicorn would accept one connection at a time.
+    gunicorn_patches.patch_gunicorn(worker.cfg, workers=1, graceful_timeout=GRACEFUL_SECONDS)
     gevent.spawn(close_sockets_at_stop, worker, service)
     flushing = gevent.spawn(flush_until_stop, worker, service)
     if service.is_demo and worker.age == 1:  # the first worker; the port is bound by now
         demo.welcome(service.settings.port)
-    yield
-    flushing.join(timeout=1)  # a save that is in progress
-    service.store.close()
-    db.close_all()
+    try:
+        yield
+    finally:
+        flushing.join(timeout=1)  # a save that is in progress
+        service.store.close()
+        db.close_all()
 
 
 def close_sockets_at_stop(worker: GeventWorker, service: Service) -> None:

@@ -36,8 +36,8 @@ def check_options(settings: Settings) -> None:
     config = Config()
     for arguments in (config.get_cmd_args_from_env(), sys.argv[1:]):
         given = vars(config.parser().parse_args(arguments))
-        for name in [name for name, value in given.items() if value is not None]:
-            if name != "args" and name not in SUPPORTED:  # args: the application
+        for name, value in given.items():
+            if value is not None and name not in {*SUPPORTED, "args"}:  # args: the app
                 raise SettingsError(
                     f"gunicorn: {config.settings[name].cli[-1]} is not supported; "
                     "docs/deploying.md lists what is"
@@ -45,7 +45,7 @@ def check_options(settings: Settings) -> None:
         if given["worker_class"] not in (None, "gevent"):
             raise SettingsError("gunicorn: --worker-class must be gevent")
         workers = given["workers"]
-        if workers is not None and not 1 <= workers <= (1 if settings.sqlite else workers):
+        if workers is not None and (workers < 1 or (settings.sqlite and workers > 1)):
             raise SettingsError(
                 "gunicorn: --workers must be 1 with SQLite, and at least 1 with PostgreSQL"
             )

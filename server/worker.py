@@ -31,8 +31,8 @@ class Worker(GeventWorker):
         AsyncWorker.handle_request   gunicorn: calls the app, and sends what that returns
     """
 
-    # Pages are slow to render. Each page waits here for one turn of the loop of its own, so that
-    # requests to the API run between two pages.
+    # Pages are slow to render. Only one page is let in per turn of the event loop, so that requests
+    # to the API run between two pages.
     page_turn = BoundedSemaphore()
     script_name = ""  # the prefix of all paths
 

@@ -8,7 +8,7 @@ from werkzeug.routing import MapAdapter
 
 from service.client_address import trust_routers
 from service.request_checks import SOCKETS, BoundedRequest, check_request
-from service.responses import API_HEADERS, PREFLIGHT, CompactJson, is_api, limit_headers
+from service.responses import API_HEADERS, PREFLIGHT, is_api, limit_headers
 from settings import Settings
 from storage.database import backend
 from storage.key_store import KeyStore
@@ -18,7 +18,6 @@ class Service(Flask):
     """A Flask application with its settings, and with the store of keys and counts."""
 
     request_class = BoundedRequest
-    json_provider_class = CompactJson
 
     def __init__(self, name: str, settings: Settings, is_demo: bool = False) -> None:
         super().__init__(name, static_folder="web/static")
@@ -27,6 +26,7 @@ class Service(Flask):
         self.store: KeyStore = backend(settings).key_store(settings.database_url)
         self.secret_key = settings.secret_key
         self.before_request(check_request)
+        self.json.ensure_ascii = self.json.sort_keys = False  # type: ignore[attr-defined]
         # Or Flask would redirect, for which it needs the host.
         self.url_map.merge_slashes = self.url_map.strict_slashes = False
 
@@ -39,7 +39,7 @@ class Service(Flask):
         # Flask calls this inside the context of the request, so `g` is still there.
         def start(status: str, headers: list[tuple[str, str]], *args: Any) -> Any:
             limit = limit_headers(g.allowance) if "allowance" in g else []
-            ours = [*API_HEADERS, *limit, *g.get("caller_headers", [])]
+            ours = [*API_HEADERS, *limit, *g.get("auth_headers", [])]
             return start_response(status, headers + ours, *args)
 
         if self.settings.proxy_hops:

@@ -29,7 +29,7 @@ class BoundedRequest(Request):
                 body = self.environ["wsgi.input"].read(MAX_BODY_BYTES + 1)
         except TimeoutError:
             abort(408)
-        except (ConnectionError, ParseException):
+        except (OSError, ParseException):
             abort(400)
         if len(body) > MAX_BODY_BYTES:
             abort(413)

@@ -2,8 +2,6 @@
 
 import json
 
-from flask.json.provider import DefaultJSONProvider
-
 from ratelimit import Allowance
 
 API_HEADERS = [
@@ -40,10 +38,3 @@ def limit_headers(allowance: Allowance) -> list[tuple[str, str]]:
 
 # The encoder is made once, because json.dumps would make one each time.
 json_text = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
-
-
-class CompactJson(DefaultJSONProvider):
-    """Writes what views return in the same form."""
-
-    ensure_ascii = False
-    sort_keys = False

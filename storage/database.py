@@ -1,4 +1,4 @@
-"""Which database stores everything, its connections, its transactions, and its tables."""
+"""The choice of database, and its connections, transactions and tables."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -66,6 +66,7 @@ def transaction(user: User | None = None) -> Iterator[None]:
             if not User.update(id=User.id).where(is_same).execute():
                 raise Changed("The account was changed in the meantime, so nothing was done.")
         yield
+    KeyStore.clear_cache()  # a changed key takes effect at once
 
 
 def prepare_database(settings: Settings, is_service: bool = False) -> None:

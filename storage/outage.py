@@ -68,7 +68,7 @@ def reason_of(error: BaseException) -> str:
 
 
 class RollbackMixin:
-    """A database whose rollback does nothing after an outage that has ended the transaction.
+    """A database that ignores a failed rollback: the outage has already ended the transaction.
 
     SQLite rolls back by itself when the disk is full, and PostgreSQL when the connection breaks.
     """

@@ -175,11 +175,11 @@ class CommandDatabase(PostgresqlDatabase):
         return connection
 
 
-class PageDatabase(RollbackMixin, CommandDatabase):
+class PageDatabase(RollbackMixin, PostgresqlDatabase):
     """The connections of pages."""
 
     def __init__(self, url: str) -> None:
-        super().__init__(url)
+        super().__init__(url, autoconnect=False, prefer_psycopg3=True)
         self._pool = connection_pool(url, PAGE_CONNECTIONS)
         # A greenlet that waits for a connection would hold this lock, and no other could give one
         # back. Nothing needs it, because each greenlet has a state of its own.
@@ -199,7 +199,6 @@ class PostgresKeyStore(KeyStore):
     """A KeyStore that any number of processes share."""
 
     def __init__(self, url: str) -> None:
-        super().__init__()
         # No count waits for the disk.
         self._pool = connection_pool(url, KEY_CONNECTIONS, synchronous_commit="off")
         self._chart = Counter[str]()  # requests of each key that are not in hourly_usage yet
@@ -219,7 +218,10 @@ class PostgresKeyStore(KeyStore):
             return Usage(*row).allowance(quota, moment, True)
         # The same moment as above, because the window may have ended since.
         key = self._look_up(key_id)
-        return key and key.usage.in_current_window(quota, moment).allowance(quota, moment, False)
+        left = key and key.usage.in_current_window(quota, moment).allowance(quota, moment, False)
+        if left and left.remaining:  # another process has begun the next window
+            return self.hit(key_id, quota)
+        return left
 
     def save(self) -> None:
         """A request counts for the hour in which it is saved."""

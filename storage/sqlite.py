@@ -115,7 +115,6 @@ class SqliteKeyStore(KeyStore):
     """
 
     def __init__(self, file: Path) -> None:
-        super().__init__()
         self._database = SqliteDatabase(
             uri(file),
             uri=True,
@@ -150,10 +149,11 @@ class SqliteKeyStore(KeyStore):
         self.delete_old_rows()
 
     def close(self) -> None:
-        if self._limiter.unsaved():  # all requests have ended, so this wait holds nobody up
-            self._database.connection().execute(f"PRAGMA busy_timeout = {LAST_MILLISECONDS}")
+        with suppress(PeeweeException):  # all requests have ended, so a wait holds nobody up
+            self._query(f"PRAGMA busy_timeout = {LAST_MILLISECONDS}")
         super().close()
         with suppress(PeeweeException):
+            self._query(f"PRAGMA busy_timeout = {1000 * BUSY_SECONDS:.0f}")
             _, frames, copied = self._query("PRAGMA wal_checkpoint(TRUNCATE)")[0]
             if frames != copied:  # another program reads an older snapshot
                 log.warning("another program has the database open: its -wal file belongs to it")

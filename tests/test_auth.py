@@ -3,8 +3,6 @@
 import random
 import re
 import secrets
-import string
-import time
 from collections.abc import Callable, Iterator
 
 import peewee
@@ -19,7 +17,7 @@ from conftest import NewKey
 from helpers.clock import NOON, Clock
 from helpers.paths import STATS, TEST
 from helpers.stored import change, count, row
-from models import DAY, ApiKey, InvalidInput, User
+from models import ApiKey, InvalidInput, User
 from ratelimit import Usage
 
 Find = Callable[[str], ApiKey | None]
@@ -40,27 +38,18 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return clock
 
 
-def with_checksum(key: str) -> str:
-    return key[:-6] + api_keys.checksum(key[:-6])
-
-
-def other(character: str) -> str:
-    return "b" if character == "a" else "a"
-
-
 @pytest.mark.parametrize(("type", "prefix"), [("production", "live"), ("development", "test")])
 def test_new_key_has_form_and_row(
     owner: User, find: Find, clock: Clock, type: str, prefix: str
 ) -> None:
     made, key = api_keys.create_key(owner, "my ci", type, tier="pro", expires_at=NOON + 5)
     assert re.fullmatch(rf"sk_{prefix}_[0-9A-Za-z]{{8}}_[0-9A-Za-z]{{38}}", key)
-    assert key == with_checksum(key)
+    assert key[-6:] == api_keys.checksum(key[:-6])
     stored = row(key)
     assert stored == made
     about = (stored.user_id, stored.name, stored.type, stored.tier)
     assert about == (owner.id, "my ci", type, "pro")
     assert (stored.created_at, stored.expires_at) == (NOON, NOON + 5)
-    assert api_keys.create_key(owner, "ci", type)[0].tier == "free"
     assert find(key) == made
     clock.now += 5
     assert find(key) is None, "whenever its row is deleted"
@@ -68,31 +57,26 @@ def test_new_key_has_form_and_row(
 
 def test_two_keys_share_nothing_and_use_the_whole_alphabet(new_key: NewKey) -> None:
     keys = [new_key() for _ in range(25)]
-    for part in (slice(8, 16), slice(17, 49)):
-        assert len({key[part] for key in keys}) == 25
+    assert len({key[8:16] for key in keys}) == len({key[17:49] for key in keys}) == 25
+    used = {character for key in keys for character in key[17:49]}
+    assert len(used) > 55, "800 characters at random lack few of the 62"
     random.seed(1)
     first = api_keys.random_text(32)
     random.seed(1)
     assert api_keys.random_text(32) != first, "use `secrets`: `random` can be foreseen"
-    used = {character for key in keys for character in key[17:49]}
-    assert used <= set(string.digits + string.ascii_letters)
-    assert len(used) > 55, "800 characters at random lack few of the 62"
 
 
 def test_a_user_has_fifty_keys_with_those_in_their_grace(owner: User, new_key: NewKey) -> None:
     """Those that have expired do not count, deleted or not."""
-    keys = [new_key() for _ in range(48)]
+    keys = [new_key() for _ in range(49)]
     keys.append(api_keys.rotate_key(owner, keys[0][8:16], 60)[2])
-    keys.append(new_key())
     for one_more in (new_key, lambda: api_keys.rotate_key(owner, keys[1][8:16], 60)):
         with pytest.raises(InvalidInput, match=r"^A user can have 50 keys\. Revoke one first\.$"):
             one_more()
     assert (count(), row(keys[1]).rotated_at) == (50, None)
-    keys[1] = api_keys.rotate_key(owner, keys[1][8:16], 0)[2]
-    with pytest.raises(InvalidInput):
-        new_key()
+    assert api_keys.rotate_key(owner, keys[1][8:16], 0)
     assert change(keys[2], expires_at=models.now())
-    keys[2] = new_key()
+    assert new_key()
     api_keys.revoke_key(keys[3][8:16])
     assert new_key()
 
@@ -107,59 +91,34 @@ def test_successor_goes_on_with_the_window(owner: User, clock: Clock) -> None:
     same = (stored.user_id, stored.name, stored.type, stored.tier)
     assert same == (owner.id, "my ci", "development", "pro")
     assert row(key).usage == Usage(9, 8, 7), "save the columns of a rotation only: `only=[...]`"
-    assert (stored.total, stored.reset, stored.used, stored.last_used_at) == (0, 8, 7, None)
+    assert (stored.usage, stored.last_used_at) == (Usage(0, 8, 7), None)
     assert stored.expires_at == NOON + 900 + 1000, "the same lifetime"
     assert row(key).expires_at == NOON + 1000, "the grace makes no key last longer"
     clock.now += 1000
     with pytest.raises(InvalidInput, match="has ended"):
         api_keys.rotate_key(owner, stored.id)
-    assert not change(new, name="late")
 
 
 def test_each_column_of_a_key_is_inherited_or_not_on_purpose() -> None:
-    new = {
-        "id",
-        "digest",
-        "nonce",
-        "created_at",
-        "expires_at",
-        "rotated_at",
-        "last_used_at",
-        "total",
-    }
-    undecided = set(ApiKey._meta.columns) - new - set(api_keys.INHERITED)
+    moments = {"created_at", "expires_at", "rotated_at", "last_used_at"}
+    decided = {"id", "digest", "nonce", "total", *moments, *api_keys.INHERITED}
+    undecided = set(ApiKey._meta.columns) - decided
     assert not undecided, "name them in api_keys.INHERITED if a successor takes them over, or here"
 
 
 def test_only_a_right_checksum_asks_the_database(find: Find, key: str) -> None:
     with models.db.connection_context():
         models.db.drop_tables([ApiKey])
-    assert find(key[:-1] + other(key[-1])) is None
+    assert find(key[:-1] + ("b" if key[-1] == "a" else "a")) is None
     with pytest.raises(peewee.OperationalError):
         find(key)
-
-
-class Digest(str):
-    """A digest whose comparison tells by its time how much of it is right, so none is allowed."""
-
-    __hash__ = str.__hash__
-
-    def __eq__(self, other: object) -> bool:
-        raise AssertionError("compare digests with hmac.compare_digest")
 
 
 def test_digests_are_compared_in_constant_time(
     find: Find, key: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(auth, "digest", lambda key: Digest(api_keys.digest(key)))
-    assert find(key)
-
-
-def test_key_that_was_made_by_1_0_0_stays_valid(owner: User, find: Find) -> None:
-    digest = "fa01ea3c65f267241808e524548f61f62c03900537fa1661dd7e8de7a6567838"
-    with models.db.connection_context():
-        ApiKey.create(id="a" * 8, user=owner, name="ci", type="production", digest=digest)
-    assert find(f"sk_live_{'a' * 8}_{'b' * 32}119ada")
+    monkeypatch.setattr(auth, "compare_digest", lambda first, second: False)
+    assert not find(key), "its row was found, and nothing else may compare digests"
 
 
 def test_unlisted_tier_is_treated_as_free_and_logged_once(
@@ -173,12 +132,3 @@ def test_unlisted_tier_is_treated_as_free_and_logged_once(
             assert answer.headers["RateLimit-Policy"].startswith('"free";')
     lines = [f"RATE_LIMITS has no tier {tier}; its keys are treated as free" for tier in tiers]
     assert caplog.messages == lines
-
-
-def test_nothing_is_left_in_a_tier_with_a_lower_limit_than_what_is_used(
-    client: FlaskClient, key: str
-) -> None:
-    assert change(key, tier="five", used=7, reset=int(time.time()) // DAY * DAY + DAY)
-    answer = client.get(STATS, headers={"X-API-Key": key})
-    assert (answer.status_code, answer.get_json()["requests_remaining"]) == (200, 0)
-    assert answer.headers["X-RateLimit-Remaining"] == "0"

@@ -51,11 +51,14 @@ def test_only_what_is_a_bug_is_logged_as_one(
     monkeypatch.setattr(outage.log, "filters", [])
     view = mock.Mock(side_effect=error)
     app.add_url_rule(path, path, lambda: view())
-    answer = app.test_client().get(path)
+    answer = app.test_client().get(f"{path}?api_key=private")
     assert answer.status_code == status
     assert ("Retry-After" in answer.headers) == (status == 503)
     assert "".join(caplog.messages).startswith(line)
     assert bool(caplog.messages) == bool(line)
+    assert ("Traceback" in caplog.text) == (status == 500)
+    assert "private" not in caplog.text
+    assert not [text for text in ("private", *map(str, error.args)) if text in answer.text]
 
 
 @pytest.mark.parametrize(
@@ -93,24 +96,19 @@ def test_any_abort_is_a_problem_with_the_words_of_the_view(
         ABORTS[library](status, "Not on Mondays.")
         raise AssertionError
 
-    described = {}
+    codes = {}
     for status in werkzeug.exceptions.default_exceptions.keys() - {405, 416}:
         answer = client.get(f"/api/aborting/{status}")
         assert (answer.status_code, answer.mimetype) == (status, "application/problem+json")
         body = answer.get_json(force=True)
         assert (body["type"], body["status"]) == ("about:blank", status)
         assert body["detail"] == "Not on Mondays."
-        described[status] = (body["title"], body["code"])
+        codes[status] = body["code"]
         page = client.get(f"/aborting/{status}")
-        assert "Unknown" not in page.text
         assert (page.status_code, "Not on Mondays." in page.text) == (status, True)
-    for status, title, code in (
-        (400, "Bad Request", "bad_request"),
-        (409, "Conflict", "conflict"),
-        (418, "I'm a teapot", "i'm_a_teapot"),
-        (503, "Service Unavailable", "unavailable"),
-    ):
-        assert described[status] == (title, code)
+    words = {400: "bad_request", 409: "conflict", 418: "i'm_a_teapot"}
+    words |= {500: "internal_error", 503: "unavailable"}
+    assert codes | words == codes
 
 
 @pytest.mark.parametrize(
@@ -131,16 +129,3 @@ def test_problem_may_have_any_status(
     body = answer.get_json(force=True)
     assert (answer.status_code, body["status"]) == (status, status)
     assert (body["title"], body["code"], body["detail"]) == (title, code, "Not on Mondays.")
-
-
-def test_a_bug_is_logged_and_leaks_nothing(
-    app: Flask, client: FlaskClient, key: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    app.add_url_rule("/api/bug", "bug", lambda: str(1 / 0))
-    answer = client.get("/api/bug?api_key=secret&q=private", headers={"X-API-Key": key})
-    body = answer.get_json(force=True)
-    assert (answer.status_code, body["code"]) == (500, "internal_error")
-    assert body["detail"] == "Something went wrong on our side."
-    assert "Traceback" in caplog.text
-    assert "/api/bug" in caplog.text
-    assert not any(word in caplog.text for word in ("secret", "private", key))

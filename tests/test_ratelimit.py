@@ -87,8 +87,13 @@ def test_mistake_is_quoted_with_an_example(part: str) -> None:
     assert str(mistake.value).startswith(repr(part))
 
 
-def test_mistake_in_the_list_is_named() -> None:
-    with pytest.raises(ValueError, match=r"^tier 'free' is given twice$"):
-        parse_quotas("free=1/hour,free=2/hour")
-    with pytest.raises(ValueError, match=r"^tier 'free' is missing$"):
-        parse_quotas("pro=1/hour")
+@pytest.mark.parametrize(
+    ("text", "mistake"),
+    [
+        ("free=1/hour,free=2/hour", "tier 'free' is given twice"),
+        ("pro=1/hour", "tier 'free' is missing"),
+    ],
+)
+def test_mistake_in_the_list_is_named(text: str, mistake: str) -> None:
+    with pytest.raises(ValueError, match=f"^{mistake}$"):
+        parse_quotas(text)

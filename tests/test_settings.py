@@ -4,7 +4,6 @@ import dataclasses
 import re
 import resource
 import sys
-from collections import defaultdict
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -13,20 +12,12 @@ import pytest
 from psycopg.conninfo import conninfo_to_dict
 
 import settings
-from app import create_app
-from helpers.described import ENDPOINTS
-from helpers.moment import MomentClient
-from helpers.paths import pages
-from helpers.server import sources
 from ratelimit import Quota
-from service.application import Service
 from settings import HERE, SettingsError, load
 
 POSTGRES = {"DATABASE_URL": "postgresql://localhost/demo"}
 
 
-# Where settings are loaded: for an app, and for gunicorn.
-STARTS = ("settings.py", "app.py", "server/lifecycle.py", "server/demo.py")
 HOURLY = Quota("free", 2, 3600)
 
 
@@ -52,12 +43,6 @@ RIGHT = [
     ("WEB_CONCURRENCY", "4", 4),
     ("SCRIPT_NAME", "/demo/v2", "/demo/v2"),
 ]
-# For the fixture `config`: each setting away from its default, in the same database.
-CHANGED = [
-    pytest.param({name: text}, id=f"{name}={text}")
-    for name, text, _ in RIGHT
-    if name != "DATABASE_URL"
-]
 
 
 @pytest.mark.parametrize(("variable", "text", "value"), RIGHT)
@@ -81,43 +66,6 @@ WRONG = {
     ],
     "SECRET_KEY": ["no UTF-8: \udcff", "fifteen letters"],
 }
-
-
-def test_environment_is_read_in_one_place() -> None:
-    """Elsewhere a variable would be neither checked at the start nor described."""
-    for path in [*HERE.glob("*.py"), *HERE.glob("[!bt.]*/*.py")]:
-        if path.relative_to(HERE).as_posix() not in ("settings.py", "server/demo.py"):
-            found = re.findall(r"\bos\.environ|\bgetenv\b|import.* environ\b", path.read_text())
-            assert not found, f"{path}: add a setting to settings.py, see CONTRIBUTING.md: {found}"
-
-
-def test_settings_are_loaded_where_the_service_starts() -> None:
-    """Elsewhere they might be those of another app, or be read before they can be given."""
-    for path in sources():
-        name = path.relative_to(HERE).as_posix()
-        loads = re.findall(r"\b(?<!json\.)load\(|settings\.load\b", path.read_text())
-        advice = "ask current_service.settings where the setting is needed"
-        assert not loads or name in STARTS, f"{path}: {advice}"
-
-
-def test_each_app_in_a_process_has_its_own_settings(
-    app: Service, config: settings.Settings, key: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A value that is kept in a module, or in a cache, would be that of the first one."""
-    read: dict[int, set[tuple[str, str]]] = defaultdict(set)
-
-    def record(self: settings.Settings, name: str) -> object:
-        read[id(self)].add((name, sys._getframe(1).f_code.co_name))
-        return object.__getattribute__(self, name)
-
-    other = create_app(dataclasses.replace(config))
-    monkeypatch.setattr(settings.Settings, "__getattribute__", record)
-    for each in (app, other):
-        for path in (*pages(app, "GET", "ada"), *ENDPOINTS):
-            MomentClient(each).get(path, headers={"X-API-Key": key})
-    first, second = read[id(app.settings)], read[id(other.settings)]
-    assert first == second, f"ask current_service.settings each time: {first ^ second}"
-    other.store.close()
 
 
 @pytest.mark.parametrize("variable", sorted(settings.VARIABLES))

@@ -12,7 +12,6 @@ import gevent
 import pytest
 from flask import Flask
 from gevent import socket as gsocket
-from gevent.event import Event
 from simple_websocket import ConnectionClosed, Server
 from werkzeug.test import create_environ
 from werkzeug.wrappers import Response
@@ -22,10 +21,8 @@ from helpers.documents import API, SOCKETS, resolved
 from helpers.paths import ECHO
 from helpers.rawsocket import PING, TEXT, UPGRADE, RawSocket, frame
 from helpers.stored import outage
-from service.application import Service, current_service
-from test_settings import CHANGED
+from service.application import Service
 from ws.connection import REASONS, SERVER_OPTIONS, CloseCode, WebSocket, plain_handshake
-from ws.connection import frame as text_frame
 from ws.open_sockets import Handler, open_sockets_of
 from ws.ticker import Ticker
 
@@ -143,40 +140,12 @@ def test_socket_that_was_admitted_while_a_stop_began_closes_with_1001(
     assert peer.frame().close_code == 1001
 
 
-def test_client_that_ignores_the_close_is_cut(
-    serving: Serving, peer: RawSocket, app: Service
-) -> None:
-    """Also while the handler waits for something else."""
-    other = Event()
-    served = serving(mock.Mock(side_effect=lambda ws: other.wait()))
-    gevent.idle()
-    open_sockets_of(app).shut_down()
-    assert peer.frame().close_code == 1001
-    assert peer.ended()
-    other.set()
-    served.get(timeout=30)
-
-
-def test_handler_that_returns_closes_1000(serving: Serving, peer: RawSocket) -> None:
-    served = serving(lambda ws: None)
-    found = peer.frame()
-    assert (found.close_code, found.reason) == (1000, REASONS[1000])
-    peer.sock.close()
-    served.get(timeout=30)
-
-
-def test_what_a_ticker_sends_may_be_a_number_of_the_service(
-    serving: Serving, peer: RawSocket
-) -> None:
-    serving(Ticker(lambda: text_frame(number=len(open_sockets_of(current_service).open))).stream)
-    assert peer.frame().json() == {"number": 1}
-
-
 def test_reasons_of_closes_are_described_and_short_enough() -> None:
     """wsproto would cut a longer one."""
     rows = SOCKETS["x-close-codes"].items()
     described = {int(code): row["reason"] for code, row in rows if "reason" in row}
     assert described == REASONS, "edit docs/asyncapi.json: x-close-codes: reason"
+    assert {int(code) for code, _ in rows} == {1000, 1002, 1007, *map(int, CloseCode)}
     assert max(len(reason.encode()) for reason in REASONS.values()) <= 123
 
 
@@ -184,30 +153,35 @@ BUG = mock.Mock(side_effect=ZeroDivisionError)
 
 
 @pytest.mark.parametrize(
-    ("handler", "error"),
+    ("handler", "code", "error"),
     [
-        pytest.param(BUG, "ZeroDivisionError", id="any"),
-        pytest.param(mock.Mock(side_effect=FileNotFoundError), "FileNotFoundError", id="OSError"),
-        pytest.param(Ticker(BUG).stream, "ZeroDivisionError", id="in what a ticker sends"),
+        pytest.param(lambda ws: None, 1000, "", id="none"),
+        pytest.param(BUG, 1011, "ZeroDivisionError", id="any"),
+        pytest.param(
+            mock.Mock(side_effect=FileNotFoundError), 1011, "FileNotFoundError", id="OSError"
+        ),
+        pytest.param(Ticker(BUG).stream, 1011, "ZeroDivisionError", id="in what a ticker sends"),
     ],
 )
-def test_bug_closes_1011_and_is_logged(
+def test_handler_that_ends_closes_and_its_bug_is_logged(
     serving: Serving,
     peer: RawSocket,
     caplog: pytest.LogCaptureFixture,
     handler: Handler,
+    code: int,
     error: str,
 ) -> None:
-    serving(handler)
+    served = serving(handler)
     found = peer.frame()
-    assert (found.close_code, found.reason) == (1011, REASONS[1011])
+    assert (found.close_code, found.reason) == (code, REASONS[code])
+    peer.sock.close()
+    served.get(timeout=30)
     assert error in caplog.text
     assert "private" not in caplog.text
 
 
-@pytest.mark.parametrize("config", [pytest.param({}, id="usual"), *CHANGED], indirect=True)
 @pytest.mark.parametrize("name", SOCKETS["channels"])
-def test_refusals_are_described_for_every_setting(app: Flask, new_key: NewKey, name: str) -> None:
+def test_refusals_are_described(app: Flask, new_key: NewKey, name: str) -> None:
     channel, advice = SOCKETS["channels"][name], f"edit docs/asyncapi.json: {name}: x-refusals"
     assert "x-refusals" in channel, f'{advice}: {{"$ref": "#/channels/echo/x-refusals"}} or "time"'
     listed = {

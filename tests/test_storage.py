@@ -14,19 +14,14 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-import gevent
 import peewee
-import psycopg
 import pytest
-from gevent.event import Event
-from gevent.selectors import GeventSelector
-from psycopg import waiting
 
 import models
 from accounts import api_keys
 from helpers.clock import Clock
-from helpers.postgresql import Cluster, connected
-from helpers.server import eventually, patience, writing
+from helpers.postgresql import Cluster
+from helpers.server import patience, writing
 from helpers.stored import change
 from models import DAY, HOUR, ApiKey, HourlyUsage, InvalidInput, User
 from ratelimit import Allowance, Limiter, Quota, Usage, window_end
@@ -45,16 +40,11 @@ POSTGRES = pytest.param("postgres", marks=pytest.mark.postgres)
 
 
 @pytest.fixture(params=["sqlite", POSTGRES])
-def place(
-    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Settings]:
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Settings]:
     """Each database in turn, with empty tables."""
     url = f"sqlite:///{tmp_path}/test.db"
     if request.param == "postgres":
         url = request.getfixturevalue("cluster").new_database()
-        # Other greenlets run while psycopg waits, as under gunicorn, where gevent patches all.
-        monkeypatch.setattr(waiting, "DefaultSelector", GeventSelector)
-        monkeypatch.setattr(waiting, "wait", waiting.wait_selector)
     settings = load({"DATABASE_URL": url})
     prepare_database(settings)
     with command_connection(settings):
@@ -148,70 +138,40 @@ def test_limiter_and_database_have_the_same_rule_for_a_window(
 def test_store_model_and_condition_agree_which_keys_have_ended(
     store: KeyStore, new_id: NewId
 ) -> None:
-    for end, rotated_at in ((None, None), (models.now() + 60, None), (None, 1)):
-        new_id(expires_at=end, rotated_at=rotated_at)
+    live_ids = [new_id(), new_id(expires_at=models.now() + 60), new_id(rotated_at=1)]
     many = [
         {"user": 1, "name": "ci", "type": "", "digest": f"{n}", "id": f"{n:08}"} for n in range(600)
     ]  # more than one query takes
-    expired_id = new_id(expires_at=models.now())
+    new_id(expires_at=models.now())
     with models.db.connection_context():
         ApiKey.insert_many(many).execute()
-        live = list(ApiKey.select().where(ApiKey.id != expired_id))
-        expired = ApiKey.get_by_id(expired_id)
-        keys = list(ApiKey.select())
-        assert [key for key in keys if key.has_expired] == [expired]
-        assert set(ApiKey.select().where(ApiKey.valid())) == set(live)
+        live = list(ApiKey.select().where(ApiKey.valid()))
+        (expired,) = ApiKey.select().where(~ApiKey.valid())
+    assert {key.id for key in live} == {*live_ids, *(row["id"] for row in many)}
+    assert [key for key in (expired, *live) if key.has_expired] == [expired]
     again = ApiKey(id=live[0].id, digest="of a row that was edited by hand")
     ended = [expired, ApiKey(id="deleted!", digest="deleted"), again]
     assert store.ended_digests(live + ended) == {key.digest for key in ended}
 
 
 def test_chart_has_each_request_once(store: KeyStore, new_id: NewId) -> None:
-    ids = sorted(new_id() for _ in range(2))
+    first, second = sorted(new_id() for _ in range(2))
     for hits in (1, 3):
-        for key_id in ids + ids[:1]:
-            for _ in range(hits):
-                store.hit(key_id, LONG._replace(limit=100))
-        assert remaining(store.hit(ids[0], LONG._replace(limit=1))) is None, "it is in no chart"
+        for key_id in (first, first, second) * hits:
+            assert store.hit(key_id, LONG._replace(limit=100))
+        assert remaining(store.hit(first, LONG._replace(limit=1))) is None, "it is in no chart"
         store.save()
     store.save()
     saved = by_hand("SELECT key_id, sum(requests) FROM hourly_usage GROUP BY key_id")
-    assert sorted(saved) == [(ids[0], 8), (ids[1], 4)]
-
-
-@in_postgres
-def test_chart_is_saved_in_the_order_of_its_table(
-    store: KeyStore, new_id: NewId, place: Settings
-) -> None:
-    """Or two processes that save the same keys would wait for each other."""
-    first, second = sorted(new_id() for _ in range(2))
-    for _ in range(2):
-        assert store.hit(second, LONG)
-        assert store.hit(first, LONG)
-        if not by_hand("SELECT 1 FROM hourly_usage"):
-            store.save()
-    take = "UPDATE hourly_usage SET requests = 0 WHERE key_id = %s"
-    waits = "SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
-    with psycopg.connect(str(place.database_url)) as other, ThreadPoolExecutor(1) as thread:
-        other.execute("SET lock_timeout = '0.2s'")
-        other.execute(take, [first])
-        saving = thread.submit(store.save)
-        eventually(lambda: by_hand(waits) or saving.done())
-        other.execute(take, [second])
-        other.rollback()
-        wait([saving])
+    assert sorted(saved) == [(first, 8), (second, 4)]
 
 
 def test_owner_comes_with_the_number_of_valid_keys(store: KeyStore, new_id: NewId) -> None:
     new_id(expires_at=models.now()), new_id(rotated_at=1)
     key = key_of(store, new_id())
-    owner = store.owner(key)
-    assert owner
-    *about, created_at, count = owner
-    assert (about, count) == ([key.user_id, "grace", "grace@example.com"], 2)
-    assert abs(created_at - models.now()) < 60
-    with models.db.connection_context():
-        ApiKey.delete().execute()
+    user_id, name, email, _, number = store.owner(key) or (0, "", "", 0, 0)
+    assert (user_id, name, email, number) == (key.user_id, "grace", "grace@example.com", 2)
+    by_hand("DELETE FROM api_key")
     assert store.owner(key) is None
 
 
@@ -238,25 +198,19 @@ def test_what_is_known_of_a_key_is_forgotten_by_the_store_itself(
     assert store.find(key_id) is None
 
 
-@in_postgres
 def test_row_whose_query_began_before_a_change_is_not_remembered(
     store: KeyStore, new_id: NewId, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    key_id, execute, may_go_on = new_id(), psycopg.Cursor.execute, Event()
-    assert store.hit(key_id, LONG), "there is a connection"
+    key_id, query = new_id(), store._query
 
-    def slow(cursor: Any, query: Any, values: Any = None, **how: Any) -> Any:
-        done = execute(cursor, query, values, **how)
-        may_go_on.wait()
-        return done
+    def query_while_it_changes(*sql: Any) -> Any:
+        rows = query(*sql)
+        store.clear_cache()
+        return rows
 
     with monkeypatch.context() as patch:
-        patch.setattr(psycopg.Cursor, "execute", slow)
-        finding = gevent.spawn(store.find, key_id)
-        gevent.sleep(0.1)
-        store.clear_cache()
-        may_go_on.set()
-        old = finding.get(timeout=30)
+        patch.setattr(store, "_query", query_while_it_changes)
+        old = store.find(key_id)
     assert old
     assert store.find(key_id) is not old
 
@@ -275,43 +229,26 @@ def test_nothing_that_a_store_asks_waits_for_connections_of_pages(
 def test_expired_keys_and_old_hours_are_deleted_after_a_save(
     store: KeyStore, new_id: NewId
 ) -> None:
-    lately, soon = models.now() - 1, models.now() + 60
-    kept = [new_id(created_at=0, last_used_at=1), new_id(rotated_at=1, expires_at=soon)]
-    gone = [new_id(expires_at=1), new_id(rotated_at=1, expires_at=lately)]
-    this = models.now() // HOUR * HOUR
+    soon, this = models.now() + 60, models.now() // HOUR * HOUR
+    kept = {new_id(created_at=0, last_used_at=1), new_id(rotated_at=1, expires_at=soon)}
+    new_id(expires_at=1), new_id(rotated_at=1, expires_at=models.now() - 1)
     with models.db.connection_context():
         for age in (0, 24, 26):
             HourlyUsage.create(hour=this - age * HOUR, key_id="a" * 8, requests=1)
     store.save()
     assert len(by_hand("SELECT 1 FROM api_key")) == 4, "without requests, the database may sleep"
-    store.hit(kept[0], LONG)
-    store.save()
-    assert [key_id for key_id in kept + gone if store.find(key_id)] == kept
-    later = new_id(expires_at=1)
-    store.hit(kept[0], LONG)
-    store.save()
-    assert store.find(later) is None, "it goes on"
+    for _ in range(2):  # it goes on
+        new_id(expires_at=1)
+        store.hit(min(kept), LONG)
+        store.save()
+        assert {key_id for (key_id,) in by_hand("SELECT id FROM api_key")} == kept
     hours = by_hand("SELECT hour FROM hourly_usage")
     assert {(this - hour) // HOUR for (hour,) in hours} == {24, 0}
 
 
-def test_each_look_deletes_more_old_hours_than_a_million_keys_make_between_two(
-    store: KeyStore,
-) -> None:
-    """Of 7200 saves an hour, 139 rows each; but not so many at once that others wait."""
-    rows = [{"hour": 0, "key_id": str(number), "requests": 1} for number in range(2000)]
-    with models.db.connection_context():
-        HourlyUsage.insert_many(rows).execute()
-    stored = "SELECT 1 FROM hourly_usage"
-    for _ in range(2):
-        before = len(by_hand(stored))
-        store.delete_old_rows()
-        assert 139 < before - len(by_hand(stored)) <= 1000
-
-
-def rotated(key: ApiKey) -> bool:
+def succeeds(make: Callable[[User, str], object], key: ApiKey) -> bool:
     with suppress(InvalidInput), transaction():
-        return bool(api_keys.rotate_key(key.user, key.id, 60))
+        return bool(make(key.user, key.id))
     return False
 
 
@@ -322,28 +259,20 @@ def test_of_rotations_at_once_one_makes_a_successor(place: Settings, new_id: New
         keys = [ApiKey.get_by_id(key_id) for _ in range(3)]
     with ThreadPoolExecutor(3) as threads:  # with SQLite, each transaction runs without a break
         run = map if place.sqlite else threads.map
-        assert sorted(run(rotated, keys)) == [False, False, True]
-    with models.db.connection_context():
-        assert ApiKey.select().count() == 2
-
-
-def created(key: ApiKey) -> bool:
-    with suppress(InvalidInput), transaction():
-        return bool(api_keys.create_key(key.user, "ci"))
-    return False
+        assert sorted(run(succeeds, [api_keys.rotate_key] * 3, keys)) == [False, False, True]
 
 
 @in_postgres  # which lets others work meanwhile
-@pytest.mark.parametrize("make", [rotated, created])
+@pytest.mark.parametrize("make", [api_keys.rotate_key, api_keys.create_key])
 def test_two_forms_at_once_do_not_both_make_the_last_key_of_a_user(
-    new_id: NewId, monkeypatch: pytest.MonkeyPatch, make: Callable[[ApiKey], bool]
+    new_id: NewId, monkeypatch: pytest.MonkeyPatch, make: Callable[[User, str], object]
 ) -> None:
     monkeypatch.setattr(api_keys, "MAX_KEYS", 3)
     with models.db.connection_context(), ThreadPoolExecutor(1) as thread:
         first, second = (ApiKey.get_by_id(new_id()) for _ in range(2))
         with models.db.atomic():
-            assert rotated(first)
-            other = thread.submit(make, second)
+            assert succeeds(api_keys.rotate_key, first)
+            other = thread.submit(succeeds, make, second)
             wait([other], timeout=0.5)  # it has to wait for the end of this transaction
         assert not other.result()
 
@@ -354,19 +283,6 @@ def test_transaction_is_alone_from_its_start(place: Settings) -> None:
     other, refused = sqlite3.connect(str(place.sqlite), timeout=0), sqlite3.OperationalError
     with closing(other), transaction(), pytest.raises(refused, match="locked"):
         other.execute("BEGIN IMMEDIATE")
-
-
-@in_sqlite
-def test_half_a_save_saves_nothing(store: KeyStore, new_id: NewId) -> None:
-    saved = "SELECT total, (SELECT sum(requests) FROM hourly_usage WHERE key_id = id) FROM api_key"
-    store.hit(new_id(), LONG)
-    by_hand("ALTER TABLE hourly_usage RENAME COLUMN requests TO away")
-    with pytest.raises(peewee.OperationalError):
-        store.save()
-    by_hand("ALTER TABLE hourly_usage RENAME COLUMN away TO requests")
-    assert by_hand(saved) == [(0, None)]
-    store.save()
-    assert by_hand(saved) == [(1, 1)]
 
 
 @in_sqlite
@@ -381,21 +297,14 @@ def test_usage_changed_by_hand_stays(store: KeyStore, new_id: NewId) -> None:
     assert key_of(store, key_id).usage == Usage(501, END, 4)
 
 
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    """The time by which windows are computed with PostgreSQL."""
-    monkeypatch.setattr(postgres, "time", moment := Clock())
-    monkeypatch.setattr(stores, "time", moment.time)
-    return moment
-
-
 @in_postgres
 @pytest.mark.parametrize("ahead", [1, 20, -20])
 @pytest.mark.parametrize("seconds", [60, HOUR, DAY])
 def test_clocks_that_differ_open_no_window_twice(
-    store: KeyStore, new_id: NewId, clock: Clock, seconds: int, ahead: int
+    store: KeyStore, new_id: NewId, monkeypatch: pytest.MonkeyPatch, seconds: int, ahead: int
 ) -> None:
     """Two processes, at the turn of a window: each admits as much as it can."""
+    monkeypatch.setattr(postgres, "time", clock := Clock())
     key_id, quota, granted = new_id(), Quota("free", 5, seconds), 0
     turn = window_end(time.time(), DAY)
     for moment in range(turn - 25, turn + 25, 2):
@@ -405,67 +314,36 @@ def test_clocks_that_differ_open_no_window_twice(
 
 
 @in_postgres
-def test_refusal_is_of_the_window_that_was_asked_about(
-    store: KeyStore, new_id: NewId, clock: Clock, monkeypatch: pytest.MonkeyPatch
+def test_request_that_finds_the_next_window_begun_is_counted_in_it(
+    store: KeyStore, new_id: NewId, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Although the next one has begun when the answer comes."""
-    key_id, quota = new_id(), Quota("once", 1, 60)
-    assert store.hit(key_id, quota)
-    monkeypatch.setattr(stores, "time", lambda: clock.now + 60)
-    refused = store.hit(key_id, quota)
-    assert refused
-    assert (refused.accepted, refused.remaining) == (False, 0)
-    assert refused.reset == window_end(clock.now, 60)
+    """Another process has begun it between the statement that refuses and the one that reads."""
+    turn, quota = window_end(time.time(), HOUR), Quota("free", 5, HOUR)
+    monkeypatch.setattr(postgres, "time", clock := Clock(turn - 0.1))
+    key_id, look_up = new_id(reset=turn, used=5), store._look_up
+
+    def turn_and_look_up(key_id: str) -> ApiKey | None:
+        clock.now = turn + 0.1
+        by_hand(f"UPDATE api_key SET reset = {turn + HOUR}, used = 1")
+        return look_up(key_id)
+
+    monkeypatch.setattr(store, "_look_up", turn_and_look_up)
+    assert remaining(store.hit(key_id, quota)) == 3
 
 
-@in_postgres
-def test_statement_that_waited_over_the_turn_goes_on_with_the_new_window(
-    store: KeyStore, new_id: NewId, clock: Clock, place: Settings
-) -> None:
-    key_id, quota, turn = new_id(), Quota("free", 5, HOUR), window_end(time.time(), HOUR)
-    clock.now = turn - 0.01
-    new = f"UPDATE api_key SET reset = {turn + HOUR}, used = 4 WHERE id = '{key_id}'"
-    with connected(str(place.database_url)) as other:
-        other.execute("BEGIN")
-        other.execute(new.encode())
-        hits = [gevent.spawn(store.hit, key_id, quota) for _ in range(2)]
-        gevent.sleep(0.03)
-        other.execute("COMMIT")
-        answers = [hit.get(timeout=30) for hit in hits]
-    assert {remaining(allowance) for allowance in answers} == {0, None}
-    assert {allowance.reset for allowance in answers} == {turn + HOUR}
-
-
-@in_postgres
-def test_chart_is_saved_with_the_next_save_that_succeeds(store: KeyStore, new_id: NewId) -> None:
-    """At the latest when the store is closed. A connection that failed is not used again."""
-    key_id, chart = new_id(), "SELECT sum(requests) FROM hourly_usage"
-    open_ones = "FROM pg_stat_activity WHERE datname = current_database()"
-    store.hit(key_id, LONG)
+def test_save_that_fails_saves_nothing_and_the_next_one_all(store: KeyStore, new_id: NewId) -> None:
+    """Which is at the latest when the store is closed."""
+    saved = "SELECT total, (SELECT sum(requests) FROM hourly_usage WHERE key_id = id) FROM api_key"
+    store.hit(key_id := new_id(), LONG)
     by_hand("ALTER TABLE hourly_usage RENAME TO away")
-    ((pid,),) = by_hand(f"SELECT pid {open_ones} AND pid <> pg_backend_pid()")
     with pytest.raises(peewee.PeeweeException):
         store.save()
-    eventually(lambda: by_hand(f"SELECT pid {open_ones} AND pid = {pid}") == [])
-    store.hit(key_id, LONG)
     by_hand("ALTER TABLE away RENAME TO hourly_usage")
     store.save()
-    assert by_hand(chart) == [(2,)]
+    assert by_hand(saved) == [(1, 1)]
     store.hit(key_id, LONG)
     store.close()
-    assert by_hand(chart) == [(3,)]
-
-
-@in_postgres
-def test_connections_that_the_server_has_closed_fail_no_request(
-    store: KeyStore, new_id: NewId
-) -> None:
-    """As after a restart. They are detected without a query."""
-    key_id, others = new_id(), "datname = current_database() AND pid <> pg_backend_pid()"
-    end_all = f"SELECT pg_terminate_backend(pid, 9000) FROM pg_stat_activity WHERE {others}"
-    for _ in range(2):
-        gevent.joinall([gevent.spawn(store.hit, key_id, LONG) for _ in range(5)], raise_error=True)
-        assert len(by_hand(end_all)) > 1
+    assert by_hand(saved) == [(2, 2)]
 
 
 @in_postgres
@@ -525,13 +403,10 @@ def test_role_that_may_create_nothing_can_start(cluster: Cluster, place: Setting
 )
 def test_useless_server_is_one_line(cluster: Cluster, right: str, wrong: str, reason: str) -> None:
     url = cluster.new_database().replace(right, wrong, 1)
-    with pytest.raises(SettingsError) as refusal:
+    with pytest.raises(SettingsError, match=f"^DATABASE_URL: PostgreSQL: .*{reason}") as refusal:
         prepare_database(load({"DATABASE_URL": url}))
-    line = str(refusal.value)
-    assert line.startswith("DATABASE_URL: PostgreSQL: ")
-    assert reason in line
-    assert "\n" not in line
-    assert cluster.password not in line
+    assert "\n" not in str(refusal.value)
+    assert cluster.password not in str(refusal.value)
 
 
 @pytest.mark.parametrize("encoding", ["SQL_ASCII", "LATIN1", "EUC_JP", "UTF8"])

@@ -7,7 +7,6 @@ import re
 import secrets
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from html import unescape
 from itertools import product
 from pathlib import Path
@@ -15,25 +14,21 @@ from typing import Any
 from unittest import mock
 
 import pytest
-from flask import Flask, abort
+from flask import Flask
 from flask.testing import FlaskClient
-from peewee import OperationalError
 from werkzeug.exceptions import TooManyRequests
 from werkzeug.test import TestResponse
 
-import app as service
 import models
 import settings
 from accounts import api_keys, passwords, users
 from helpers.clock import Clock
-from helpers.described import ENDPOINTS, NONSENSE
+from helpers.described import ENDPOINTS
 from helpers.paths import (
     ECHO,
     KEYS,
-    ME,
     PROFILE,
     SECURITY,
-    STATS,
     STATUS,
     TEST,
     TIME,
@@ -41,12 +36,10 @@ from helpers.paths import (
     YEAR,
     pages,
 )
-from helpers.server import sources
-from helpers.stored import HIDDEN, add_hidden_user, change, count, row
-from models import DAY, HOUR, ApiKey, HourlyUsage, User
+from helpers.stored import HIDDEN, add_hidden_user, change, count, hidden_rows, row, snapshot
+from models import DAY, ApiKey, HourlyUsage, User
 from ratelimit import Limiter
 from service.application import Service
-from web import throttles
 
 PASSWORD = secrets.token_urlsafe()
 SECRET = re.compile(r"sk_(?:live|test)_\w{8}_\w{38}")
@@ -59,10 +52,9 @@ EVIL |= {"password": "chosen by Mallory", "current": PASSWORD}
 TYPED = {"username": "bob", "email": "bob@example.com", "password": PASSWORD, "current": PASSWORD}
 MARKUP = "<i>\"&'"
 ALLOWED_MARKUP = ("<i>@example.com", "https://example.com/<i>", "<i>long enough")  # by some rules
-WRONG = (*NONSENSE, "", "a\tb", "x" * 5000, "\0", MARKUP, *ALLOWED_MARKUP)
+WRONG = ("", "-1", "\u00b2", "9" * 30, "x" * 300, "a\tb", "\0", MARKUP, *ALLOWED_MARKUP)
 
 LogIn = Callable[[str], FlaskClient]
-Rows = dict[Any, list[dict[str, Any]]]  # by table
 
 
 @pytest.fixture
@@ -126,25 +118,18 @@ def routes(app: Flask, method: str) -> list[str]:
     return pages(app, method, "ada", *(key.id for key in stored_keys()))
 
 
-def snapshot() -> Rows:
-    with models.db.connection_context():
-        return {table: list(table.select().dicts()) for table in models.TABLES}
-
-
 # Signing up, logging in and out
 
 
-def test_closed_sign_ups_say_so(config: settings.Settings, app: Flask) -> None:
-    browser = service.create_app(replace(config, signups=False)).test_client()
-    console = browser.get("/").text
-    assert "sign-up" not in browser.get("/log-in").text + console
-    assert "create a free key" not in console
+@pytest.mark.parametrize("config", [{"SIGNUPS": "closed"}], indirect=True)
+def test_closed_sign_ups_say_so(client: FlaskClient) -> None:
+    console = client.get("/").text
+    assert "sign-up" not in client.get("/log-in").text + console
     assert "Ask the operator of this service for an account" in console
-    for answer in [browser.get("/sign-up"), sign_up(browser, "ada")]:
+    for answer in [client.get("/sign-up"), sign_up(client, "ada")]:
         assert answer.status_code == 403
         assert "Sign-up is closed" in answer.text
     assert users.find_user("ada") is None
-    models.db.close_all()  # of this other app
 
 
 def test_every_failed_log_in_says_the_same(ada: FlaskClient, client: FlaskClient) -> None:
@@ -153,22 +138,11 @@ def test_every_failed_log_in_says_the_same(ada: FlaskClient, client: FlaskClient
         assert answer.status_code == 422
         assert "Wrong user name or password." in answer.text
     assert not is_logged_in(client)
-
-
-def test_log_in_replaces_the_session_so_fixation_fails(log_in: LogIn, ada: FlaskClient) -> None:
-    log_in("bob")
-    with ada.session_transaction() as session:
-        session["planted"] = "by Mallory"
-    data = {"username": " BOB@example.com", "password": PASSWORD}
-    assert ada.post("/log-in", data=data).status_code == 303
-    assert "Logged in as </span>bob" in ada.get("/").text
-    with ada.session_transaction() as session:
-        assert "planted" not in session
+    assert log_in_as(client, " ADA@example.com").location == SECURITY
 
 
 def test_log_out_is_a_form_that_may_be_sent_twice(ada: FlaskClient) -> None:
     assert ada.get("/log-out").status_code == 405
-    assert is_logged_in(ada)
     for _ in range(2):
         assert ada.post("/log-out").location == "/"
         assert not is_logged_in(ada)
@@ -185,52 +159,41 @@ def test_twenty_passwords_a_minute_are_hashed_for_a_caller(
     assert {log_in_as(app.test_client(), name, "wrong").status_code for name in names} == {422}
     assert log_in_as(app.test_client(), "ada").status_code == 303
     right = {"password": PASSWORD, "current": PASSWORD}
-    change, deletion = f"{SECURITY}/password", f"{PROFILE}/delete"
-    assert ada.post(change, data=right).status_code == 303
+    assert ada.post(f"{SECURITY}/password", data=right).status_code == 303
     monkeypatch.setattr(passwords, "_scrypt", mock.Mock(side_effect=AssertionError("hashed")))
     for refused in (
         log_in_as(app.test_client(), "ada"),
         sign_up(app.test_client(), "bob"),
-        ada.post(change, data=right),
-        ada.post(deletion, data=right),
+        ada.post(f"{SECURITY}/password", data=right),
+        ada.post(f"{PROFILE}/delete", data=right),
     ):
         assert refused.status_code == 429
         assert 1 <= int(refused.headers["Retry-After"]) <= 60
         assert re.search("Too many attempts.*Try again in [0-9]+ s", refused.text, re.DOTALL)
 
 
+def attempt(app: Flask, caller: int, name: str, password: str = "wrong") -> int:
+    """The status of a log-in from an address of its own."""
+    browser = app.test_client()
+    browser.environ_base["REMOTE_ADDR"] = f"192.0.2.{caller}"
+    return log_in_as(browser, name, password).status_code
+
+
 def test_one_address_locks_no_account_and_five_do(app: Flask, ada: FlaskClient) -> None:
     """What exceeds the limit of a caller does not count for the account, whatever its name is."""
-
-    def attempt(caller: int, name: str, password: str = "wrong") -> int:
-        browser = app.test_client()
-        browser.environ_base["REMOTE_ADDR"] = f"192.0.2.{caller}"
-        return log_in_as(browser, name, password).status_code
-
-    assert [attempt(1, "ada") for _ in range(60)] == [422] * 20 + [429] * 40
+    assert [attempt(app, 1, "ada") for _ in range(60)] == [422] * 20 + [429] * 40
     for caller in range(2, 6):
-        assert {attempt(caller, "ada") for _ in range(19)} == {422}
-    assert {attempt(6, "ADA@example.com") for _ in range(3)} == {422}
-    assert attempt(7, "ada", PASSWORD) == 303, "the hundredth"
+        assert {attempt(app, caller, "ada") for _ in range(19)} == {422}
+    assert {attempt(app, 6, "ADA@example.com") for _ in range(3)} == {422}
+    assert attempt(app, 7, "ada", PASSWORD) == 303, "the hundredth"
     form = {"username": "countess", "email": "ada@example.com"}
     assert ada.post(PROFILE, data=form).status_code == 303
-    assert attempt(7, "countess", PASSWORD) == 429
+    assert attempt(app, 7, "countess", PASSWORD) == 429
 
 
-def test_name_without_a_user_is_limited_as_an_account_is(
-    app: Flask, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Names share a bounded number of counters: with one, a caller is refused for another."""
-
-    def attempt(number: int, name: str) -> int:
-        browser = app.test_client()
-        browser.environ_base["REMOTE_ADDR"] = f"192.0.2.{number // 20}"
-        return log_in_as(browser, name).status_code
-
-    assert {attempt(n, "nobody" if n % 2 else "NOBODY") for n in range(100)} == {422}
-    assert (attempt(101, "Nobody"), attempt(102, "somebody")) == (429, 422)
-    monkeypatch.setattr(throttles, "BUCKETS", 1)
-    assert {attempt(20 * n, "anybody") for n in range(10, 31)} == {422, 429}
+def test_name_without_a_user_is_limited_as_an_account_is(app: Flask) -> None:
+    assert {attempt(app, n // 20, "nobody" if n % 2 else "NOBODY") for n in range(100)} == {422}
+    assert (attempt(app, 101, "Nobody"), attempt(app, 102, "somebody")) == (429, 422)
 
 
 def test_passwords_at_once_are_counted_before_they_are_hashed(
@@ -250,17 +213,6 @@ def test_passwords_at_once_are_counted_before_they_are_hashed(
     assert [answer.status_code for answer in answers] == [422] * 18 + [429] * 2
 
 
-def test_pages_and_views_hash_passwords_by_way_of_the_throttles() -> None:
-    """Commands and the demo, in which nobody guesses, do without."""
-    unthrottled = re.compile(r"\b(hash|verify)_password\(")
-    for file in sources():
-        where = str(file.relative_to(settings.HERE))
-        if where not in ("web/throttles.py", "accounts/passwords.py", "cli.py", "server/demo.py"):
-            assert not unthrottled.search(file.read_text()), (
-                f"{where}: use those of web/throttles.py"
-            )
-
-
 @pytest.mark.parametrize("path", ["/sign-up", "/log-out", f"{SECURITY}/keys"])
 def test_sixty_forms_a_minute_are_what_a_caller_sends(ada: FlaskClient, path: str) -> None:
     def send(address: str) -> int:
@@ -271,13 +223,9 @@ def test_sixty_forms_a_minute_are_what_a_caller_sends(ada: FlaskClient, path: st
     assert send("2001:db8:0:1::1") != 429
 
 
-def test_twenty_accounts_an_hour_are_what_an_address_makes(
-    app: Service,
-) -> None:
-    """A form with a mistake does not count."""
+def test_twenty_accounts_an_hour_are_what_an_address_makes(app: Service) -> None:
     clock = Clock()
     app.extensions["throttles"] = Limiter(clock.time)
-    assert sign_up(app.test_client(), "a").status_code == 422
     assert {sign_up(app.test_client(), f"user{n}").status_code for n in range(20)} == {303}
     clock.now += 60
     refused = sign_up(app.test_client(), "user20")
@@ -289,23 +237,15 @@ def test_twenty_accounts_an_hour_are_what_an_address_makes(
 def test_thirty_keys_an_hour_are_what_a_user_gets(
     app: Service, log_in: LogIn, ada: FlaskClient
 ) -> None:
-    """Rotated and revoked keys count; a form with a mistake does not."""
+    """The successors of keys count, too."""
     clock = Clock()
     app.extensions["throttles"] = Limiter(clock.time)
     for _ in range(15):
         clock.now += 60
-        assert create_key(ada, "").status_code == 422
-        key = secret_in(create_key(ada))
-        ada.post(f"{KEYS}/{secret_in(ada.post(f'{KEYS}/{key[8:16]}/successor'))[8:16]}/revoke")
-        ada.post(f"{KEYS}/{key[8:16]}/revoke")
-    assert count() == 0
-    assert create_key(ada).status_code == 429
-    clock.now += 60
-    key = secret_in(create_key(log_in("bob")))
+        ada.post(f"{KEYS}/{secret_in(create_key(ada))[8:16]}/successor")
     refused = create_key(ada)
-    assert refused.status_code == 429
-    assert int(refused.headers["Retry-After"]) == 3600 - 16 * 60
-    assert (count(), ask_api(ada, key).status_code) == (1, 200)
+    assert (refused.status_code, refused.headers["Retry-After"]) == (429, f"{3600 - 15 * 60}")
+    assert (create_key(log_in("bob")).status_code, count()) == (200, 31)
     clock.now += 3600
     assert create_key(ada).status_code == 200
 
@@ -337,7 +277,6 @@ def test_profile_is_saved_or_else_not_shown_as_ones_own(log_in: LogIn, ada: Flas
     form = {"username": "countess", "email": "ada@lovelace.example"}
     saved = ada.post(PROFILE, data=form, follow_redirects=True)
     assert "Your profile is saved." in saved.text
-    assert "Your profile is saved." not in ada.get(PROFILE).text
     assert "Logged in as </span>countess<" in saved.text
 
 
@@ -402,43 +341,23 @@ def test_new_key_is_shown_once(ada: FlaskClient, tmp_path: Path) -> None:
     assert not [file for file in tmp_path.glob("*") if secret[17:].encode() in file.read_bytes()]
 
 
-@pytest.mark.parametrize("path", [KEYS, f"{KEYS}/{{id}}/successor"])
-def test_key_is_shown_although_the_database_is_gone_once_it_is_stored(
-    ada: FlaskClient, monkeypatch: pytest.MonkeyPatch, path: str
-) -> None:
-    create_key(ada)
-    pool = models.db.obj
-    commit = pool.commit
-
-    def commit_and_be_gone() -> None:
-        commit()
-        monkeypatch.setattr(pool, "execute_sql", mock.Mock(side_effect=OperationalError("gone")))
-
-    monkeypatch.setattr(pool, "commit", commit_and_be_gone)
-    form = {"name": "ci", "type": "production"}
-    assert secret_in(ada.post(path.format(id=stored_keys()[0].id), data=form))
-
-
 def test_form_sent_again_makes_no_second_key_and_says_what_the_first_one_made(
     log_in: LogIn, ada: FlaskClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also when that was the last key that Ada could make."""
     monkeypatch.setattr(api_keys, "MAX_KEYS", 1)
-    found = re.search(r'name="nonce" value="(\w{8})"', ada.get(SECURITY).text)
-    assert found
-    secret = secret_in(create_key(ada, "ci", nonce=found[1]))
-    assert secret[8:16] != found[1], "nobody can choose the ID of a key"
+    (nonce,) = re.findall(r'name="nonce" value="(\w{8})"', ada.get(SECURITY).text)
+    secret = secret_in(create_key(ada, "ci", nonce=nonce))
     for _ in range(2):
-        again = create_key(ada, "cd", nonce=found[1])
+        again = create_key(ada, "cd", nonce=nonce)
         assert (again.status_code, again.location) == (303, SECURITY)
         page = ada.get(SECURITY).text
         assert "was already sent, and made the key “ci”" in page
-        assert f'name="nonce" value="{found[1]}"' not in page
-    assert create_key(log_in("bob"), nonce=found[1]).status_code == 200
+        assert f'name="nonce" value="{nonce}"' not in page
+    assert create_key(log_in("bob"), nonce=nonce).status_code == 200
     assert count() == 2
-    ask_api(ada, secret)
     ada.post(f"{KEYS}/{secret[8:16]}/revoke")
-    made_anew = secret_in(create_key(ada, nonce=found[1]))
+    made_anew = secret_in(create_key(ada, nonce=nonce))
     assert made_anew[8:16] != secret[8:16], "or it would have the counts of the revoked key"
 
 
@@ -446,14 +365,10 @@ def test_bad_field_makes_no_key_and_a_bad_name_keeps_what_was_chosen(ada: FlaskC
     assert create_key(ada, expires="x").status_code == 400
     chosen = {"type": "development", "limit": "five", "expires": "90 days"}
     answer = create_key(ada, "two\nlines", **chosen)
-    assert answer.status_code == 422
+    assert (answer.status_code, count()) == (422, 0)
     assert re.search('role="alert"><p[^>]* id="name-note">Give the key a name', answer.text)
-    assert re.findall('<input type="radio" name="type" value="(.*?)" checked>', answer.text) == [
-        "development"
-    ]
-    assert '<option value="five" selected>' in answer.text
-    assert '<option value="90 days" selected>' in answer.text
-    assert count() == 0
+    kept = re.findall('value="([^"]*)" (?:checked|selected)>', answer.text)
+    assert kept == [*chosen.values()]
 
 
 def test_key_has_the_limit_that_was_chosen_or_free(ada: FlaskClient) -> None:
@@ -481,46 +396,33 @@ def test_form_without_a_choice_of_limits_has_no_field_for_it(ada: FlaskClient) -
 
 
 def test_key_ends_when_it_was_told_to(ada: FlaskClient) -> None:
-    page = ada.get(SECURITY).text
+    form = ada.get(SECURITY).text
     lifetimes = {"never": None, "5 minutes": 300, "30 days": 30 * DAY, "90 days": 90 * DAY}
     for expires, seconds in (lifetimes | {"1 year": 365 * DAY}).items():
-        assert f'<option value="{expires}">' in page
+        assert f'<option value="{expires}">' in form
         made = row(secret_in(create_key(ada, expires=expires)))
         lifetime = made.expires_at and made.expires_at - made.created_at
         assert lifetime == (seconds and pytest.approx(seconds, abs=60)), expires
     assert ">in 5 min<span" in ada.get(SECURITY).text
 
 
+def test_list_says_when_a_key_was_last_used(ada: FlaskClient) -> None:
+    change(secret_in(create_key(ada)), last_used_at=120)
+    assert 'used <time datetime="1970-01-01T00:02:00Z"' in ada.get(SECURITY).text
+
+
 def test_key_that_has_expired_is_gone(ada: FlaskClient) -> None:
-    """Whether it has been deleted or not."""
-    for name, end in (("expired", -1), ("in its grace", 60)):
-        change(secret_in(create_key(ada, name)), rotated_at=1, expires_at=models.now() + end)
-    expired = next(key for key in stored_keys() if key.name == "expired")
-    page = ada.get(SECURITY).text
-    assert re.findall('<th scope="row">(.*?) <', page) == ["in its grace"]
-    for action in ("rename", "rotate", "revoke"):
-        form = {"rotate": "successor"}.get(action, action)
+    """Although its row is not deleted yet."""
+    change(key := secret_in(create_key(ada)), expires_at=models.now())
+    for action in ("rename", "successor", "revoke"):
         sent = {"data": {"name": "back again"}, "follow_redirects": True}
-        for answer in (
-            ada.get(f"{KEYS}/{expired.id}/{action}", follow_redirects=True),
-            ada.post(f"{KEYS}/{expired.id}/{form}", **sent),
-        ):
-            assert answer.request.path == SECURITY
-            assert "There is no such key: it was revoked, or has expired." in answer.text
-    assert expired.id not in ada.get(SECURITY).text
-
-
-def test_list_has_newer_keys_first_and_says_when_each_was_last_used(ada: FlaskClient) -> None:
-    for age, name in ((60, "b"), (60, "A"), (0, "new"), (120, "old")):
-        key = secret_in(create_key(ada, name))
-        change(key, created_at=models.now() - age, last_used_at=age)
-    page = ada.get(SECURITY).text.replace("\n", "")
-    assert re.findall(r'<th scope="row">(\w+)', page) == ["new", "A", "b", "old"]
-    assert 'used <time datetime="1970-01-01T00:02:00Z"' in page
+        answer = ada.post(f"{KEYS}/{key[8:16]}/{action}", **sent)
+        assert answer.request.path == SECURITY
+        assert "There is no such key: it was revoked, or has expired." in answer.text
+    assert key[8:16] not in ada.get(SECURITY).text
 
 
 def test_chart_shows_24_hours_of_all_keys_of_the_user(log_in: LogIn, ada: FlaskClient) -> None:
-    assert "the last 24 hours" not in ada.get(SECURITY).text
     create_key(ada)
     create_key(ada)
     this_hour = int(time.time()) // 3600 * 3600
@@ -555,31 +457,13 @@ def test_change_in_a_page_holds_from_the_next_request_on(ada: FlaskClient) -> No
     assert ask_api(ada, key).status_code == 200
     page = ada.get(SECURITY).text
     assert ("1 of 1,000" in page, "never used" in page) == (True, False)
-    refused = ada.post(f"{path_of(0)}/rename", data={"name": " "})
-    assert refused.status_code == 422
-    assert 'id="name-note">Give the key a name' in refused.text
+    assert ada.post(f"{path_of(0)}/rename", data={"name": " "}).status_code == 422
     renamed = ada.post(f"{path_of(0)}/rename", data={"name": " ci "}, follow_redirects=True)
     assert "The key “&lt;i&gt;” is now named “ci”." in renamed.text
     assert ask_api(ada, key).get_json()["api_key_name"] == "ci"
     revoked = ada.post(f"{path_of(0)}/revoke", follow_redirects=True)
     assert "The key “ci” is revoked." in revoked.text
     assert (ask_api(ada, key).status_code, count()) == (401, 0)
-
-
-def hidden_rows() -> list[dict[str, Any]]:
-    return [row for kept in snapshot().values() for row in kept if "HIDDEN" in row.values()]
-
-
-def test_form_of_another_site_makes_no_request_look_up_its_key_again(
-    ada: FlaskClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Anybody can send such forms, as fast as they like."""
-    monkeypatch.setattr("storage.key_store.monotonic", lambda: 0)
-    key = secret_in(create_key(ada, "ci"))
-    assert ask_api(ada, key).status_code == 200
-    assert change(key, name="edited by hand")
-    assert ada.post("/log-in", headers={"Sec-Fetch-Site": "cross-site"}).status_code == 403
-    assert ask_api(ada, key).get_json()["api_key_name"] == "ci"
 
 
 def test_nothing_of_another_user_is_shown_or_changed(app: Flask, log_in: LogIn) -> None:
@@ -627,28 +511,30 @@ def test_no_value_of_a_field_makes_a_page_fail_and_all_are_shown_as_text(
 ) -> None:
     """Each field of each form, one at a time; and no form sets what it does not show."""
     headers = {"X-API-Key": secret_in(create_key(ada, MARKUP))}
-    rows = snapshot()
+    before = snapshot()
     found = {}
     for user in ("", "ada"):
         for path in routes(app, "GET"):
             page = browser_of(app, user).get(path, follow_redirects=True, buffered=True)
             found.update({to: (user, fields) for to, fields in forms_of(page).items()})
     for to, (user, fields) in found.items():
-        for wrong in ({}, *({name: value} for name, value in product(fields, WRONG))):
+        for name, value in (("", ""), *product(fields, WRONG)):
             browser = browser_of(app, user)
-            data = dict.fromkeys(ApiKey._meta.columns, "mallory") | fields | wrong
+            data = dict.fromkeys(ApiKey._meta.columns, "mallory") | fields | {name: value}
             answers = [browser.post(to, data=data, follow_redirects=True)]
-            if answers[0].status_code == 200:
+            is_taken = answers[0].status_code == 200
+            assert is_taken or name or to == "/log-in", (
+                f"{to} refuses {fields}: add what it takes to TYPED in tests/test_web.py"
+            )
+            stored = [each.values() for kept in snapshot().values() for each in kept]
+            if is_taken and any(value in str(text) for texts in stored for text in texts):
                 for path in (*routes(app, "GET"), *ENDPOINTS):
                     answers.append(browser.get(path, headers=headers, buffered=True))
+            if is_taken:
                 check_texts()
-                restore(rows)
-            elif not wrong and to != "/log-in":
-                pytest.fail(
-                    f"{to} refuses {fields}: add what it takes to TYPED in tests/test_web.py"
-                )
+                restore(before)
             for answer in answers:
-                what = f"{str(wrong)[:60]} sent to {to}: {answer.request.path}"
+                what = f"{value[:60]!r} sent to {to} as {name}: {answer.request.path}"
                 assert answer.status_code < 500, f"{what} fails: use form_option or FIELD_RULES"
                 assert "<i>" not in answer.text or answer.is_json, f"{what} shows it as markup"
 
@@ -684,7 +570,7 @@ def fields_of(form: str) -> dict[str, str]:
     return {name: unescape(value) or "1" for name, value in fields.items() if name}
 
 
-def restore(rows: Rows) -> None:
+def restore(rows: dict[Any, list[dict[str, Any]]]) -> None:
     with models.db.connection_context(), models.db.atomic():
         for table in reversed(rows):
             table.delete().execute()
@@ -773,23 +659,20 @@ def test_host_is_no_longer_than_a_name_can_be(client: FlaskClient) -> None:
 
 def test_form_is_urlencoded(client: FlaskClient) -> None:
     form = b"username=ada&password=wrong+password"
-    for kind in ("multipart/form-data; boundary=a", "text/plain", "application/json"):
-        answer = client.post("/log-in", data=form, content_type=kind)
-        assert answer.status_code == 415
-        assert "A form must be sent as application/x-www-form-urlencoded." in answer.text
-    kind = "Application/X-WWW-Form-Urlencoded; charset=UTF-8"
-    assert client.post("/log-in", data=form, content_type=kind).status_code == 422
+    for kind, status in [
+        ("multipart/form-data; boundary=a", 415),
+        ("text/plain", 415),
+        ("application/json", 415),
+        ("Application/X-WWW-Form-Urlencoded; charset=UTF-8", 422),
+    ]:
+        assert client.post("/log-in", data=form, content_type=kind).status_code == status
 
 
 # What every page carries
 
 
-@pytest.fixture
-def static_urls(client: FlaskClient) -> list[str]:
-    return re.findall('"(/static/.*?)"', client.get("/").text)
-
-
-def test_everything_has_the_security_headers(client: FlaskClient, static_urls: list[str]) -> None:
+def test_everything_has_the_security_headers(client: FlaskClient) -> None:
+    static_urls = re.findall('"(/static/.*?)"', client.get("/").text)
     for path in ["/", "/log-in", "/nowhere", *static_urls]:
         with client.get(path) as answer, client.get(path, base_url="https://localhost") as secure:
             headers = answer.headers
@@ -801,6 +684,7 @@ def test_everything_has_the_security_headers(client: FlaskClient, static_urls: l
         assert policy == dict.fromkeys(ours, "'self'") | dict.fromkeys(nobody, "'none'")
         assert headers["Referrer-Policy"] == "same-origin"
         assert headers["X-Content-Type-Options"] == "nosniff"
+        assert "Access-Control" not in str(headers), "pages are for their own origin only"
 
 
 def test_time_is_not_read_aloud_every_second(client: FlaskClient) -> None:
@@ -811,18 +695,13 @@ def test_time_is_not_read_aloud_every_second(client: FlaskClient) -> None:
 def test_console_shows_what_is_added_to_the_descriptions(app: Flask, client: FlaskClient) -> None:
     described: dict[str, Any] = app.jinja_env.globals
     rest, sockets = described["openapi"], described["asyncapi"]
-    rest["paths"]["/api/v1/greetings/{name}"] = {
-        "get": {
-            "summary": "A `greeting` <i>",
-            "security": [{"apiKey": []}],
-            "parameters": [
-                {"name": "name", "in": "path", "example": "ada & co"},
-                {"name": "page", "in": "query", "example": 2},
-                {"name": "size", "in": "query", "example": 9},
-                {"name": "order", "in": "query"},
-            ],
-        }
-    }
+    parameters = [
+        {"name": "name", "in": "path", "example": "ada & co"},
+        {"name": "page", "in": "query", "example": 2},
+        {"name": "order", "in": "query"},
+    ]
+    get = {"summary": "A `greeting` <i>", "security": [{"apiKey": []}], "parameters": parameters}
+    rest["paths"]["/api/v1/greetings/{name}"] = {"get": get}
     for name, action in [("count", "send"), ("shout", "receive")]:
         sockets["channels"][name] = {"address": f"/api/v1/ws/{name}", "summary": "It is new."}
         operation = {"action": action, "channel": {"$ref": f"#/channels/{name}"}}
@@ -831,26 +710,29 @@ def test_console_shows_what_is_added_to_the_descriptions(app: Flask, client: Fla
     sockets["x-close-codes"]["4000"] = {"when": "Why not.", "then": "Do that."}
     page = unescape(client.get("/").text).replace("<wbr>", "")
     card = dict(re.findall('<article [^>]* id="(.*?)"(.*?)</art', page, re.DOTALL))
-    greeting = card["/api/v1/greetings/{name}"]
-    assert "A <code>greeting</code> <i>." in greeting
-    assert 'data-path="/api/v1/greetings/ada%20%26%20co?page=2&size=9"' in greeting
-    url = '"http://localhost/api/v1/greetings/ada%20%26%20co?page=2&size=9"'
-    assert f'curl -H "X-API-Key: $KEY" {url}' in greeting
-    assert f"requests.get({url}, headers=headers)" in greeting
-    assert f'curl -H "X-API-Key: $KEY" http://localhost{STATUS}' in card[STATUS], "as Try it does"
-    assert f"curl http://localhost{YEAR}" in card[YEAR]
-    count, shout = (card[f"/api/v1/ws/{name}"] for name in ("count", "shout"))
-    assert ("data-public" in count, "data-public" in shout) == (False, True)
-    assert ("API key<" in count, "public<" in shout) == (True, True)
-    assert f'data-check="{TEST}"' in count
-    assert ("<form" in count, "<form" in shout) == (False, True)
-    assert 'connect("ws://localhost/api/v1/ws/count?api_key=" + os.environ["KEY"])' in count
-    assert 'connect("ws://localhost/api/v1/ws/shout")' in shout
+    path = "/api/v1/greetings/ada%20%26%20co?page=2"
+    url = f'"http://localhost{path}"'
+    for card_id, texts in {
+        "/api/v1/greetings/{name}": (
+            "A <code>greeting</code> <i>.",
+            f'data-path="{path}"',
+            f'curl -H "X-API-Key: $KEY" {url}',
+            f"requests.get({url}, headers=headers)",
+        ),
+        STATUS: (f'curl -H "X-API-Key: $KEY" http://localhost{STATUS}',),  # as Try it does
+        YEAR: (f"curl http://localhost{YEAR}",),
+        "/api/v1/ws/count": (
+            "API key<",
+            f'data-check="{TEST}"',
+            'connect("ws://localhost/api/v1/ws/count?api_key=" + os.environ["KEY"])',
+        ),
+        "/api/v1/ws/shout": ("public<", "<form", 'connect("ws://localhost/api/v1/ws/shout")'),
+    }.items():
+        assert not [text for text in texts if text not in card[card_id]]
     rows = dict(re.findall("<dt>(.*?)</dt>\\s*<dd>(.*?)</dd>", page))
     assert rows["409 <code>conflict</code>"] == "Why. What."
     assert rows["4000"] == '<span id="close-4000">Why not.</span> Do that.'
     assert rows["<code>once</code>"] == "1 request per day"
-    assert rows["<code>pro</code>"] == "10,000 requests per hour"
 
 
 @pytest.mark.parametrize(
@@ -894,21 +776,12 @@ def test_pages_are_headed_as_the_links_that_lead_to_them(ada: FlaskClient) -> No
         assert f"<h1>{heading}</h1>" in page
 
 
-def test_form_says_what_a_type_sets_and_how_to_get_another_tier(ada: FlaskClient) -> None:
+def test_form_says_what_a_type_sets_and_no_page_names_a_command(ada: FlaskClient) -> None:
     page = re.sub("</?code>", "", ada.get(SECURITY).text)
     assert "sets the prefix only: sk_live_ for Production, sk_test_ for Development." in page
-    assert "For the tier pro, ask the operator of this service, and send the ID" in page
     pages = (settings.HERE / "web/templates").glob("*.html")
     advice = "visitors cannot run commands: name them in docs/operating.md"
     assert not [page.name for page in pages if "<code>flask" in page.read_text()], advice
-
-
-def test_pages_lead_to_what_the_console_explains(ada: FlaskClient) -> None:
-    console = ada.get("/").text
-    for page in ("/nowhere", SECURITY):
-        anchors = re.findall('href="/#(.*?)"', ada.get(page).text)
-        assert {"rate-limits", "errors", "close-codes"} == set(anchors)
-        assert all(f'id="{anchor}"' in console for anchor in anchors)
 
 
 def test_console_begins_with_links_to_its_parts(client: FlaskClient) -> None:
@@ -918,15 +791,13 @@ def test_console_begins_with_links_to_its_parts(client: FlaskClient) -> None:
     assert re.findall('<a href="#(.*?)">(.*?)</a>', links) == parts
 
 
-def test_cookie_is_out_of_reach_of_scripts_and_sites(client: FlaskClient) -> None:
-    answer = sign_up(client, "ada")
-    assert answer.location == SECURITY
-    parts = set(answer.headers["Set-Cookie"].split("; "))
-    assert {"HttpOnly", "SameSite=Lax"} <= parts
-    assert "Secure" not in parts
+@pytest.mark.parametrize("scheme", ["http", "https"])
+def test_cookie_is_out_of_reach_of_scripts_and_sites(ada: FlaskClient, scheme: str) -> None:
     form = {"username": "ada", "password": PASSWORD}
-    answer = client.post("/log-in", base_url="https://localhost", data=form)
-    assert "Secure" in answer.headers["Set-Cookie"].split("; ")
+    answer = ada.post("/log-in", base_url=f"{scheme}://localhost", data=form)
+    parts = {*answer.headers["Set-Cookie"].split("; ")}
+    assert {"HttpOnly", "SameSite=Lax"} <= parts
+    assert ("Secure" in parts) == (scheme == "https")
 
 
 def test_log_in_lasts_beside_other_cookies_of_the_host(ada: FlaskClient) -> None:
@@ -952,19 +823,6 @@ def test_unknown_page_is_an_error_in_the_layout(ada: FlaskClient) -> None:
     assert "Logged in as </span>ada" in answer.text
 
 
-def test_error_page_says_what_its_status_means(app: Flask, client: FlaskClient) -> None:
-    """Also one for which error.html has no words; the words of a view: test_problems.py."""
-    app.add_url_rule("/refusing", "refusing", lambda: abort(403))
-    app.add_url_rule("/later", "later", lambda: abort(501))
-    app.add_url_rule("/own", "own", lambda: ("<p>My own page.</p>", 404))
-    assert "<p>You don&#39;t have permission to do this." in client.get("/refusing").text
-    assert "<h1>Not Implemented</h1>" in client.get("/later").text
-    assert client.get("/own").text == "<p>My own page.</p>"
-    refused = client.post("/")
-    assert refused.status_code == 405
-    assert "This address does not accept POST requests." in refused.text
-
-
 @pytest.mark.parametrize(
     ("seconds", "words"),
     [(119, "119 s"), (120, "2 min"), (3541, "1 h"), (9372, "2 h 37 min"), (86400, "24 h")],
@@ -977,17 +835,6 @@ def test_error_page_says_how_long_to_wait(client: FlaskClient, seconds: int, wor
     assert 'back to <a href="/busy?next=/settings">the form</a>' in page
 
 
-def test_database_that_is_away_is_a_page_that_claims_no_log_out(
-    ada: FlaskClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(models.db.obj, "database", tmp_path)  # no file, but its folder
-    models.db.close_all()
-    answer = ada.get(SECURITY)
-    assert (answer.status_code, answer.headers["Retry-After"]) == (503, "1")
-    assert "its database cannot be used." in answer.text
-    assert "Log in" not in answer.text
-
-
 @pytest.mark.parametrize(("ahead", "is_valid"), [(59, True), (120, False), (-86_400, True)])
 def test_session_of_a_machine_whose_clock_is_ahead_is_valid(
     ada: FlaskClient, monkeypatch: pytest.MonkeyPatch, ahead: int, is_valid: bool
@@ -997,22 +844,3 @@ def test_session_of_a_machine_whose_clock_is_ahead_is_valid(
     log_in_as(ada, "ada")
     monkeypatch.undo()
     assert (ada.get(SECURITY).status_code == 200) == is_valid
-
-
-@pytest.mark.parametrize("number", [-(2**62), -1, 2**62])
-def test_row_that_was_edited_by_hand_makes_no_page_and_no_answer_a_bug(
-    ada: FlaskClient, number: int
-) -> None:
-    key = secret_in(create_key(ada))
-    columns = {"created_at", "last_used_at", "rotated_at", "total", "reset", "used"}
-    texts = dict.fromkeys(("name", "type", "tier"), "é\n\u2028<i>")
-    change(key, **dict.fromkeys(columns, number) | texts)
-    with models.db.connection_context():
-        User.update(created_at=number).execute()
-        HourlyUsage.create(hour=models.now() // HOUR * HOUR, key_id=key[8:16], requests=number)
-    pages_of_key = [f"{KEYS}/{key[8:16]}/{action}" for action in ("rename", "rotate", "revoke")]
-    for path in (SECURITY, PROFILE, *pages_of_key):
-        assert ada.get(path).status_code == 200, path
-    for path in (TEST, ME, STATS):
-        assert ada.get(path, headers={"X-API-Key": key}).status_code == 200, path
-    assert ada.post(f"{KEYS}/{key[8:16]}/successor").status_code in (200, 422)

@@ -50,9 +50,7 @@ def profile() -> str:
 @bp.post("/profile")
 @show_errors_on(profile)
 def save_profile() -> ResponseReturnValue:
-    fields = {"username": form_text("username"), "email": form_text("email")}
-    check_fields(**fields)
-    users.change(g.user, **fields)
+    users.change(g.user, username=form_text("username"), email=form_text("email"))
     return redirect_with_message("web.settings.profile", "Your profile is saved.")
 
 
@@ -131,7 +129,6 @@ def confirm_key_change(key_id: str, action: str) -> str:
 @show_errors_on(partial(confirm_key_change, action="rename"))
 def rename_key(key_id: str) -> ResponseReturnValue:
     old, name = own_key(key_id).name, form_text("name")
-    check_fields(name=name)
     api_keys.change_key(key_id, name=name)
     return redirect_with_message("web.settings.keys", f"The key “{old}” is now named “{name}”.")
 

@@ -2,14 +2,14 @@
 
 from contextlib import suppress
 
-from flask import Blueprint, Response, after_this_request, g, redirect, render_template, request
+from flask import Blueprint, Response, g, redirect, render_template, request
 from flask.typing import ResponseReturnValue
 from peewee import PeeweeException
 from werkzeug.exceptions import HTTPException
 
 import models
 from ratelimit import UNIT_NAMES, Limiter
-from service.application import Service, current_service
+from service.application import Service
 from service.problems import title_of
 from service.responses import is_api
 from service.timestamps import date_time, display
@@ -58,17 +58,6 @@ def before_page() -> None:
     g.errors = {}
     receive_form()
     load_user()
-    if request.method == "POST":  # but not after one that was refused: anybody can send those
-        after_this_request(clear_cache)
-
-
-def clear_cache(response: Response) -> Response:
-    """Make a changed key take effect at once.
-
-    This runs after each form, so change keys only in forms.
-    """
-    current_service.store.clear_cache()
-    return response
 
 
 @bp.after_app_request

@@ -192,8 +192,8 @@ class WebSocket:
     def _write_control(self, event: events.Event) -> None:
         """Write a ping, a pong or a close frame, unless the connection is closing.
 
-        This is the only place that does: wsproto makes no frame after the close frame. It never
-        waits, so the connection cannot begin to close meanwhile.
+        Nothing else may send control frames, because wsproto refuses to make one after the close
+        frame. This never waits, so the connection cannot begin to close meanwhile.
         """
         if not self.code:
             with suppress(OSError):
@@ -208,7 +208,7 @@ class WebSocket:
             self.close(CloseCode.ABNORMAL)
 
     def _disconnect(self) -> None:
-        """End the connection; a greenlet that is waiting for it goes on."""
+        """End the connection, which wakes any greenlet that waits for it."""
         with suppress(OSError):
             self._outbox.write()
             self._sock.shutdown(socket.SHUT_RDWR)

@@ -34,8 +34,8 @@ class OpenSockets:
         self.open: dict[WebSocket, ApiKey | None] = {}  # each with its key, if it has one
         self._count_by_caller: Counter[str] = Counter()  # by the key's id, or the client's address
 
-    def reserve(self, caller: str) -> None:
-        """Admit a socket of this caller; raises Problem if there is no room for it."""
+    def reserve(self, caller: str) -> str:
+        """Admit a socket of this caller, and return the caller; raises Problem without room."""
         if self.is_stopping or self._count_by_caller.total() >= self.limit:
             raise Problem(
                 503,
@@ -46,6 +46,7 @@ class OpenSockets:
         if self._count_by_caller[caller] >= self.limit_per_caller:
             raise Problem(429, "too_many_sockets", "You have too many sockets open.", headers=RETRY)
         self._count_by_caller[caller] += 1
+        return caller
 
     def release(self, caller: str) -> None:
         """Free what was reserved. A caller without sockets takes no memory."""
@@ -62,8 +63,7 @@ class OpenSockets:
         if self.is_stopping:  # the stop began after this socket was admitted
             ws.close(CloseCode.GOING_AWAY)
         try:
-            if not ws.code:
-                handler(ws)
+            handler(ws)
             ws.close(CloseCode.NORMAL)  # unless it is closing already
         except ConnectionClosed:
             pass
@@ -153,8 +153,7 @@ class SocketBlueprint(Blueprint):
             # So that a 429 `too_many_sockets` has the headers of the limit, too.
             g.allowance = current_service.store.peek(g.key, auth.quota_of(g.key))
         caller = g.key.id if g.key else client_network(request.remote_addr)
-        open_sockets_of(current_app).reserve(caller)
-        g.caller = caller  # not earlier: `release` frees only what was reserved
+        g.reserved_for = open_sockets_of(current_app).reserve(caller)
         if g.key:
             auth.count_request(g.key)
         request.environ = plain_handshake(request.environ)  # which flask-sock reads
@@ -162,5 +161,5 @@ class SocketBlueprint(Blueprint):
 
 def release(error: BaseException | None) -> None:
     """Free what `_admit` reserved, however the request has ended."""
-    if "caller" in g:
-        open_sockets_of(current_app).release(g.caller)
+    if "reserved_for" in g:
+        open_sockets_of(current_app).release(g.reserved_for)

@@ -6,7 +6,6 @@ import re
 import textwrap
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from io import BytesIO
 from typing import Any
 from urllib.parse import quote, urlencode
 
@@ -60,8 +59,6 @@ class Operation:
 
     def __str__(self) -> str:
         return f"{self.method} {self.path}"
-
-    __repr__ = __str__
 
     @property
     def advice(self) -> str:
@@ -118,21 +115,13 @@ class Operation:
 
     def sent(self, value: Any) -> dict[str, Any]:
         """The arguments that let a test client send this body."""
-        kind, schema = self.body
+        kind, _ = self.body
         if not kind:
             return {}
-        if kind == "multipart/form-data":
-            parts = schema.get("properties", {})
-            files = {name for name in value if parts[name].get("format") == "binary"}
-            value = {
-                name: (BytesIO(str(text).encode()), "file") if name in files else text
-                for name, text in value.items()
-            }
-        elif kind.endswith("json"):
-            value = json.dumps(value)
-        elif kind == "application/x-www-form-urlencoded":
-            value = urlencode(value)
-        return {"data": value, "content_type": kind}
+        data = (
+            json.dumps(value) if kind.endswith("json") else value
+        )  # a form is encoded by werkzeug
+        return {"data": data, "content_type": kind}
 
 
 def operations(description: Any) -> Iterator[Operation]:

@@ -24,6 +24,17 @@ def resolved(part: Any, description: Any) -> Any:
     return part
 
 
+def socket_operations(name: str) -> list[Any]:
+    """What the clients of a channel send and receive."""
+    channel = {"$ref": f"#/channels/{name}"}
+    return [each for each in SOCKETS["operations"].values() if each["channel"] == channel]
+
+
+def needs_key(name: str) -> bool:
+    """Whether the socket of this channel does."""
+    return any(each.get("security") for each in socket_operations(name))
+
+
 def blocks(language: str, text: str = README) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
 

@@ -2,7 +2,7 @@
 
 import socket
 import time
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from typing import Any
 from unittest import mock
 
@@ -25,11 +25,12 @@ class MomentClient(FlaskClient):
 
     def open(self, *args: Any, buffered: bool = True, **kwargs: Any) -> TestResponse:
         calls = mock.Mock(side_effect=ConnectionRefusedError)
-        with ExitStack() as patches:
+        with (
             # As in the service, where gevent has patched it: other greenlets run meanwhile.
-            patches.enter_context(mock.patch("time.sleep", gevent.sleep))
-            patches.enter_context(mock.patch("socket.getaddrinfo", calls))
-            patches.enter_context(mock.patch.object(socket.socket, "connect", calls))
+            mock.patch("time.sleep", gevent.sleep),
+            mock.patch("socket.getaddrinfo", calls),
+            mock.patch.object(socket.socket, "connect", calls),
+        ):
             answer = super().open(*args, **kwargs)
             parts: list[bytes] = []
             end = time.monotonic() + MOMENT_SECONDS

@@ -1,10 +1,8 @@
 """Endpoints that the service lacks, with their description: what is added later may be like these.
 
-A body that is stored in a table of its own, a list, a row that is deleted, a download, a stream.
+A body that is stored in a table of its own, a list, a row that is deleted, a stream.
 """
 
-import csv
-import io
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -76,7 +74,9 @@ def create_note(key: ApiKey, allowance: Allowance) -> ResponseReturnValue:
 @bp.get("/notes")
 @require_api_key
 def list_notes(key: ApiKey, allowance: Allowance) -> ResponseReturnValue:
-    return {"notes": [as_json(note) for note in notes_of(key)]}
+    with models.db.connection_context():
+        notes = SampleNote.select().where(SampleNote.user == key.user_id).order_by(SampleNote.id)
+        return {"notes": [as_json(note) for note in notes]}
 
 
 @bp.delete("/notes/<int:note_id>")
@@ -87,14 +87,6 @@ def delete_note(key: ApiKey, allowance: Allowance, note_id: int) -> ResponseRetu
         if note_id >= 2**63 or not SampleNote.delete().where(is_own).execute():
             raise Problem(404)
     return "", 204
-
-
-@bp.get("/notes.csv")
-@require_api_key
-def download_notes(key: ApiKey, allowance: Allowance) -> ResponseReturnValue:
-    file = io.StringIO()
-    csv.writer(file).writerows((note.id, note.text) for note in notes_of(key))
-    return Response(file.getvalue(), mimetype="text/csv")
 
 
 @bp.get("/ticks")
@@ -109,13 +101,6 @@ def ticks(key: ApiKey, allowance: Allowance) -> ResponseReturnValue:
             gevent.sleep(0.5)
 
     return Response(stream_with_context(parts()), mimetype="text/event-stream")
-
-
-def notes_of(key: ApiKey) -> list[SampleNote]:
-    with models.db.connection_context():
-        return list(
-            SampleNote.select().where(SampleNote.user == key.user_id).order_by(SampleNote.id)
-        )
 
 
 def as_json(note: SampleNote) -> dict[str, object]:

@@ -3,7 +3,7 @@
 import re
 import sqlite3
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import Any
 from unittest import mock
 
@@ -26,10 +26,9 @@ def row(key: str) -> ApiKey:
 
 
 def change(key: str, **columns: object) -> bool:
-    with models.db.connection_context(), suppress(models.Changed):
-        api_keys.change_key(key[8:16], **columns)
-        return True
-    return False
+    with models.db.connection_context():
+        where = (ApiKey.id == key[8:16]) & ApiKey.valid()
+        return bool(ApiKey.update(**columns).where(where).execute())
 
 
 def count() -> int:

@@ -12,6 +12,7 @@ from helpers.server import Server, eventually
 
 POST = b"POST /api/v1/status HTTP/1.1\r\nHost: a\r\n"
 FORM = b"POST /log-in HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n"
+LONG_FORM = b"POST /log-in HTTP/1.1\r\nHost: a\r\nContent-Length: 100\r\n\r\n"
 EMPTY_CHUNKS = request_bytes(STATUS, {"Host": "a", "Transfer-Encoding": "chunked"}) + b"0\r\n\r\n"
 GARBAGE = {
     "TLS": b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(range(256)),
@@ -90,6 +91,15 @@ class TestGarbage:
         logged = len(server.log())
         request, status = ODD[name]
         assert server.send(request).status == status
+        assert "Traceback" not in server.log()[logged:]
+
+    @pytest.mark.parametrize("form", [FORM + b"64\r\n", LONG_FORM], ids=["chunks", "length"])
+    def test_form_that_ends_early_is_400(self, server: Server, form: bytes) -> None:
+        logged = len(server.log())
+        with RawSocket(server.port) as client:
+            client.send(form + b"username=ada")
+            client.sock.shutdown(socket.SHUT_WR)
+            assert client.answer().status == 400
         assert "Traceback" not in server.log()[logged:]
 
     def test_client_that_leaves_in_the_middle_is_no_traceback(self, server: Server) -> None:

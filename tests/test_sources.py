@@ -1,0 +1,35 @@
+"""Rules for the code of the service that no single behaviour would show."""
+
+import re
+
+import pytest
+
+from helpers.server import REPOSITORY, sources
+
+RULES = {
+    # Elsewhere a variable would be neither checked at the start nor described.
+    "add a setting to settings.py, see CONTRIBUTING.md": (
+        r"\bos\.environ|\bgetenv\b|import.* environ\b",
+        ["settings.py", "server/demo.py"],
+    ),
+    # Elsewhere they might be those of another app, or be read before they can be given.
+    "ask current_service.settings where the setting is needed": (
+        r"\b(?<!json\.)load\(|settings\.load\b",
+        ["settings.py", "app.py", "server/lifecycle.py", "server/demo.py"],
+    ),
+    # Commands and the demo, in which nobody guesses, do without.
+    "hash passwords by the functions of web/throttles.py": (
+        r"\b(hash|verify)_password\(",
+        ["web/throttles.py", "accounts/passwords.py", "cli.py", "server/demo.py"],
+    ),
+    # All of a row would undo what others have stored since it was read, such as counts.
+    "use save(only=[...]), or update": (r"(?<!self)\.save\((?!only=|force_insert=)", []),
+}
+
+
+@pytest.mark.parametrize("advice", RULES)
+def test_rule_holds_in_all_files_but_these(advice: str) -> None:
+    rule, exceptions = RULES[advice]
+    others = set(sources()) - {REPOSITORY / name for name in exceptions}
+    found = [str(file) for file in others if re.search(rule, file.read_text())]
+    assert not found, f"{advice}: {found}"
