@@ -58,7 +58,6 @@ GROUPS = {
 def pytest_addoption(parser: pytest.Parser) -> None:
     for name, what in GROUPS.items():
         parser.addoption(f"--{name}", action="store_true", help=f"run {what}")
-    parser.addoption("--walk-seed", type=int, help="repeat a walk of test_walk.py")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -67,24 +66,11 @@ def pytest_configure(config: pytest.Config) -> None:
         config.addinivalue_line("markers", f"{name}: {what}")
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    workers = config.getoption("numprocesses", None)  # of xdist; in them, and with -n 0, none
-    signal.signal(signal.SIGTERM, end_workers if workers else signal.default_int_handler)
     # Hundreds of processes start; each would compile all modules again where this is set.
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     sys.dont_write_bytecode = False
     os.environ["TZ"] = "Asia/Tokyo"  # so that a time that is not UTC's is noticed
     time.tzset()
-
-
-def end_workers(number: int, frame: object) -> None:
-    """As Ctrl-C, and in each worker, too: so fixtures stop the servers that they have started.
-
-    xdist lets a test that is running go on for 5 s, and kills its worker 5 s later.
-    """
-    with contextlib.suppress(OSError):  # of a worker that has ended, or without /proc
-        for pid in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split():
-            os.kill(int(pid), signal.SIGTERM)
-    raise KeyboardInterrupt
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
@@ -97,6 +83,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     left_out = [item for item in items if groups(item) - asked]
     config.hook.pytest_deselected(items=left_out)
     items[:] = [item for item in items if not groups(item) - asked]
+    items.sort(key=lambda item: item.get_closest_marker("long") is None)
     for item in items if "postgres" in asked else []:
         if mark := item.get_closest_marker("one_process"):
             item.add_marker(pytest.mark.skip(reason=mark.args[0]))
@@ -222,11 +209,8 @@ def key(new_key: NewKey) -> str:
 
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[Cluster]:
-    running = Cluster()
-    try:
+    with contextlib.closing(Cluster()) as running:
         yield running.start()
-    finally:
-        running.close()
 
 
 @pytest.fixture(scope="session")
@@ -243,13 +227,11 @@ def server(
     tmp_path_factory: pytest.TempPathFactory, storage: Callable[[], dict[str, str]]
 ) -> Iterator[Server]:
     """One real server for all tests that only talk to it."""
-    running = Server(tmp_path_factory.mktemp("server"), **{"RATE_LIMITS": TIERS} | storage())
-    try:
+    settings = {"RATE_LIMITS": TIERS} | storage()
+    with contextlib.closing(Server(tmp_path_factory.mktemp("server"), **settings)) as running:
         yield running.start()
-        running.close(signal.SIGTERM)
+        running.stop()
         assert "Traceback" not in running.log()
-    finally:
-        running.close()
 
 
 @pytest.fixture(scope="session")

@@ -430,11 +430,13 @@ def test_chart_shows_24_hours_of_all_keys_of_the_user(log_in: LogIn, ada: FlaskC
         ApiKey.update(last_used_at=this_hour).execute()
         for number, key in enumerate(ApiKey.select().order_by(ApiKey.user), 1):
             HourlyUsage.create(hour=this_hour - 3600, key_id=key.id, requests=1000 * number)
-        HourlyUsage.create(hour=this_hour - 24 * 3600, key_id=stored_keys()[0].id, requests=9)
+        for age, requests in {0: 5, 23: 7, 24: 9}.items():
+            hour = this_hour - age * 3600
+            HourlyUsage.create(hour=hour, key_id=stored_keys()[0].id, requests=requests)
     page = ada.get(SECURITY).text
-    assert "<strong>3,000</strong> requests, at most 3,000 in an hour" in page
+    assert "<strong>3,012</strong> requests, at most 3,000 in an hour" in page
     assert re.search('<svg class="chart"[^>]* aria-hidden="true">', page)  # not 24 images
-    assert re.findall("</time></th><td>(.*?)</td>", page) == ["0", "3,000", *["0"] * 22]
+    assert re.findall("</time></th><td>(.*?)</td>", page) == ["5", "3,000", *["0"] * 21, "7"]
 
 
 def test_rotation_that_is_sent_twice_leaves_a_way_to_a_new_key(ada: FlaskClient) -> None:

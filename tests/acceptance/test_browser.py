@@ -107,6 +107,7 @@ def style(locator: Page, name: str) -> str:
     return str(locator.evaluate("(element, name) => getComputedStyle(element)[name]", name))
 
 
+@pytest.mark.long
 def test_story_of_a_user(person: Browser, server: Server) -> None:
     """A key is copied, tried, rotated, and pasted; no reload and no way back makes or shows one."""
     sign_up(person, server)
@@ -174,10 +175,6 @@ def test_pages_work_without_a_script_and_without_a_mouse(page: Page, server: Ser
     assert works(page, new_key)
     press_on("link", "Done")
     assert listed(person) == 2
-    for go in [page.go_back] * 3 + [page.go_forward] * 3:
-        go()
-        expect(page.get_by_role("heading", level=1)).to_be_visible()  # not the browser's question
-    assert listed(person) == 2
     press_on("link", "Revoke plain")
     press_on("button", "Revoke this key")
     expect(page.get_by_text("The key “plain” is revoked.")).to_be_visible()
@@ -238,14 +235,9 @@ def test_chosen_shows_in_forced_colours(page: Page, server: Server) -> None:
 
 def states(page: Page, server: Server) -> Iterator[str]:
     person = Chromium(page)
-    for path in ["/", "/sign-up", "/nowhere", "/log-in"]:
+    for path in ["/", "/sign-up", "/log-in", "/nowhere"]:
         page.goto(path)
         yield path
-    person.type("User name or email", "nobody")
-    person.type("Password", PASSWORD)
-    page.get_by_role("main").get_by_role("button", name="Log in").click()
-    expect(page.get_by_role("alert")).to_be_visible()
-    yield "log-in with a message"
     sign_up(person, server, "quite-a-long-user-name")
     yield "no key"
     key = make_key(person, "n" * 64)
@@ -253,30 +245,23 @@ def states(page: Page, server: Server) -> Iterator[str]:
     person.expect("200 OK")
     person.click("Response headers")
     yield "new key, tried"
-    for action in ["Rotate", "Revoke"]:
-        page.goto(SECURITY)
-        page.get_by_role("link", name=action).first.click()
-        person.expect(f"{action} this key")
-        yield action
-        person.click(f"{action} this key")
-        person.expect({"Rotate": "works until", "Revoke": "is revoked"}[action])
-        yield f"{action}, done"
-    person.click("Show as table")
-    yield "keys"
-    make_key(person)
+    page.goto(SECURITY)
+    page.get_by_role("link", name="Rotate").click()
+    person.expect("Rotate this key")
+    yield "rotate"
+    person.click("Rotate this key")
+    person.expect("works until")
+    yield "successor"
     ada = '(SELECT max(id) FROM "user")'
     long = "name = ?, expires_at = created_at + 2592000"
     server.execute(f"UPDATE api_key SET {long} WHERE user_id = {ada}", "W" * 200)
     server.execute(f'UPDATE "user" SET username = username || ? WHERE id = {ada}', "W" * 200)
     page.goto(SECURITY)
+    person.click("Show as table")
     yield "long names"
     page.goto(PROFILE)
     yield "profile"
     page.goto("/")
-    page.get_by_label("API key", exact=True).fill("wrong")
-    expect(press(page, ME, "Try it")).to_contain_text("401")
-    expect(press(page, TIME, "Connect")).to_have_text(INVALID_KEY)
-    yield "console, refused"
     page.get_by_label("API key", exact=True).fill(key)
     expect(press(page, ME, "Try it")).to_contain_text("200 OK")
     expect(press(page, TIME, "Connect")).to_have_text("Connected")
@@ -295,12 +280,11 @@ FAULTS = """() => {
 }"""
 
 
-@pytest.mark.parametrize(("scheme", "width"), [("light", 360), ("dark", 768), ("dark", 1280)])
+@pytest.mark.skipif(not AXE.exists(), reason=f"no axe-core: {AXE} does not exist; set AXE to it")
+@pytest.mark.parametrize(("scheme", "width"), [("light", 360), ("dark", 1280)])
 def test_no_state_is_cut_off_and_axe_finds_nothing(
     page: Page, server: Server, scheme: str, width: int
 ) -> None:
-    if not AXE.exists():
-        pytest.skip(f"no axe-core: {AXE} does not exist; set AXE to the path of axe.min.js")
     page.set_viewport_size({"width": width, "height": 740})
     page.emulate_media(color_scheme=scheme)
     found = {}

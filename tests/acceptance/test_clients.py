@@ -1,15 +1,54 @@
-"""docs/testing-clients.md: its commands."""
+"""The service as clients meet it: fuzzing, a generated client, and docs/testing-clients.md."""
 
+import os
 import re
+import shutil
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 from conftest import StartServer
-from helpers.server import REPOSITORY, bash
+from helpers.documents import blocks, section
+from helpers.paths import TEST
+from helpers.server import REPOSITORY, Server, bash
 
 PAGE = (REPOSITORY / "docs/testing-clients.md").read_text()
+PATH = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+
+
+def run(*command: str, cwd: Path) -> str:
+    """What a program prints; it must succeed, and is skipped where it is not installed."""
+    if not shutil.which(command[0], path=PATH):
+        pytest.skip(f"{command[0]} is not installed: .ci/clients")
+    env = {**os.environ, "PATH": PATH}
+    done = subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("caller", ["with a key", "without a key", "over the limit"])
+def test_schemathesis_finds_nothing(server: Server, tmp_path: Path, caller: str) -> None:
+    key = server.new_key(tier="once" if caller == "over the limit" else "pro")
+    assert server.ask(TEST, X_API_Key=key).status == 200
+    headers = [] if caller == "without a key" else [f"--header=X-API-Key: {key}"]
+    options = ["--checks=all", "--max-examples=20", "--no-color", f"--url={server.url}"]
+    # Not the stateful phase: no response links to another, and sometimes it never ends.
+    options.append("--phases=examples,coverage,fuzzing")
+    run("schemathesis", "run", f"{REPOSITORY}/docs/openapi.json", *options, *headers, cwd=tmp_path)
+
+
+def test_a_generated_python_client_works(server: Server, server_key: str, tmp_path: Path) -> None:
+    page = section("Generated clients", PAGE)
+    (shell,), (python,) = blocks("sh", page), blocks("python", page)
+    program, *arguments = shell.replace("http://127.0.0.1:8000", server.url).split()
+    call = "from demo_client.api.protected import get_usage\nprint(get_usage.sync(client=client))"
+    given = f"url, key = {server.url!r}, {server_key!r}\n"
+    printed = run(program, *arguments, cwd=tmp_path)
+    called = run(sys.executable, "-c", f"{given}{python}{call}", cwd=tmp_path)
+    assert "WARNING" not in printed.upper()
+    assert "requests_remaining=" in called
 
 
 @pytest.mark.parametrize("start", ["**429.**", "**401.**", "A message of more than"])

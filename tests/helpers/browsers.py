@@ -8,6 +8,7 @@ import signal
 import subprocess
 import urllib.request
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -111,21 +112,16 @@ class Firefox(Browser):
         self._socket = self.wait(lambda: running.enter_context(connect(address)), "Firefox")
         self._ask("session.new", capabilities={})
         self._window = self._ask("browsingContext.getTree")["contexts"][0]["context"]
+        ask = partial(self._ask, context=self._window)
+        self.open = lambda url: ask("browsingContext.navigate", url=url, wait="complete")
+        self.reload = partial(ask, "browsingContext.reload", wait="complete")
+        self.back = partial(ask, "browsingContext.traverseHistory", delta=-1)
 
     def _ask(self, method: str, **parameters: object) -> Any:
         self._socket.send(json.dumps({"id": 1, "method": method, "params": parameters}))
         answer = json.loads(self._socket.recv(timeout=60))
         assert answer["type"] == "success", answer
         return answer["result"]
-
-    def open(self, url: str) -> None:
-        self._ask("browsingContext.navigate", context=self._window, url=url, wait="complete")
-
-    def reload(self) -> None:
-        self._ask("browsingContext.reload", context=self._window, wait="complete")
-
-    def back(self) -> None:
-        self._ask("browsingContext.traverseHistory", context=self._window, delta=-1)
 
     def evaluate(self, function: str, text: str) -> str:
         call: dict[str, Any] = {"functionDeclaration": function, "awaitPromise": False}
@@ -150,20 +146,13 @@ class WebKit(Browser):
         self._url = f"http://127.0.0.1:{port}/session"
         session = self.wait(lambda: self._ask("", capabilities={}), "WebKit")
         self._url += f"/{session['sessionId']}"
+        self.open = lambda url: self._ask("/url", url=url)
+        self.reload, self.back = partial(self._ask, "/refresh"), partial(self._ask, "/back")
 
     def _ask(self, path: str, **body: object) -> Any:
         data = json.dumps(body).encode()
         with urllib.request.urlopen(self._url + path, data, timeout=60) as answer:
             return json.load(answer)["value"]
-
-    def open(self, url: str) -> None:
-        self._ask("/url", url=url)
-
-    def reload(self) -> None:
-        self._ask("/refresh")
-
-    def back(self) -> None:
-        self._ask("/back")
 
     def evaluate(self, function: str, text: str) -> str:
         script = f"return ({function})(arguments[0])"

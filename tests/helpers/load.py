@@ -1,7 +1,7 @@
 """Load for tests: many connections that ask one after another, and what each was answered."""
 
-import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import NamedTuple
 
@@ -32,12 +32,8 @@ class Load:
         self.replies: list[Reply] = []
         self._port, self._keys, self._left, self._rest = port, keys, requests, rest
         self._end = time.monotonic() + LOAD_SECONDS
-        self._threads = [
-            threading.Thread(target=self._ask_in_turn, args=[number])
-            for number in range(connections)
-        ]
-        for thread in self._threads:
-            thread.start()
+        self._threads = ThreadPoolExecutor(connections)
+        self._threads.map(self._ask_in_turn, range(connections))
 
     def __enter__(self) -> "Load":
         return self
@@ -51,8 +47,7 @@ class Load:
         return self.join()
 
     def join(self) -> list[Reply]:
-        for thread in self._threads:
-            thread.join()
+        self._threads.shutdown()
         return self.replies
 
     def statuses(self, since: float = 0) -> set[int]:

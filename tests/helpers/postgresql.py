@@ -6,6 +6,7 @@ import secrets
 import shutil
 import signal
 import socket
+import socketserver
 import subprocess
 import tempfile
 import threading
@@ -18,7 +19,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from helpers.server import eventually, free_port, listens
+from helpers.server import eventually, free_port, listens, serving
 
 DEBIAN = Path("/usr/lib/postgresql")
 OPTIONS = {
@@ -45,6 +46,7 @@ class Cluster:
         """A new server, or one that follows the `primary` until `pg_promote` is called."""
         self._settings = OPTIONS | (options or {})
         self._binaries, self.port = binaries(), free_port()
+        self._frozen: list[int] = []
         self.password: str = primary.password if primary else secrets.token_hex()
         self._directory = Path(tempfile.mkdtemp(prefix="pg-"))
         self._options: dict[str, Any] = {"cwd": self._directory}
@@ -60,13 +62,10 @@ class Cluster:
         file = self._directory / "password"
         file.write_text(self.password)
         file.chmod(0o644)  # in a directory that is for its owner only
-        how = ["--auth-local=trust", "--auth-host=scram-sha-256", f"--pwfile={file}", "--no-sync"]
+        host = "trust" if options else "scram-sha-256"  # the nodes of a CitusCluster connect
+        how = ["--auth-local=trust", f"--auth-host={host}", f"--pwfile={file}", "--no-sync"]
         command = [str(self._binaries / "initdb"), "-D", "data", "-U", "demo", *how]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL, **self._options)
-
-    @property
-    def pid(self) -> int:
-        return self._process.pid
 
     @contextmanager
     def pooled(self) -> Iterator[int]:
@@ -93,10 +92,25 @@ class Cluster:
             finally:
                 process.kill()
 
-    def trust_this_machine(self) -> None:
-        """Ask for no password: the nodes of a CitusCluster connect to each other."""
-        file = self._directory / "data" / "pg_hba.conf"
-        file.write_text("local all all trust\nhost all all 127.0.0.1/32 trust\n")
+    @contextmanager
+    def far_away(self, seconds: float) -> Iterator[str]:
+        """A new database by way of a network on which whatever is sent takes these seconds."""
+
+        def carry(source: socket.socket, target: socket.socket) -> None:
+            with suppress(OSError):
+                while data := source.recv(65_536):
+                    time.sleep(seconds)
+                    target.sendall(data)
+                target.shutdown(socket.SHUT_WR)
+
+        class Relay(socketserver.BaseRequestHandler):
+            def handle(this) -> None:
+                with socket.create_connection(("127.0.0.1", self.port)) as server:
+                    threading.Thread(target=carry, args=(server, this.request)).start()
+                    carry(this.request, server)
+
+        with serving(socketserver.ThreadingTCPServer(("127.0.0.1", 0), Relay)) as relay:
+            yield self.new_database().replace(f":{self.port}/", f":{relay.server_address[1]}/")
 
     def start(self) -> "Cluster":
         options = [part for option in self._settings.items() for part in ("-c", "=".join(option))]
@@ -113,27 +127,27 @@ class Cluster:
         self._process.send_signal(signal.SIGINT)
         self._process.wait(timeout=20)
 
-    def kill(self) -> None:
-        """As at a lack of memory: every process ends at once."""
-        send(signal.SIGKILL, pids := self.freeze())
-        self._process.wait(timeout=20)
-        eventually(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids), 20)
-
-    def freeze(self) -> list[int]:
+    def freeze(self) -> None:
         """Stop all its processes; the kernel goes on accepting connections and data for them."""
         pid = self._process.pid
         os.kill(pid, signal.SIGSTOP)  # first, so that it makes no more children
         children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
         self._frozen = [pid, *map(int, children)]
-        send(signal.SIGSTOP, self._frozen)
-        return self._frozen
+        self._send(signal.SIGSTOP)
 
     def thaw(self) -> None:
-        send(signal.SIGCONT, self._frozen)
+        self._send(signal.SIGCONT)
+
+    def _send(self, number: signal.Signals) -> None:
+        for pid in self._frozen:
+            with suppress(ProcessLookupError):  # it has ended meanwhile
+                os.kill(pid, number)
 
     def close(self) -> None:
+        self.thaw()
         if self._process.poll() is None:
-            self.kill()
+            self._process.send_signal(signal.SIGQUIT)  # every process ends at once
+            self._process.wait(timeout=20)
         shutil.rmtree(self._directory)
 
     def url(self, database: str = "postgres") -> str:
@@ -161,13 +175,6 @@ class Cluster:
             return False
 
 
-def send(number: signal.Signals, pids: list[int]) -> None:
-    """Send a signal to each process that has not ended meanwhile."""
-    for pid in pids:
-        with suppress(ProcessLookupError):
-            os.kill(pid, number)
-
-
 def connected(url: str) -> "closing[psycopg.Connection[Any]]":
     """A connection on which each statement is a transaction of its own."""
     return closing(psycopg.connect(url, autocommit=True, connect_timeout=5))
@@ -182,7 +189,6 @@ class CitusCluster:
         options = {"shared_preload_libraries": "citus", "citus.node_conninfo": "sslmode=disable"}
         self.coordinator, *self.nodes = self.all = [Cluster(options=options) for _ in range(3)]
         for server in self.all:
-            server.trust_this_machine()
             server.start()
 
     def new_database(self) -> str:
@@ -200,60 +206,3 @@ class CitusCluster:
     def close(self) -> None:
         for server in self.all:
             server.close()
-
-
-class Network:
-    """Between a service and its server; it may be slow, and die silently, as a network does."""
-
-    def __init__(self, cluster: Cluster, delay: float = 0) -> None:
-        """Whatever is sent takes these seconds."""
-        self._delay = delay
-        self._cluster, self._deadly = cluster, None  # type: Cluster, bytes | None
-        self._ends: list[socket.socket] = []
-        self._dead = set[socket.socket]()
-        self._threads = [threading.Thread(target=self._accept)]
-        self._listener = socket.create_server(("127.0.0.1", free_port()))
-        self._threads[0].start()
-
-    def url(self, url: str) -> str:
-        """The same database, by way of this network."""
-        port = self._listener.getsockname()[1]
-        return url.replace(f":{self._cluster.port}/", f":{port}/")
-
-    def die(self, word: bytes = b"") -> None:
-        """Swallow everything of each connection whose client sends this word, from there on."""
-        self._deadly = word
-
-    def heal(self) -> None:
-        """Let new connections live; what is dead stays dead."""
-        self._deadly = None
-
-    def close(self) -> None:
-        for sock in (self._listener, *self._ends):
-            with suppress(OSError):
-                sock.shutdown(socket.SHUT_RDWR)
-        for thread in self._threads:
-            thread.join()
-        for sock in (self._listener, *self._ends):
-            sock.close()
-
-    def _accept(self) -> None:
-        with suppress(OSError):
-            while True:
-                client, _ = self._listener.accept()
-                server = socket.create_connection(("127.0.0.1", self._cluster.port))
-                self._ends += [client, server]
-                for ends in ((client, server, client), (server, client, client)):
-                    self._threads.append(threading.Thread(target=self._carry, args=ends))
-                    self._threads[-1].start()
-
-    def _carry(self, source: socket.socket, target: socket.socket, client: socket.socket) -> None:
-        with suppress(OSError):
-            while data := source.recv(65_536):
-                if source is client and self._deadly is not None and self._deadly in data:
-                    self._dead.add(client)
-                time.sleep(self._delay)
-                if client not in self._dead:
-                    target.sendall(data)
-            if client not in self._dead:
-                target.shutdown(socket.SHUT_WR)

@@ -3,13 +3,14 @@
 import base64
 import contextlib
 import json
-import os
 import re
 import socket
 import struct
 from email.parser import Parser
 from typing import Any, NamedTuple
 from urllib.parse import urlencode
+
+from websockets import frames
 
 CONTINUATION, TEXT, BINARY, CLOSE, PING, PONG = 0, 1, 2, 8, 9, 10
 UPGRADE = {
@@ -51,20 +52,7 @@ class Frame(NamedTuple):
 
 def frame(opcode: int, payload: bytes = b"", fin: bool = True, masked: bool = True) -> bytes:
     """The bytes of a WebSocket frame, allowed or not."""
-    head = bytes([fin << 7 | opcode])
-    size, mask_bit = len(payload), masked << 7
-    if size < 126:
-        head += bytes([mask_bit | size])
-    elif size < 1 << 16:
-        head += bytes([mask_bit | 126]) + struct.pack("!H", size)
-    else:
-        head += bytes([mask_bit | 127]) + struct.pack("!Q", size)
-    if not masked:
-        return head + payload
-    mask = os.urandom(4)
-    pattern = (mask * (size // 4 + 1))[:size]
-    mixed = int.from_bytes(payload, "big") ^ int.from_bytes(pattern, "big")
-    return head + mask + mixed.to_bytes(size, "big")
+    return frames.Frame(frames.Opcode(opcode), payload, fin).serialize(mask=masked)
 
 
 def close_frame(code: int | None = None) -> bytes:
@@ -137,10 +125,8 @@ class RawSocket:
         assert first & 0x70 == 0, "a reserved bit is set"
         assert second < 128, "a server masks nothing"
         size = second
-        if size == 126:
-            (size,) = struct.unpack("!H", self.read(2))
-        elif size == 127:
-            (size,) = struct.unpack("!Q", self.read(8))
+        if size > 125:
+            size = int.from_bytes(self.read(2 if size == 126 else 8), "big")
         return Frame(first & 0x0F, self.read(size))
 
     def closing_frame(self) -> Frame:
@@ -196,13 +182,10 @@ class RawSocket:
         self._buffer += data
 
 
-def handshake_bytes(
-    path: str, changes: dict[str, str | None] | None = None, version: str = "HTTP/1.1"
-) -> bytes:
+def handshake_bytes(path: str, changes: dict[str, str | None] | None = None) -> bytes:
     """A request for an upgrade; `changes` replace headers, None takes one away."""
     headers = {**UPGRADE, **(changes or {})}
-    present = {name: value for name, value in headers.items() if value is not None}
-    return request_bytes(path, present, version=version)
+    return request_bytes(path, {name: text for name, text in headers.items() if text is not None})
 
 
 def request_bytes(

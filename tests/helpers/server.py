@@ -9,13 +9,15 @@ import shlex
 import shutil
 import signal
 import socket
+import socketserver
 import sqlite3
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import psycopg
 import pytest
@@ -27,6 +29,8 @@ from helpers.rawsocket import Answer, RawSocket, form_bytes
 from models import PREFIXES
 from settings import PLATFORM_HOPS, VARIABLES, load
 from storage.database import prepare_database
+
+TcpServer = TypeVar("TcpServer", bound=socketserver.TCPServer)
 
 REPOSITORY = Path(__file__).parents[2]
 START_SECONDS = 30
@@ -88,6 +92,26 @@ def writing(database: str, sql: str) -> Iterator[None]:
         other.execute(sql)
         yield
         other.commit()
+
+
+@contextlib.contextmanager
+def serving(server: TcpServer) -> Iterator[TcpServer]:
+    """Meanwhile, a thread of this process serves."""
+    threading.Thread(target=server.serve_forever, args=(0.05,)).start()
+    try:
+        yield server
+    finally:
+        server.shutdown()
+        server.socket.close()  # `server_close` would wait for clients
+
+
+@contextlib.contextmanager
+def within(seconds: float) -> Iterator[None]:
+    """What is done here takes no longer, on a machine that is not busy."""
+    started = time.monotonic()
+    yield
+    took, limit = time.monotonic() - started, patience(seconds)
+    assert took < limit, f"{took:.1f} s, not {limit:.1f}"
 
 
 def patience(seconds: float) -> float:
@@ -237,14 +261,15 @@ class Server:
         eventually(self._answers, START_SECONDS, "the server did not answer")
         return self
 
-    def stop(self, how: signal.Signals = signal.SIGTERM) -> tuple[int, float]:
-        """Send the signal; returns the exit status and the seconds it took."""
-        started = time.monotonic()
+    def stop(self, how: signal.Signals = signal.SIGTERM) -> None:
+        """Send the signal; unless it is SIGKILL, the server ends in good order and in time."""
         if how == signal.SIGKILL:  # as a power cut: nobody is left to tidy up
             os.killpg(self.pid, how)
+            self.wait()
         else:
-            os.kill(self.pid, how)
-        return self.wait(), time.monotonic() - started
+            with within(5):
+                os.kill(self.pid, how)
+                assert self.wait() == 0
 
     def has_ended(self) -> bool:
         return self._process is not None and self._process.poll() is not None
@@ -258,10 +283,10 @@ class Server:
         os.kill(self.pid, signal.SIGWINCH)
         eventually(lambda: self.log_lines("winch"), what="gunicorn does not log its SIGWINCH")
 
-    def close(self, how: signal.Signals = signal.SIGKILL) -> None:
+    def close(self) -> None:
         """Leave nothing running, whatever the test did."""
         if self._process and self._process.poll() is None:
-            self.stop(how)
+            self.stop(signal.SIGKILL)
 
     def log(self) -> str:
         return self._log.read_text()

@@ -12,7 +12,7 @@ from conftest import StartServer
 from helpers.load import Load, accepted
 from helpers.paths import TEST, TIME
 from helpers.rawsocket import RawSocket
-from helpers.server import eventually, listens, newer_version, patience, writing
+from helpers.server import eventually, listens, newer_version, patience, serve_command, writing
 
 
 class TestSqlite:
@@ -40,33 +40,28 @@ class TestSqlite:
         assert seconds[-1] < 4, "who waits for a lock halts all: use BUSY_SECONDS"
         assert len(server.log_lines("database unavailable")) == 1
 
+    @pytest.mark.ci
     def test_moved_file_loses_nothing(self, start_server: StartServer, tmp_path: Path) -> None:
-        """Before the first request, and later; its name has what a URI would take apart."""
+        """Its name has what a URI would take apart."""
         file, away = tmp_path / "50%20 of a?b=c#d.db", tmp_path / "away"
-        server, key = start_server(DATABASE_URL=f"sqlite:///{file}", WEB_CONCURRENCY="1"), ""
-        for name in ("ada", "bob"):
-            file.rename(away)
-            if key:
-                assert server.ask(TEST, X_API_Key=key).status == 200
-            assert server.ask(f"/log-in?as={name}").status == 200
-            assert server.sign_up(f"{name}-away").status in (303, 503)
-            command = server.start_flask("key", "list")
+        server = start_server(DATABASE_URL=f"sqlite:///{file}", WEB_CONCURRENCY="1")
+        file.rename(away)
+        assert server.ask("/log-in").status == 200
+        assert server.sign_up("bob").status in (303, 503)
+        with server.start_flask("key", "list") as command:
             error = command.communicate(timeout=20)[1]
-            assert (command.returncode, error.count("\n"), file.exists()) == (1, 1, False)
-            assert f"{file} does not exist." in error
-            away.rename(file)
-            assert server.sign_up(name).status == 303
-            key = key or server.flask("key", "create", name, "test").strip()
-            assert server.ask(TEST, X_API_Key=key).status == 200
-        assert server.stop()[0] == 0
+        assert (command.returncode, error.count("\n"), file.exists()) == (1, 1, False)
+        assert f"{file} does not exist." in error
+        away.rename(file)
+        assert server.sign_up("ada").status == 303
+        key = server.flask("key", "create", "ada", "test").strip()
+        assert server.ask(TEST, X_API_Key=key).status == 200
+        server.stop()
         assert {path.name for path in tmp_path.glob("*.db*")} == {file.name, f"{file.name}-lock"}
-        with closing(sqlite3.connect(file)) as whole:
-            assert whole.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
-            assert whole.execute("SELECT total FROM api_key").fetchall() == [(3,)]
-            names = {name for (name,) in whole.execute("SELECT username FROM user")}
-            assert names >= {"ada", "bob"}
+        assert server.execute("PRAGMA integrity_check") == [("ok",)]
+        assert server.execute("SELECT total FROM api_key") == [(1,)]
 
-    @pytest.mark.parametrize("ends", [True, False])
+    @pytest.mark.parametrize("ends", [True, pytest.param(False, marks=pytest.mark.ci)])
     def test_stop_waits_for_a_lock(self, start_server: StartServer, ends: bool) -> None:
         server = start_server()
         key = server.new_key()
@@ -77,15 +72,13 @@ class TestSqlite:
                 # The worker closes its listener right before the last save.
                 eventually(lambda: not listens("127.0.0.1", server.port))
                 wait([stopping], timeout=0.5 if ends else None)
-            status, seconds = stopping.result()
+            stopping.result()
         assert answers == [200] * 2
-        assert status == 0
-        assert seconds < patience(5)
         lost = server.log_lines("the last save has failed: database is locked")
         assert len(lost) == (0 if ends else 1)
         assert server.start().total(key) == (2 if ends else 0)
 
-    @pytest.mark.parametrize("is_older", [False, True])
+    @pytest.mark.parametrize("is_older", [False, pytest.param(True, marks=pytest.mark.ci)])
     def test_file_is_complete_after_a_stop_although_another_program_has_it_open(
         self, start_server: StartServer, is_older: bool
     ) -> None:
@@ -98,12 +91,46 @@ class TestSqlite:
             if not is_older:
                 other.execute("COMMIT")
             assert server.ask(TEST, X_API_Key=key).status == 200
-            assert server.stop()[0] == 0
+            server.stop()
             alone = server.directory / "alone.db"
             shutil.copy(server.database, alone)
         with closing(sqlite3.connect(alone)) as copy:
             assert copy.execute("SELECT total FROM api_key").fetchall() == [(int(not is_older),)]
         assert bool(server.log_lines("its -wal file belongs to it")) == is_older
+
+    @pytest.mark.ci
+    def test_what_a_page_stores_is_flushed_and_so_is_what_a_checkpoint_moves(
+        self, start_server: StartServer, tmp_path: Path
+    ) -> None:
+        """But no count. What is flushed, as strace sees it, survives a power failure.
+
+        A checkpoint comes with the first save once the log (-wal) has 4 MiB.
+        """
+        if not shutil.which("strace"):
+            pytest.skip("strace is not installed")
+        options = ["-D", "-f", "-y", "-e", "trace=fsync,fdatasync", "-o", f"{tmp_path}/trace"]
+        server = start_server("strace", *options, *serve_command())
+        key, file = server.new_key(), server.database
+
+        def flushed(name: str) -> int:
+            return (tmp_path / "trace").read_text().count(f"{name}>")
+
+        def count(total: int) -> None:
+            assert server.ask(TEST, X_API_Key=key).status == 200
+            eventually(lambda: server.execute("SELECT total FROM api_key") == [(total,)])
+
+        assert server.sign_up("ada").status == 303  # which begins the log
+        log, rest = flushed(f"{file}-wal"), flushed(str(file))
+        assert server.sign_up("bob").status == 303
+        eventually(lambda: flushed(f"{file}-wal") > log)
+        log = flushed(f"{file}-wal")
+        count(1)
+        assert (flushed(f"{file}-wal"), flushed(str(file))) == (log, rest)
+        with closing(sqlite3.connect(file)) as other, other:
+            other.execute("PRAGMA wal_autocheckpoint = 0")
+            other.execute("UPDATE user SET password_hash = ? WHERE id = 1000", ["x" * 5_000_000])
+        count(2)
+        eventually(lambda: flushed(str(file)) > rest)
 
 
 class TestEither:
@@ -111,28 +138,21 @@ class TestEither:
 
     def test_limit_is_exact_over_64_connections(self, start_server: StartServer) -> None:
         """Over two processes with PostgreSQL; each number of requests left is told once."""
-        server = start_server(RATE_LIMITS="free=2500/day")
-        replies = Load(server.port, server.new_key(), connections=64, requests=3000).join()
+        server = start_server(RATE_LIMITS="free=1000/day")
+        replies = Load(server.port, server.new_key(), connections=64, requests=1500).join()
         assert {reply.status for reply in replies} == {200, 429}
-        assert sorted(reply.remaining for reply in accepted(replies)) == list(range(2500))
+        assert sorted(reply.remaining for reply in accepted(replies)) == list(range(1000))
 
+    @pytest.mark.ci
     def test_new_column_is_one_line(self, start_server: StartServer, tmp_path: Path) -> None:
-        """Beside an open write, for which the new version does not wait long, and nobody else."""
+        """The version before goes on with the same database."""
         colour = "colour = CharField(default='0', constraints=[SQL('DEFAULT 0')])"
         place = "place = BigIntegerField(null=True, index=True)"
         server, newer = start_server(), newer_version(tmp_path, colour, place)
-        file, wait = newer / "storage/sqlite.py", "COMMAND_SECONDS = "
-        file.write_text(file.read_text().replace(f"{wait}10", f"{wait}1"))
-        held, key = [server.new_key(tier="pro") for _ in range(2)]
-        change = f"UPDATE api_key SET name = 'new' WHERE id = '{held[8:16]}'"
-        with writing(server.env["DATABASE_URL"], change):
-            command = server.start_flask("user", "list", cwd=newer)
-            with Load(server.port, key, connections=1, requests=9000) as load:
-                _, error = command.communicate(timeout=30)
-        reason = "lock timeout" if server.postgres else "database is locked"
-        assert (error.count("\n"), reason in error, load.statuses()) == (1, True, {200})
-        assert server.start_flask("user", "list", cwd=newer).communicate(timeout=30)[1] == ""
-        new = server.flask("key", "create", "user0", "by the version before")
-        assert server.ask(TEST, X_API_Key=new.strip()).status == 200
+        key = server.new_key()
+        with server.start_flask("user", "list", cwd=newer) as command:
+            assert command.communicate(timeout=30)[1] == ""
+        new = server.flask("key", "create", "user0", "by the version before").strip()
+        assert [server.ask(TEST, X_API_Key=each).status for each in (key, new)] == [200, 200]
         assert set(server.execute("SELECT colour, place FROM api_key")) == {("0", None)}
         assert not server.log_lines("Traceback")

@@ -11,8 +11,8 @@ import pytest
 from conftest import StartServer
 from helpers.load import waits
 from helpers.paths import ECHO, STATUS, YEAR
-from helpers.rawsocket import CONTINUATION, TEXT, RawSocket, close_frame, frame, request_bytes
-from helpers.server import Server, eventually, patience, serve_command
+from helpers.rawsocket import TEXT, RawSocket, close_frame, frame, request_bytes
+from helpers.server import Server, eventually, patience, within
 
 ENDLESS = {
     "chunks": ({"Host": "a", "Transfer-Encoding": "chunked"}, b"1\r\nx\r\n" * 20_000),
@@ -21,12 +21,12 @@ ENDLESS = {
 
 
 @pytest.mark.parametrize("body", ENDLESS)
-@pytest.mark.parametrize("path", [STATUS, ECHO, "/log-in", "/", "/openapi.json", "/nothing"])
+@pytest.mark.parametrize("path", [STATUS, ECHO, "/log-in", "/"])
 def test_body_without_end_is_not_read(server: Server, path: str, body: str) -> None:
     """One whose length is not announced is ignored, unless a form is expected."""
     headers, part = ENDLESS[body]
     method = "POST" if path in (STATUS, "/log-in") else "GET"
-    ignored = {STATUS: 405, ECHO: 426, "/nothing": 404, "/log-in": 413}
+    ignored = {STATUS: 405, ECHO: 426, "/log-in": 413}
     status = 413 if body == "10 GB" else ignored.get(path, 200)
     with RawSocket(server.port) as client:
         client.send(request_bytes(path, headers, method) + part)
@@ -60,45 +60,20 @@ class TestTurns:
             assert (answer.status, answer.headers["Connection"]) == (200, "close")
             assert client.ended(), "a reset would end it with an error"
 
-    @pytest.mark.parametrize("refusal", ["403", "404", "415"])
-    def test_body_that_nobody_reads_ends_the_connection(
-        self, start_patched: StartServer, refusal: str
-    ) -> None:
-        """Although behind a proxy connections stay open for long: here, 10 s in place of 100."""
+    def test_body_that_nobody_reads_ends_the_connection(self, start_patched: StartServer) -> None:
+        """Although behind a proxy connections stay open for long: here, 10 s instead of 100."""
         patch = "keepalive //= 10; from server import worker; worker.SEND_SECONDS = 0.2"
         server = start_patched(patch, PROXY_HOPS="1")
-        with RawSocket(server.port) as idle:  # without a proxy, this would be 5 // 10 s
-            for seconds in (0, 0.5):
-                time.sleep(seconds)
-                assert idle.request(STATUS).status == 200
-        path = "/nothing" if refusal == "404" else "/log-in"
-        headers = {"Host": "a", "Content-Length": "16000"}
-        headers |= {"403": {"Origin": "null"}, "415": {"Content-Type": "text/plain"}}.get(
-            refusal, {}
-        )
-        with RawSocket(server.port) as client:
-            client.send(request_bytes(path, headers, "POST"))
-            assert str(client.answer().status) == refusal
-            started = time.monotonic()
+        headers = {"Host": "a", "Content-Type": "text/plain", "Content-Length": "16000"}
+        with server.connections(2) as (idle, client), within(5):
+            assert idle.request(STATUS).status == 200
+            client.send(request_bytes("/log-in", headers, "POST"))
+            assert client.answer().status == 415
             with contextlib.suppress(ConnectionError):
-                while time.monotonic() < started + 30:
+                for _ in range(1000):
                     client.send(b"x")
                     time.sleep(0.02)
-            assert time.monotonic() - started < patience(5)
-
-    def test_few_open_files_are_enough_for_many_connections(
-        self, start_server: StartServer
-    ) -> None:
-        limited = ["sh", "-c", 'ulimit -n 200; exec "$@"', "sh", *serve_command()]
-        server = start_server(*limited)
-        asked = request_bytes("/openapi.json", {"Host": "a"}) + request_bytes("/", {"Host": "a"})
-        with server.connections(250) as clients:
-            for client in clients:
-                client.send(asked * 20)
-            for client in clients[:60]:
-                assert client.answer().status == 200
-        assert server.ask(STATUS).status == 200
-        assert "Traceback" not in server.log()
+            assert idle.request(STATUS).status == 200  # without a proxy, it would end after 0.5 s
 
     def test_new_connections_are_answered_soon_beside_32_busy_ones(self, server: Server) -> None:
         """After few rounds of the busy ones, but not all in one: then an attack could be long."""
@@ -123,9 +98,10 @@ class TestHolding:
 
     @pytest.fixture
     def impatient(self, start_patched: StartServer) -> Server:
-        patch = "from service import request_checks; from server import worker; "
-        patch += "request_checks.BODY_SECONDS = 1; "
-        return start_patched(patch + "worker.SEND_SECONDS = 0.5; keepalive = 1")
+        return start_patched(
+            "from service import request_checks; from server import worker; keepalive = 1\n"
+            "request_checks.BODY_SECONDS, worker.SEND_SECONDS = 1, 0.5"
+        )
 
     def test_responses_that_are_not_read_end_the_connection(self, impatient: Server) -> None:
         """A client that reads slowly gets them all."""
@@ -153,12 +129,11 @@ class TestHolding:
     ) -> None:
         """A header that drips, also in a later request; a form that drips, and one that halts."""
         slow = request_bytes(STATUS, {"Host": "a" * 300})
-        with impatient.connections(4) as clients:
+        with within(4), impatient.connections(4) as clients:
             first, later, dripping, halted = clients
             assert later.request(STATUS).status == 200
             for form in (dripping, halted):
                 form.send(request_bytes("/log-in", {"Host": "a"} | framing, "POST") + part)
-            started = time.monotonic()
             with contextlib.suppress(ConnectionError):
                 for number in range(len(slow)):
                     for client in (first, later, dripping):
@@ -167,7 +142,6 @@ class TestHolding:
             assert [form.answer().status for form in (dripping, halted)] == [408, 408]
             for client in clients:
                 client.rest()
-        assert time.monotonic() - started < patience(4)
         assert "bug" not in impatient.log()
 
     def test_idle_connections_keep_nobody_out(self, start_patched: StartServer) -> None:
@@ -179,36 +153,24 @@ class TestHolding:
 
 
 class TestSockets:
-    # Without the garbage collector there stays a class that flask-sock makes for each socket.
-    @pytest.mark.parametrize(
-        ("patch", "left_kib"),
-        [("import gc; gc.disable()", 30), pytest.param("", 4, marks=pytest.mark.ci)],
-    )
     def test_of_closed_sockets_no_message_and_no_file_stays(
-        self, start_patched: StartServer, patch: str, left_kib: int
+        self, start_patched: StartServer
     ) -> None:
-        server = start_patched(patch)
+        server = start_patched("import gc; gc.disable()")
         unfinished = frame(TEXT, b"x" * 65_000, fin=False)
 
-        def open_and_close(count: int) -> None:
-            for number in range(count):
+        def open_and_close() -> None:
+            for number in range(300):
                 with RawSocket(server.port).open(ECHO) as client:
                     client.send(unfinished)
                     if number % 2:
                         client.send(close_frame(1000))
-                        assert client.frame().close_code == 1000
+                        assert client.close_code() == 1000
 
-        open_and_close(500)
+        open_and_close()
         files = Path(f"/proc/{server.worker_pid}/fd")
         before, open_files = server.resident_kib, len([*files.iterdir()])
-        open_and_close(500)
-        assert server.resident_kib - before < 500 * left_kib
+        open_and_close()
+        # Without the garbage collector there stays a class that flask-sock makes for each socket.
+        assert server.resident_kib - before < 300 * 30
         eventually(lambda: len([*files.iterdir()]) <= open_files)
-
-    def test_frames_of_a_client_that_left_are_dropped(self, start_patched: StartServer) -> None:
-        """Its kernel goes on sending; only what is sent to it shows that nobody is there."""
-        server = start_patched("from ws import connection; connection.PING_SECONDS = 0.5")
-        with RawSocket(server.port) as client:
-            client.open(ECHO).send(frame(TEXT, b"", fin=False))
-            client.fill(frame(CONTINUATION, fin=False) * 5000)
-        eventually(lambda: server.log_lines(": 1006"), 10)

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 import secrets
 import signal
 import sys
@@ -19,13 +20,13 @@ from helpers.server import (
     StartError,
     eventually,
     listens,
-    patience,
     random_key,
     serve_command,
     start_refusal,
 )
 
 PYTHON = sys.executable
+UNSUPPORTED = "is not supported; docs/deploying.md lists what is"
 ELSEWHERE = ["sh", "-c", 'cd / && exec "$@"', "sh"]
 in_ci = partial(pytest.param, marks=pytest.mark.ci)  # each of them starts a server, or tries to
 
@@ -50,10 +51,8 @@ def test_every_command_leads_to_the_same_server(tmp_path: Path, command: list[st
         assert server.ask(TEST, X_API_Key=key).status == 200
         without_version = f"GET {TIME}?api_key={key}\r\n\r\n".encode()
         assert server.send(without_version).status == 400
-        status, seconds = server.stop()
+        server.stop()
 
-    assert status == 0
-    assert seconds < patience(5)
     assert server.execute("SELECT total FROM api_key") == [(2,)]
     assert server.stored == {"service.db"}
     assert "Traceback" not in server.log()
@@ -63,36 +62,27 @@ def test_every_command_leads_to_the_same_server(tmp_path: Path, command: list[st
 
 
 @pytest.mark.parametrize(
-    ("command", "variable", "value"),
+    ("command", "settings", "words"),
     [
-        ("app.py", "WEB_CONCURRENCY", "auto"),
-        ("-m gunicorn", "DATABASE_URL", "sqlite:////no/such/directory/x.db"),
-        ("-m gunicorn", "SECRET_KEY", ""),
-        ("-m flask user list", "PORT", "http"),
+        in_ci("app.py", {"WEB_CONCURRENCY": "auto"}, "WEB_CONCURRENCY"),
+        in_ci("-m gunicorn", {"DATABASE_URL": "sqlite:////no/such/folder/x.db"}, "DATABASE_URL"),
+        ("-m gunicorn", {"SECRET_KEY": ""}, "SECRET_KEY .* python3 -c"),
+        in_ci("-m flask user list", {"PORT": "http"}, "PORT"),
+        ("-m gunicorn app:app --daem", {}, f"gunicorn: --daemon {UNSUPPORTED}"),
+        in_ci(
+            "-m gunicorn -k gevent app:app",
+            {"GUNICORN_CMD_ARGS": "--graceful-timeout=1"},
+            f"gunicorn: --graceful-timeout {UNSUPPORTED}",
+        ),
+        in_ci("app.py", {"GUNICORN_CMD_ARGS": "--reload"}, f"gunicorn: --reload {UNSUPPORTED}"),
+        ("-m flask run", {}, ".*run `.venv/bin/python app.py`"),
     ],
 )
-def test_wrong_setting_is_one_line(tmp_path: Path, command: str, variable: str, value: str) -> None:
-    settings = {"SECRET_KEY": secrets.token_hex()} | {variable: value}
-    message = start_refusal(command, tmp_path, **settings)
-    assert message.startswith(variable)
-    assert variable != "SECRET_KEY" or value or "python3 -c" in message
-
-
-@pytest.mark.parametrize(
-    ("command", "arguments", "option"),
-    [
-        ("-m gunicorn app:app --daem", "", "--daemon"),
-        in_ci("-m gunicorn -Dw1", "", "--daemon"),
-        in_ci("-m gunicorn -k gevent app:app", "--graceful-timeout=1", "--graceful-timeout"),
-        ("app.py", "--reload --log-config x", "--reload"),
-    ],
-)
-def test_refused_option_of_gunicorn_is_one_line(
-    tmp_path: Path, command: str, arguments: str, option: str
+def test_refused_start_is_one_line(
+    tmp_path: Path, command: str, settings: dict[str, str], words: str
 ) -> None:
-    settings = {"SECRET_KEY": secrets.token_hex(), "GUNICORN_CMD_ARGS": arguments}
-    message = start_refusal(command, tmp_path, **settings)
-    assert message == f"gunicorn: {option} is not supported; docs/deploying.md lists what is"
+    secret = {"SECRET_KEY": secrets.token_hex()}
+    assert re.match(words, start_refusal(command, tmp_path, **secret | settings))
 
 
 def test_supported_options_work_together(start_server: StartServer, tmp_path: Path) -> None:
@@ -113,7 +103,7 @@ def test_supported_options_work_together(start_server: StartServer, tmp_path: Pa
     assert "Invalid request" in log.read_text()
     eventually(lambda: "/sk_live_[redacted]" in access.read_text())
     assert server.log() == ""
-    assert server.stop()[0] == 0
+    server.stop()
 
 
 def test_tests_without_their_packages_are_one_line(tmp_path: Path) -> None:
@@ -130,10 +120,6 @@ def test_few_open_files_are_one_line(start_server: StartServer) -> None:
     line = "the limit on open files is below 128: run `ulimit -n 1024` as root"
     with pytest.raises(StartError, match=f"^exit status 1:\n{line}\n$"):
         start_server("sh", "-c", 'ulimit -n 127; exec "$@"', "sh", *serve_command())
-
-
-def test_flask_run_is_one_line_that_says_what_to_run(tmp_path: Path) -> None:
-    assert "run `.venv/bin/python app.py`" in start_refusal("-m flask run", tmp_path)
 
 
 @pytest.mark.one_process("only SQLite needs it")
@@ -155,10 +141,9 @@ class TestOneWorker:
         ("options", "line"),
         [
             ("--workers 3", "--workers must be 1 with SQLite"),
-            ("--workers 0", "--workers must be 1 with SQLite"),
-            pytest.param("-k sync", "--worker-class must be gevent", marks=pytest.mark.ci),
+            in_ci("-k sync", "--worker-class must be gevent"),
             ("--config=/dev/null", "needs its settings"),
-            ("--config=/dev/null --preload", "needs its settings"),
+            in_ci("--config=/dev/null --preload", "needs its settings"),
         ],
     )
     def test_other_command_lines_are_refused(
@@ -166,8 +151,7 @@ class TestOneWorker:
     ) -> None:
         with pytest.raises(StartError) as refused:
             start_server(*serve_command(), *options.split())
-        assert refused.value.status != 0
-        assert refused.value.output.count(line) == 1
+        assert (refused.value.status != 0, refused.value.output.count(line)) == (True, 1)
         assert "Traceback" not in refused.value.output
 
     def test_second_service_on_the_same_file_is_refused(self, start_patched: StartServer) -> None:

@@ -15,12 +15,14 @@ import pytest
 from conftest import StartServer
 from helpers.load import Load, accepted
 from helpers.paths import ECHO, STATUS, TEST, TIME
-from helpers.rawsocket import UPGRADE, RawSocket, handshake_bytes, request_bytes
-from helpers.server import Server, eventually, listens, patience, serve_command
+from helpers.rawsocket import UPGRADE, handshake_bytes, request_bytes
+from helpers.server import Server, eventually, listens, serve_command, within
 
 
 class TestStop:
-    @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+    @pytest.mark.parametrize(
+        "number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.ci)]
+    )
     def test_everybody_is_told_and_nothing_is_lost(
         self, start_server: StartServer, number: signal.Signals
     ) -> None:
@@ -30,85 +32,53 @@ class TestStop:
         with (
             ThreadPoolExecutor(1) as threads,
             server.connections(50) as sockets,
-            server.connections(4) as (silent, idle, under_way, slow),
+            server.connections(3) as (silent, idle, under_way),
         ):
             for place, client in enumerate(sockets):
                 client.open(f"{TIME}?api_key={key}" if place % 2 else ECHO)
-            form = {"Host": "a", "Content-Length": "8"}
-            slow.send(request_bytes("/log-out", form, "POST") + b"name")
-            assert idle.request(TEST, X_API_Key=key).status == 200  # by then, it has begun
             under_way.send(request_bytes(TEST, {"Host": "a", "X-API-Key": key})[:-2])
+            assert idle.request(TEST, X_API_Key=key).status == 200  # by then, it has begun
 
-            started = time.monotonic()
             stopping = threads.submit(server.stop, number)
-            codes = [sockets[0].close_code()]
-            under_way.send(b"\r\n")
-            codes += [client.close_code() for client in sockets[1:]]
-            told = time.monotonic() - started
+            with within(1):
+                assert sockets[0].close_code() == 1001
+                assert idle.request(TEST, X_API_Key=key).status == 200  # as long as others go on
+                under_way.send(b"\r\n")
+                assert {client.close_code() for client in sockets[1:]} == {1001}
             answer = under_way.answer()
-            assert idle.request(TEST, X_API_Key=key).status == 200  # as long as others go on
-            slow.send(b"=ada")  # a body may take its time
-            assert slow.answer().status == 303
             assert silent.ended()
-            status, seconds = stopping.result()
-
-        assert codes == [1001] * 50
-        assert told < patience(1)
+            stopping.result()
         assert (answer.status, answer.json()["success"]) == (200, True)
-        assert status == 0
-        assert seconds < patience(5)
         assert "Traceback" not in server.log()
         assert not server.log_lines("the last save has failed")
         assert server.start().total(key) == 25 + 3
 
-    def test_pending_connections_are_served_at_a_stop(self, start_server: StartServer) -> None:
-        """Not with pages, of which a busy machine may not make forty in the time of a stop."""
-        server = start_server()
-        with server.connections(40) as clients:
-            for client in clients:
-                client.send(request_bytes(STATUS, {"Host": "a"}))
-            os.kill(server.pid, signal.SIGTERM)
-            assert [client.answer().status for client in clients] == [200] * 40
-
-    def test_what_arrives_during_a_stop_is_answered(self, start_server: StartServer) -> None:
+    def test_what_arrives_before_and_during_a_stop_is_answered(
+        self, start_server: StartServer
+    ) -> None:
         """A handshake is refused; a body that is not read, or does not come, does no harm."""
         server = start_server()
-        with server.connections(4) as (told, late, large, halted):
+        with server.connections(40) as pending, server.connections(4) as clients:
+            told, late, large, halted = clients
             halted.send(request_bytes("/log-out", {"Host": "a", "Content-Length": "8"}, "POST"))
             told.open(ECHO)
             assert late.request(STATUS).status == large.request(STATUS).status == 200
-            request = handshake_bytes(ECHO)
-            late.send(request[:20])
+            late.send(handshake_bytes(ECHO)[:20])
+            for client in pending:
+                client.send(request_bytes(STATUS, {"Host": "a"}))
             os.kill(server.pid, signal.SIGTERM)
             assert told.close_code() == 1001
+            assert [client.answer().status for client in pending] == [200] * 40
             headers = {"Host": "a", "Content-Length": "16384"}
             large.send(request_bytes(STATUS, headers) + bytes(16_384))
             assert large.answer().status == 200
             assert large.ended(), "a reset would end it with an error"
-            late.send(request[20:])
+            late.send(handshake_bytes(ECHO)[20:])
             answer = late.answer()
             assert server.wait() == 0
-            assert server.postgres or server.stored == {"service.db"}, "it was not killed"
+        assert server.postgres or server.stored == {"service.db"}, "it was not killed"
         assert (answer.status, answer.json()["code"]) == (503, "too_many_sockets")
         assert int(answer.headers["Retry-After"]) >= 1
-
-    @pytest.mark.one_process("PostgreSQL counts before it answers")
-    def test_request_whose_count_would_be_lost_is_not_answered(
-        self, start_patched: StartServer, tmp_path: Path
-    ) -> None:
-        """It arrives after the last save, which has just ended."""
-        saved = tmp_path / "saved"
-        server = start_patched(SAVED.format(saved=str(saved)))
-        key = server.new_key()
-        with RawSocket(server.port) as client:
-            assert client.request(TEST, X_API_Key=key).status == 200
-            os.kill(server.pid, signal.SIGTERM)
-            eventually(saved.exists)
-            client.send(request_bytes(TEST, {"Host": "a", "X-API-Key": key}))
-            assert client.ended()
-        saved.unlink()
-        assert server.wait() == 0
-        assert "Traceback" not in server.log()
 
     def test_no_second_signal_loses_a_count(self, start_server: StartServer) -> None:
         """Under load, beside idle connections, until the end; nothing of it leaves a traceback."""
@@ -116,7 +86,7 @@ class TestStop:
         key = server.new_key()
         with server.connections(20) as idle, Load(server.port, key, connections=8) as load:
             assert {client.request(STATUS).status for client in idle} == {200}
-            eventually(lambda: len(load.replies) > 500)
+            eventually(lambda: len(load.replies) > 200)
             os.kill(server.pid, signal.SIGTERM)
             eventually(lambda: server.log_lines("Handling signal"))
             others = itertools.cycle([signal.SIGINT, signal.SIGTERM, signal.SIGQUIT])
@@ -129,20 +99,6 @@ class TestStop:
         assert server.start().total(key) == len(accepted(replies))
 
 
-SAVED = """
-import gevent, os
-from storage.sqlite import SqliteKeyStore
-
-def close(self, close=SqliteKeyStore.close):
-    close(self)
-    open({saved!r}, "w").close()
-    while os.path.exists({saved!r}):
-        gevent.sleep(0.01)
-
-SqliteKeyStore.close = close
-"""
-
-
 def test_background_goes_on_after_a_bug(start_patched: StartServer) -> None:
     """Counts are saved, and one traceback is logged although each round fails."""
     server = start_patched("lifecycle.SAVE_SECONDS = 0.05" + BUG)
@@ -151,8 +107,7 @@ def test_background_goes_on_after_a_bug(start_patched: StartServer) -> None:
     assert server.ask(TEST, X_API_Key=key).status == 200
     eventually(lambda: server.execute("SELECT total FROM api_key") == [(1,)])
     eventually(lambda: len(server.log_lines("Traceback")) == len(server.worker_pids))
-    lines = server.log().splitlines()
-    assert max(map(len, lines)) <= 1000
+    assert max(map(len, server.log().splitlines())) <= 1000
     assert "\x1b" not in server.log(), "a terminal would obey it"
 
 
@@ -178,11 +133,8 @@ class TestHangUp:
             server.stop(signal.SIGKILL)  # the terminal, and not the demo
         eventually(lambda: not listens("127.0.0.1", server.port))
 
-        def is_saved_in_one_file() -> bool:
-            total = server.execute("SELECT total FROM api_key")
-            return (total, server.stored) == ([(7,)], {"service.db"})
-
-        eventually(is_saved_in_one_file)
+        saved = [(7,)], {"service.db"}
+        eventually(lambda: (server.execute("SELECT total FROM api_key"), server.stored) == saved)
 
     @pytest.mark.one_process("with PostgreSQL it is a reload")
     def test_service_started_with_nohup_stays(self, start_server: StartServer) -> None:
@@ -192,7 +144,7 @@ class TestHangUp:
         server.handle_signals()
         assert server.ask(TEST).status == 401
         assert server.worker_pids == workers
-        assert server.stop()[0] == 0
+        server.stop()
 
     def test_postgresql_reload_fails_nobody(
         self, start_server: StartServer, cluster: object
@@ -210,43 +162,32 @@ class TestHangUp:
         assert "Traceback" not in server.log()
 
 
-class TestSecrecy:
-    @pytest.fixture
-    def talkative(self, start_server: StartServer) -> Server:
-        arguments = "--access-logfile - --log-level debug"
-        return start_server(GUNICORN_CMD_ARGS=arguments)
-
-    def test_nobody_can_forge_a_line_of_the_log(self, talkative: Server) -> None:
-        talkative.ask("/api/v1/%0d%0a%1b[2K%0b%c2%85%e2%80%a8forged")
-        eventually(lambda: talkative.log_lines("forged"))
-        (line,) = talkative.log_lines("forged")
-        assert "GET /api/v1/" in line
-        assert line.isprintable()
-
-    def test_no_secret_is_in_a_log_or_a_file(self, talkative: Server) -> None:
-        server = talkative
-        assert server.sign_up("ada").status == 303
-        key, revoked = (server.flask("key", "create", "ada", "ci").strip() for _ in range(2))
-        server.flask("key", "revoke", revoked[8:16])
-        escaped = "".join(f"%{ord(character):02X}" for character in key)
-        half = "".join(c if n % 2 else f"%{ord(c):02x}" for n, c in enumerate(key))
-        broken = [f"{key[:5]}{sign}{key[5:]}" for sign in ("%01", "%0A")]
-        texts = (key, revoked, escaped, half, *broken, key.replace("_", "%5F"))
-        for text in texts:
-            for line, headers in PLACES:
-                with contextlib.suppress(OSError):
-                    server.send(f"{line}\r\n{headers}\r\n".replace("KEY", text).encode())
-        server.stop()
-        files = [path for path in server.directory.rglob("*") if path.is_file()]
-        assert server.postgres or server.database in files
-        assert '"POST /sign-up" 303' in server.log()
-        assert '"GET /api/v1/protected/test" 200' in server.log()
-        for secret in ("scrypt:", "example.com", "long+enough", "long enough", key[17:-6]):
-            assert secret not in server.log()
-        for path in files:
-            content = path.read_bytes()
-            for text in texts:
-                assert text[17:].encode() not in content, (path, text)
+def test_no_secret_is_in_a_log_or_a_file_and_nobody_can_forge_a_line(
+    start_server: StartServer,
+) -> None:
+    server = start_server(GUNICORN_CMD_ARGS="--access-logfile - --log-level debug")
+    server.ask("/api/v1/%0d%0a%1b[2K%0b%c2%85%e2%80%a8forged")
+    (line,) = eventually(lambda: server.log_lines("forged"))
+    assert "GET /api/v1/" in line
+    assert line.isprintable()
+    assert server.sign_up("ada").status == 303
+    key, revoked = server.flask("key", "create", "ada", "ci").strip(), server.new_key()
+    server.execute("DELETE FROM api_key WHERE id = ?", revoked[8:16])
+    escaped = "".join(f"%{ord(character):02X}" for character in key)
+    broken = [f"{key[:5]}{sign}{key[5:]}" for sign in ("%01", "%0A")]
+    texts = (key, revoked, escaped, *broken, key.replace("_", "%5F"))
+    for text, (line, headers) in itertools.product(texts, PLACES):
+        with contextlib.suppress(OSError):
+            server.send(f"{line}\r\n{headers}\r\n".replace("KEY", text).encode())
+    server.stop()
+    files = [path for path in server.directory.rglob("*") if path.is_file()]
+    assert server.postgres or server.database in files
+    assert '"POST /sign-up" 303' in server.log()
+    assert '"GET /api/v1/protected/test" 200' in server.log()
+    for secret in ("scrypt:", "example.com", "long+enough", "long enough", key[17:-6]):
+        assert secret not in server.log()
+    for path, text in itertools.product(files, texts):
+        assert text[17:].encode() not in path.read_bytes(), (path, text)
 
 
 PLACES = [  # where a client might put a key, right or wrong

@@ -1,6 +1,5 @@
 """Responses without an end: they end with their key and at a stop, wherever one is added."""
 
-import signal
 import time
 
 from conftest import StartServer
@@ -64,8 +63,7 @@ def test_stream_ends_with_its_key_and_at_a_stop(start_patched: StartServer) -> N
     assert sample.OPERATIONS[-1] in streams
     opened = {operation: begin(server, operation, server.new_key()) for operation in streams}
     assert not [each for each in opened.values() if ends_within(each, MOMENT_SECONDS)]
-    status, seconds = server.stop(signal.SIGTERM)
-    assert (status, seconds < patience(5)) == (0, True)
+    server.stop()
     for operation, connection in opened.items():
         with connection:
             advice = "let its generator look at open_sockets_of(current_app).is_stopping"
