@@ -3,6 +3,7 @@
 Those that use private APIs are in the table of docs/design.md.
 """
 
+import socket
 import time
 from functools import lru_cache
 from typing import Any
@@ -39,6 +40,7 @@ def patch_gunicorn(cfg: Any, **settings: int) -> None:
     # arrives. This limit is 32 KiB. gunicorn sets its own for each request, in vain.
     http.message.Message.max_buffer_headers = property(lambda _: 32_768, lambda *_: None)
     util.write_error = write_error
+    http.wsgi.Response = OnePacketResponse
     # gunicorn logs the text of these errors, which quotes passwords and cookies.
     for error in (http.errors.NoMoreData, *http.errors.ParseException.__subclasses__()):
         error.__str__ = lambda self: REASONS.get(type(self).__name__, "The request is malformed.")
@@ -55,3 +57,16 @@ def write_error(sock: Any, status: int, reason: str, message: str) -> None:
     response = Problem(status, detail=detail, headers=headers).get_response()
     header = f"HTTP/1.1 {response.status}\r\n{response.headers}"  # which ends in an empty line
     util.write_nonblock(sock, header.encode() + response.data)
+
+
+class OnePacketResponse(http.wsgi.Response):
+    """Sends the header in one packet with the first part of a body whose length is known."""
+
+    def send_headers(self) -> None:
+        if not self.headers_sent:
+            self.headers_sent: bool = True
+            lines = [f"{name}: {value}\r\n" for name, value in self.headers]
+            header = "".join([*self.default_headers(), *lines, "\r\n"]).encode("latin-1")
+            has_body = self.response_length and not self._omits_body
+            # The kernel waits for more, up to 0.2 s. macOS has no such flag.
+            self.sock.sendall(header, getattr(socket, "MSG_MORE", 0) if has_body else 0)
