@@ -260,6 +260,12 @@ def test_deployment_stores_the_database_where_it_is_kept(name: str, kept: str) -
     assert f"sqlite:///{path}/demo.db" in text
 
 
+def test_unit_trusts_the_one_proxy_that_can_reach_it() -> None:
+    """A client that could connect would choose its address; without PROXY_HOPS, all share one."""
+    unit = (REPOSITORY / "deploy" / "demo-service.service").read_text()
+    assert re.findall("PROXY_HOPS=(.*)|--bind (.*):", unit) == [("1", ""), ("", "127.0.0.1")]
+
+
 def test_constants_add_up_to_what_is_promised() -> None:
     """Seconds. Tests replace some of them, and are patient on a busy machine."""
     noticed, idle, join = 1, 1, 1  # gunicorn sees a stop, ends connections; a save that is running

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import gevent
 import pytest
 from flask import Flask
 from flask.testing import FlaskClient
@@ -39,6 +40,7 @@ from helpers.paths import (
 from helpers.stored import HIDDEN, add_hidden_user, change, count, hidden_rows, row, snapshot
 from models import DAY, ApiKey, HourlyUsage, User
 from ratelimit import Limiter
+from service import request_checks
 from service.application import Service
 
 PASSWORD = secrets.token_urlsafe()
@@ -298,6 +300,15 @@ def test_only_a_right_form_changes_the_password(ada: FlaskClient, client: FlaskC
     assert not is_logged_in(client)
     assert log_in_as(client, "ada").status_code == 422
     assert log_in_as(client, "ada", "a brand new one").status_code == 303
+
+
+def test_form_that_has_arrived_may_wait_for_its_hash(
+    client: FlaskClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The time limit is that of the body."""
+    monkeypatch.setattr(request_checks, "BODY_SECONDS", 0.05)
+    monkeypatch.setattr(passwords, "verify_password", lambda *_: gevent.sleep(0.2))
+    assert log_in_as(client, "ada").status_code == 422
 
 
 @pytest.mark.parametrize("form", [f"{PROFILE}/delete", f"{SECURITY}/password"])
