@@ -265,7 +265,7 @@ def changed(example: Any, schema: Any, description: Any) -> Iterator[tuple[Any, 
         for value, inner in changed(example.get(name), part, description):
             yield value, example | {name: inner}
     if isinstance(example, list):
-        yield from ((size, example[:1] * size) for size in (0, 1000))
+        yield from ((size, example[:1] * size) for size in (0, schema.get("maxItems", 99) + 1))
         yield from ((value, [value, *example[1:]]) for value in WRONG)
         for value, inner in changed(example[0], schema["items"], description):
             yield value, [inner, *example[1:]]
