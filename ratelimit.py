@@ -40,7 +40,7 @@ def window_end(now: float, seconds: int) -> int:
 
 
 class Allowance(NamedTuple):
-    """The limiter's answer; headers, bodies and pages are all made from this one value."""
+    """What a request is told about its limit; headers, bodies and pages are made from this."""
 
     quota: Quota
     accepted: bool
