@@ -37,7 +37,7 @@ def patch_gunicorn(cfg: Any, **settings: int) -> None:
     util.http_date = lambda: date(int(time.time()))
     http.wsgi.WSGIErrorsWrapper = lru_cache(maxsize=1)(http.wsgi.WSGIErrorsWrapper)
     # gunicorn's own limit is 800 KiB, and it searches all of a header again whenever a part of it
-    # arrives. This limit is 32 KiB. gunicorn sets its own for each request, in vain.
+    # arrives. It sets its limit for each request, but this property is always 32 KiB.
     http.message.Message.max_buffer_headers = property(lambda _: 32_768, lambda *_: None)
     util.write_error = write_error
     http.wsgi.Response = OnePacketResponse

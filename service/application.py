@@ -27,7 +27,7 @@ class Service(Flask):
         self.secret_key = settings.secret_key
         self.before_request(check_request)
         self.json.ensure_ascii = self.json.sort_keys = False  # type: ignore[attr-defined]
-        # Or Flask would redirect, for which it needs the host.
+        # Otherwise Flask would redirect, for which it needs the host.
         self.url_map.merge_slashes = self.url_map.strict_slashes = False
 
     def wsgi_app(self, environ: dict[str, Any], start_response: Any) -> Any:

@@ -1,4 +1,4 @@
-"""All pages: what runs before and after each of them, error pages, and how the app gets them."""
+"""All pages: how the app gets them, what runs before and after each of them, and error pages."""
 
 from contextlib import suppress
 

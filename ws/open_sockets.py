@@ -35,7 +35,7 @@ class OpenSockets:
         self._count_by_caller: Counter[str] = Counter()  # by the key's id, or the client's address
 
     def reserve(self, caller: str) -> str:
-        """Admit a socket of this caller, and return the caller; raises Problem without room."""
+        """Admit a socket of this caller; returns the caller. Raises Problem if there is no room."""
         if self.is_stopping or self._count_by_caller.total() >= self.limit:
             raise Problem(
                 503,
