@@ -36,7 +36,7 @@ def pattern(text: str) -> str:
 
 
 # A step of a recipe: the file, where in it, and what to add: a block, or one line.
-PLACE = r"\s(above|below|in\splace\sof)\sthe\sline\swith\s`([^`]+)`"
+PLACE = r"\s(above|below|instead\sof)\sthe\sline\swith\s`([^`]+)`"
 ADDED = r"(?:\n\n```\w+\n(.*?)^```|\s+(`+)([^\n]+)\5$)"
 STEP = re.compile(rf"[Ii]n\s(?:the\snew\sfile\s)?`([^`]+)`(?:,{PLACE})?:{ADDED}", re.M | re.S)
 
