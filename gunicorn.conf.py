@@ -43,10 +43,10 @@ keepalive = 100 if settings.proxy_hops else 5
 graceful_timeout = 20
 control_socket_disable = True  # two services of the same user would share one socket
 http_parser = "python"  # "auto" takes a less strict one where that is installed
-# Only PROXY_HOPS says whom to trust. "*" is safe here, because gunicorn is told of no forwarding
-# headers. With a list, gunicorn would compare the address of each client.
 forwarder_headers = ""
 secure_scheme_headers: dict[str, str] = {}
+# Only PROXY_HOPS says whom to trust. "*" is safe here, because the two settings above name no
+# header to believe. With a list, gunicorn would compare the address of each client.
 forwarded_allow_ips = "*"
 
 # The hooks of the master, in the order in which gunicorn calls them.

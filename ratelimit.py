@@ -27,8 +27,9 @@ class Quota(NamedTuple):
     def window_ends(self, now: float) -> tuple[int, int]:
         """The end of the window by this clock, and by a clock that is CLOCK_SKEW ahead.
 
-        A row that has either of them was written in the current window. So no window begins twice
-        as long as clocks differ, or are set back, by less than CLOCK_SKEW and less than a window.
+        A row that has either of them was written in the current window. As long as clocks
+        differ, or are set back, by less than CLOCK_SKEW and less than a window, no window begins
+        a second time.
         """
         skew = min(CLOCK_SKEW, self.seconds)
         return window_end(now, self.seconds), window_end(now + skew, self.seconds)

@@ -18,7 +18,10 @@ def create(username: str, email: str, password_hash: str) -> User:
 
 
 def change(user: User, **columns: str) -> None:
-    """Update the row of a user, but not the object; raises InvalidInput and Changed."""
+    """Update the user's row; `user` itself keeps the old values.
+
+    Raises InvalidInput and Changed.
+    """
     check_fields(**columns)
     with _taken_is_invalid(), transaction(user):
         User.update(**columns).where(User.id == user.id).execute()

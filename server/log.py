@@ -59,7 +59,7 @@ def open_again(number: int) -> int:
 
 
 def redact(line: str) -> str:
-    """Remove control characters, which might break up a key, then keys.
+    """Remove control characters (one inside a key would hide it from the pattern), then keys.
 
     A long line is cut off, or a client could fill the disk.
     """

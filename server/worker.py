@@ -51,8 +51,8 @@ class Worker(GeventWorker):
     def handle_request(self, listener_name: Any, req: Any, sock: Any, addr: Any) -> None:
         """Answer a request, then let other connections have their turn.
 
-        A request that announces a body is the last one of its connection: before the next, gunicorn
-        would discard what the app did not read, of any length, and serve no other connection.
+        A request that announces a body is the last one of its connection: before the next
+        request, gunicorn would read the rest of the body, however long, and let nobody else run.
         """
         if not f"{req.path}/".startswith(f"{self.script_name}/"):
             # This leads to a 404; gunicorn itself would answer a path without the prefix with 500.

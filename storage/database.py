@@ -43,7 +43,7 @@ def open_database(settings: Settings) -> None:
 def command_connection(settings: Settings) -> Iterator[None]:
     """Give this process one connection whose queries may wait.
 
-    For commands only: a service would block.
+    For commands only: in the service, one waiting query would hold up every request.
     """
     db.initialize(backend(settings).command_database(settings.database_url))
     with db.connection_context():

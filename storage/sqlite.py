@@ -156,7 +156,10 @@ class SqliteKeyStore(KeyStore):
             self._query(f"PRAGMA busy_timeout = {1000 * BUSY_SECONDS:.0f}")
             _, frames, copied = self._query("PRAGMA wal_checkpoint(TRUNCATE)")[0]
             if frames != copied:  # another program reads an older snapshot
-                log.warning("another program has the database open: its -wal file belongs to it")
+                log.warning(
+                    "another program still reads the database: until it ends, "
+                    "the file is complete only together with its -wal file"
+                )
         self._database.close()
 
     def _query(self, query: str, *values: object) -> list[Any]:

@@ -1,7 +1,7 @@
 """`Usage.in_current_window` and `Usage.plus` of ratelimit.py in SQL."""
 
-# SQLite: adds a Usage to the row. `used` starts again in a new window. `Limiter.hit` has already
-# checked both ends, so in the same window both have the same `reset`.
+# SQLite: adds a Usage to the row. `used` starts again in a new window. The counted
+# `reset` was taken over from the row if the window is the same, so comparing them is enough.
 SAVE = """UPDATE api_key SET total = total + ?,
     used = ? + CASE WHEN reset = ? THEN used ELSE 0 END, reset = ?, last_used_at = ?
     WHERE id = ?"""

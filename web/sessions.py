@@ -19,8 +19,8 @@ from web.forms import redirect_with_message
 class PageSessions(SecureCookieSessionInterface):
     """Opens the session for pages only: the API needs none.
 
-    Flask's own method would let werkzeug parse all cookies, for which other sites may make it take
-    very long, and refuse a session that was begun on a machine whose clock is ahead.
+    Flask's own method would parse all cookies of the host, which can take 60 ms if other programs
+    there set many, and refuse a session that was begun on a machine whose clock is ahead.
     """
 
     def open_session(self, app: Flask, request: Request) -> SecureCookieSession | None:
