@@ -3,7 +3,7 @@
 import time
 from urllib.parse import quote
 
-from flask import Blueprint, g, request
+from flask import Blueprint, Response, request
 
 import auth
 import cli
@@ -46,16 +46,6 @@ def status() -> dict[str, object]:
 @api.get("/protected/test")
 @require_api_key
 def protected_test(key: ApiKey, allowance: Allowance) -> dict[str, object]:
-    """Say whose key this is.
-
-    A proxy in front of another API calls this first, and passes the X-Auth headers on.
-    """
-    g.auth_headers = [  # Service adds them to the response
-        ("X-Auth-Key-Id", key.id),
-        ("X-Auth-User-Id", str(key.user_id)),
-        ("X-Auth-Key-Type", quote(key.type)),  # a row may have been edited by hand
-        ("X-Auth-Tier", allowance.quota.tier),
-    ]
     return {
         "success": True,
         "message": "Your API key is valid.",
@@ -92,6 +82,25 @@ def usage_stats(key: ApiKey, allowance: Allowance) -> dict[str, object]:
         "requests_remaining": allowance.remaining,
         "reset_time": date_time(allowance.reset),
     }
+
+
+@api.get("/gate")
+@require_api_key
+def gate(key: ApiKey, allowance: Allowance) -> Response:
+    """Admit a request to another API: the proxy in front of it asks here first.
+
+    It passes these headers on to that API. The response has no body, so the proxy has nothing to
+    read before it can use the connection again.
+    """
+    headers = {
+        "X-Auth-Key-Id": key.id,
+        "X-Auth-User-Id": str(key.user_id),
+        "X-Auth-Key-Type": quote(key.type),  # a row may have been edited by hand
+        "X-Auth-Tier": allowance.quota.tier,
+    }
+    response = Response(status=204, headers=headers)
+    del response.headers["Content-Type"]
+    return response
 
 
 def create_app(settings: Settings | None = None, is_demo: bool = False) -> Service:

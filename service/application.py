@@ -39,8 +39,7 @@ class Service(Flask):
         # Flask calls this inside the context of the request, so `g` is still there.
         def start(status: str, headers: list[tuple[str, str]], *args: Any) -> Any:
             limit = limit_headers(g.allowance) if "allowance" in g else []
-            ours = [*API_HEADERS, *limit, *g.get("auth_headers", [])]
-            return start_response(status, headers + ours, *args)
+            return start_response(status, [*headers, *API_HEADERS, *limit], *args)
 
         if self.settings.proxy_hops:
             trust_routers(environ, self.settings.proxy_hops)

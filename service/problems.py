@@ -27,6 +27,7 @@ DEFAULTS = {
     500: ("internal_error", "Something went wrong on our side."),
     503: ("unavailable", "The database cannot be used; try again shortly."),
 }
+GATE = "/api/v1/gate"
 RFC_9110_TITLES = {413: "Content Too Large", 414: "URI Too Long"}  # werkzeug has older ones
 
 
@@ -85,9 +86,12 @@ def register(app: Flask, page: Callable[[HTTPException], ResponseReturnValue]) -
 
     @app.errorhandler(HTTPException)
     def respond(error: HTTPException) -> ResponseReturnValue:
-        if isinstance(error, Problem):
-            return error
-        return problem(error) if is_api(request.path) else page(error)
+        if not is_api(request.path):
+            return page(error)
+        response = problem(error).get_response()
+        if request.path.removesuffix("/") == GATE:  # for a proxy that discards bodies
+            response.headers["X-Gate-Problem"] = response.get_data(as_text=True).rstrip()
+        return response
 
     @app.errorhandler(PeeweeException)
     def database_error(error: PeeweeException) -> ResponseReturnValue:
@@ -106,6 +110,8 @@ def register(app: Flask, page: Callable[[HTTPException], ResponseReturnValue]) -
 
 def problem(error: HTTPException) -> Problem:
     """The same error as a problem, with the words that a view gave to `abort`."""
+    if isinstance(error, Problem):
+        return error
     # `error.description` could be werkzeug's, which is in the class. The headers bring Allow and
     # Retry-After.
     detail = vars(error).get("description") or ""

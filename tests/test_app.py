@@ -15,7 +15,7 @@ import app as service
 from accounts import api_keys
 from auth import EMPTY_KEY
 from helpers.clock import Clock
-from helpers.paths import ECHO, ME, PROTECTED, STATS, STATUS, TEST, TIME, YEAR
+from helpers.paths import ECHO, GATE, ME, PROTECTED, STATS, STATUS, TEST, TIME, YEAR
 from helpers.rawsocket import Answer
 from helpers.server import Server, eventually, patience, random_key
 
@@ -108,6 +108,31 @@ def test_usage_stats_count_the_asking_request(server: Server) -> None:
         "requests_remaining": 998,
         "reset_time": utc(int(answer.headers["X-RateLimit-Reset"])),
     }
+
+
+def test_gate_says_who_calls_and_refuses_in_a_header_too(server: Server) -> None:
+    key = server.new_key(tier="once", type="development")
+    ((user_id,),) = server.execute("SELECT user_id FROM api_key WHERE id = ?", key[8:16])
+    answer = server.ask(f"{GATE}/", "HEAD", X_API_Key=key)
+    assert (answer.status, answer.body, answer.headers.get("Content-Type")) == (204, b"", None)
+    caller = {name: value for name, value in answer.headers.items() if name.startswith("X-Auth-")}
+    assert caller == {
+        "X-Auth-Key-Id": key[8:16],
+        "X-Auth-User-Id": str(user_id),
+        "X-Auth-Key-Type": "development",
+        "X-Auth-Tier": "once",
+    }
+    for path, method, sent, status in [
+        (GATE, "GET", "", 401),
+        (f"{GATE}/", "GET", "nonsense", 401),
+        (GATE, "GET", key, 429),
+        (GATE, "DELETE", key, 405),
+    ]:
+        refused = server.ask(path, method, X_API_Key=sent)
+        assert problem(refused)["status"] == status
+        assert refused.headers["X-Gate-Problem"].encode("ascii") + b"\n" == refused.body
+        assert not {*refused.headers} & {*caller}
+        assert "X-Gate-Problem" not in server.ask(TEST, method, X_API_Key=sent).headers
 
 
 # Keys and limits

@@ -328,7 +328,7 @@ class LastSecond(socketserver.StreamRequestHandler):
     """Stands in for the service: refuses a request, and accepts the next one."""
 
     more = "Connection: close\r\nContent-Length: 2\r\n\r\n{}"
-    answers = iter([f"429 No\r\nRetry-After: 1\r\n{more}", f"200 OK\r\n{more}"])
+    answers = iter([f"429 No\r\nRetry-After: 1\r\n{more}", f"204 OK\r\n{more}"])
 
     def handle(self) -> None:
         while self.rfile.readline().strip():
@@ -336,7 +336,7 @@ class LastSecond(socketserver.StreamRequestHandler):
         self.wfile.write(f"HTTP/1.1 {next(self.answers)}".encode())
 
 
-def test_nginx_gives_no_200_of_the_service_to_a_client_that_it_refused(tmp_path: Path) -> None:
+def test_nginx_gives_no_204_of_the_service_to_a_client_that_it_refused(tmp_path: Path) -> None:
     """The window turns between its two questions."""
     with (
         serving(Api()) as api,

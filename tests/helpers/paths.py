@@ -10,6 +10,7 @@ TEST, ME, STATS = PROTECTED = (
     "/api/v1/user/me",
     "/api/v1/usage/stats",
 )
+GATE = "/api/v1/gate"
 ECHO, TIME = SOCKETS = ("/api/v1/ws/echo", "/api/v1/ws/time")
 PROFILE, SECURITY = "/settings/profile", "/settings/security"
 KEYS = f"{SECURITY}/keys"
