@@ -56,6 +56,8 @@ MARKUP = "<i>\"&'"
 ALLOWED_MARKUP = ("<i>@example.com", "https://example.com/<i>", "<i>long enough")  # by some rules
 WRONG = ("", "-1", "\u00b2", "9" * 30, "x" * 300, "a\tb", "\0", MARKUP, *ALLOWED_MARKUP)
 
+ADVICE = "form_option, or FIELD_RULES and @show_errors_on"
+
 LogIn = Callable[[str], FlaskClient]
 
 
@@ -548,7 +550,7 @@ def test_no_value_of_a_field_makes_a_page_fail_and_all_are_shown_as_text(
                 restore(before)
             for answer in answers:
                 what = f"{value[:60]!r} sent to {to} as {name}: {answer.request.path}"
-                assert answer.status_code < 500, f"{what} fails: use form_option or FIELD_RULES"
+                assert answer.status_code < 500, f"{what} fails: use {ADVICE}"
                 assert "<i>" not in answer.text or answer.is_json, f"{what} shows it as markup"
 
 

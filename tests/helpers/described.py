@@ -60,6 +60,8 @@ class Operation:
     def __str__(self) -> str:
         return f"{self.method} {self.path}"
 
+    __repr__ = __str__
+
     @property
     def advice(self) -> str:
         return f"edit docs/openapi.json: {self}"

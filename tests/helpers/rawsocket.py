@@ -12,6 +12,7 @@ from urllib.parse import urlencode
 
 from websockets import frames
 
+PATIENT_SECONDS = 40  # ten, on a machine that is four times as busy as it should be
 CONTINUATION, TEXT, BINARY, CLOSE, PING, PONG = 0, 1, 2, 8, 9, 10
 UPGRADE = {
     "Host": "localhost",
@@ -22,9 +23,15 @@ UPGRADE = {
 }
 
 
+class Headers(dict[str, str]):
+    def __missing__(self, name: str) -> str:
+        advice = "API_HEADERS, or write_error in server/gunicorn_patches.py"
+        raise AssertionError(f"the response has no header {name} (see {advice}), only {[*self]}")
+
+
 class Answer(NamedTuple):
     status: int
-    headers: dict[str, str]
+    headers: Headers
     body: bytes
 
     def json(self) -> Any:
@@ -60,13 +67,13 @@ def close_frame(code: int | None = None) -> bytes:
 
 
 class RawSocket:
-    """One connection to the server; its reads fail after ten seconds."""
+    """One connection to the server; its reads fail after PATIENT_SECONDS."""
 
     def __init__(self, port: int, receive_buffer: int = 0) -> None:
         self.sock = socket.socket()
         if receive_buffer:
             self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
-        self.sock.settimeout(10)
+        self.sock.settimeout(PATIENT_SECONDS)
         self._buffer = b""
         try:
             self.sock.connect(("127.0.0.1", port))
@@ -78,7 +85,7 @@ class RawSocket:
     def over(cls, sock: socket.socket) -> "RawSocket":
         client = cls.__new__(cls)
         client.sock, client._buffer = sock, b""
-        sock.settimeout(10)
+        sock.settimeout(PATIENT_SECONDS)
         return client
 
     def __enter__(self) -> "RawSocket":
@@ -102,7 +109,7 @@ class RawSocket:
         line, _, rest = head.partition("\r\n")
         parsed = Parser().parsestr(rest)
         del parsed["Server"]  # Caddy adds its own
-        headers = dict(parsed.items())
+        headers = Headers(parsed.items())
         assert len(headers) == len(parsed), f"a header comes twice: {head}"
         size = int(headers.get("Content-Length", 0)) if has_body else 0
         status = re.match(r"HTTP/1\.[01] (\d{3}) ", line)
@@ -166,7 +173,7 @@ class RawSocket:
         with contextlib.suppress(TimeoutError, BlockingIOError):
             while sent < limit:
                 sent += self.sock.send(data[sent % len(data) :])
-        self.sock.settimeout(10)
+        self.sock.settimeout(PATIENT_SECONDS)
         return sent
 
     def _until(self, end: bytes) -> bytes:
@@ -176,7 +183,10 @@ class RawSocket:
         return found
 
     def _more(self) -> None:
-        data = self.sock.recv(1 << 20)
+        try:
+            data = self.sock.recv(1 << 20)
+        except TimeoutError:
+            raise TimeoutError("the server says nothing: does something block the loop?") from None
         if not data:
             raise ConnectionError(f"the server ended the connection after {self._buffer!r}")
         self._buffer += data
