@@ -159,7 +159,7 @@ def list_keys(username: str | None) -> None:
 def set_tier(key_id: str, tier: str) -> None:
     """Give a key another tier; a running server notices within two seconds."""
     key = valid_key(key_id)
-    api_keys.change_key(key.id, tier=existing_tier(tier))
+    api_keys.change_key(key.user, key.id, tier=existing_tier(tier))
     say(f"The tier of key {key.id} is {tier}.")
 
 
@@ -168,7 +168,7 @@ def set_tier(key_id: str, tier: str) -> None:
 def revoke_key(key_id: str) -> None:
     """Revoke a key for good; a running server notices within two seconds."""
     key = valid_key(key_id)
-    api_keys.revoke_key(key.id)
+    api_keys.revoke_key(key.user, key.id)
     say(f"Key {key.id} was revoked.")
 
 

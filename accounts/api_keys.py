@@ -6,6 +6,8 @@ import secrets
 from hashlib import sha256
 from string import ascii_letters, digits
 
+from peewee import Expression
+
 from models import DEFAULT_TYPE, PREFIXES, ApiKey, Changed, InvalidInput, User, check_fields, now
 from storage.database import transaction
 
@@ -49,8 +51,7 @@ def rotate_key(
     """
     with transaction(user):
         # The update comes before the read, because it locks the row.
-        is_own = (ApiKey.id == key_id) & (ApiKey.user == user)
-        is_live = is_own & ApiKey.valid() & ApiKey.rotated_at.is_null()
+        is_live = is_own(user, key_id) & ApiKey.valid() & ApiKey.rotated_at.is_null()
         if not ApiKey.update(rotated_at=now()).where(is_live).execute():
             raise InvalidInput(key="This key has ended or was rotated; create a new one.")
         old = ApiKey.get_by_id(key_id)
@@ -81,22 +82,30 @@ def random_text(length: int) -> str:
     return "".join(secrets.choice(BASE62) for _ in range(length))
 
 
-def change_key(key_id: str, **columns: str) -> None:
-    """Change a key; raises InvalidInput, and Changed if there is no valid key with this id."""
+def change_key(user: User, key_id: str, **columns: str) -> None:
+    """Change a key; raises InvalidInput, and Changed if the user has no valid key with this id."""
     check_fields(**columns)
     with transaction():
-        if not ApiKey.update(**columns).where(ApiKey.id == key_id, ApiKey.valid()).execute():
+        if not ApiKey.update(**columns).where(is_own(user, key_id), ApiKey.valid()).execute():
             raise Changed(KEY_IS_GONE)
 
 
-def revoke_key(key_id: str) -> None:
-    """Delete a key; raises Changed if there is no key with this id.
+def revoke_key(user: User, key_id: str) -> None:
+    """Delete a key; raises Changed if the user has no key with this id.
 
     Keys that have expired are deleted by KeyStore.delete_old_rows, those of a user by users.delete.
     """
     with transaction():
-        if not ApiKey.delete().where(ApiKey.id == key_id).execute():
+        if not ApiKey.delete().where(is_own(user, key_id)).execute():
             raise Changed(KEY_IS_GONE)
+
+
+def is_own(user: User, key_id: str) -> Expression:
+    """The condition that a key has this id and belongs to the user.
+
+    Whatever changes a key uses it, so a mistaken id never changes another user's key.
+    """
+    return (ApiKey.id == key_id) & (ApiKey.user == user)
 
 
 def digest(key: str) -> str:

@@ -77,7 +77,7 @@ def test_a_user_has_fifty_keys_with_those_in_their_grace(owner: User, new_key: N
     assert api_keys.rotate_key(owner, keys[1][8:16], 0)
     assert change(keys[2], expires_at=models.now())
     assert new_key()
-    api_keys.revoke_key(keys[3][8:16])
+    api_keys.revoke_key(owner, keys[3][8:16])
     assert new_key()
 
 

@@ -313,7 +313,7 @@ def test_list_whose_reader_pauses_holds_up_no_checkpoint_and_is_complete(
     with subprocess.Popen("exec $FLASK key list", stdout=subprocess.PIPE, **shell) as process:
         assert process.stdout
         process.stdout.read(1)  # it has begun to print, and the pipe is full
-        api_keys.change_key("00000000", name="late")
+        api_keys.change_key(owner, "00000000", name="late")
         with contextlib.closing(sqlite3.connect(str(config.database_url))) as other:
             assert other.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0] == 0
         assert len(process.stdout.readlines()) == 2000

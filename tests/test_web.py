@@ -48,8 +48,7 @@ SECRET = re.compile(r"sk_(?:live|test)_\w{8}_\w{38}")
 # All other forms and pages need a log-in.
 PUBLIC_FORMS = {"/sign-up", "/log-in", "/log-out"}
 PUBLIC_PAGES = {"/", "/sign-up", "/log-in", "/openapi.json", "/asyncapi.json"}
-EVIL = {"username": "mallory", "email": "m@example.com", "name": "m", "type": "production"}
-EVIL |= {"password": "chosen by Mallory", "current": PASSWORD}
+EVIL = {"username": "mallory", "email": "m@example.com", "password": "chosen by Mallory"}
 # What fields are sent with that are empty, and what somebody might send instead.
 TYPED = {"username": "bob", "email": "bob@example.com", "password": PASSWORD, "current": PASSWORD}
 MARKUP = "<i>\"&'"
@@ -485,13 +484,13 @@ def test_nothing_of_another_user_is_shown_or_changed(app: Flask, log_in: LogIn) 
     add_hidden_user()
     ada = log_in("ada")
     create_key(ada)
-    before = hidden_rows()
+    evil, before = evil_form(app, ada), hidden_rows()
     assert len(before) >= 2
     for path, send in [
         *product(routes(app, "GET"), [ada.get]),
         *product(set(routes(app, "POST")) - PUBLIC_FORMS, [ada.post]),
     ]:
-        page = send(path, data=EVIL | {"current": ""}, follow_redirects=True, buffered=True)
+        page = send(path, data=evil | {"current": ""}, follow_redirects=True, buffered=True)
         assert page.status_code < 500, f"{path} fails: is it a number that no row can have?"
         assert models.db.is_closed(), f"{path} keeps a connection: use connection_context"
         assert hidden_rows() == before, f"{path} changes rows of others: look among g.user's only"
@@ -507,10 +506,11 @@ def test_every_page_and_form_of_a_user_needs_a_log_in(
 ) -> None:
     create_key(ada)
     before, forms = snapshot(), set(routes(app, "POST")) - PUBLIC_FORMS
+    evil = evil_form(app, ada)
     assert {KEYS, PROFILE, f"{path_of(0)}/rename"} < forms
     advice = "needs a log-in: bp.before_request(require_log_in); or name it in tests/test_web.py:"
     for path in forms:
-        assert client.post(path, data=EVIL).location == "/log-in", f"{path} {advice} PUBLIC_FORMS"
+        assert client.post(path, data=evil).location == "/log-in", f"{path} {advice} PUBLIC_FORMS"
         assert "You are logged out, so nothing was changed." in client.get("/log-in").text
     for path in set(routes(app, "GET")) - PUBLIC_PAGES:
         answer = client.get(path, buffered=True)
@@ -573,6 +573,13 @@ def forms_of(page: TestResponse) -> dict[str, dict[str, str]]:
     return found
 
 
+def evil_form(app: Flask, user: FlaskClient) -> dict[str, str]:
+    """What Mallory sends to each form: every field of every form, in texts of his own."""
+    found = [forms_of(user.get(path, buffered=True)) for path in routes(app, "GET")]
+    fields = [form for forms in found for form in forms.values()]
+    return {name: text for form in fields for name, text in form.items()} | EVIL
+
+
 def fields_of(form: str) -> dict[str, str]:
     fields: dict[str, str] = {}
     name = ""
@@ -626,10 +633,10 @@ def test_no_form_is_taken_from_another_site(
 ) -> None:
     """Nor are these counted."""
     create_key(ada)
-    before, forms = snapshot(), routes(app, "POST")
+    evil, before, forms = evil_form(app, ada), snapshot(), routes(app, "POST")
     assert set(forms) > PUBLIC_FORMS
     for path in forms * 6:
-        answer = ada.post(path, data=EVIL, headers=headers)
+        answer = ada.post(path, data=evil, headers=headers)
         assert (answer.status_code, "Set-Cookie" in answer.headers) == (403, False), path
         assert "sent from another site" in answer.text
     assert snapshot() == before

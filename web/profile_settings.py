@@ -129,7 +129,7 @@ def confirm_key_change(key_id: str, action: str) -> str:
 @show_errors_on(partial(confirm_key_change, action="rename"))
 def rename_key(key_id: str) -> ResponseReturnValue:
     old, name = own_key(key_id).name, form_text("name")
-    api_keys.change_key(key_id, name=name)
+    api_keys.change_key(g.user, key_id, name=name)
     return redirect_with_message("web.settings.keys", f"The key “{old}” is now named “{name}”.")
 
 
@@ -146,7 +146,7 @@ def rotate_key(key_id: str) -> ResponseReturnValue:
 @bp.post("/security/keys/<key_id>/revoke")
 def revoke_key(key_id: str) -> ResponseReturnValue:
     key = own_key(key_id)
-    api_keys.revoke_key(key.id)
+    api_keys.revoke_key(g.user, key.id)
     return redirect_with_message("web.settings.keys", f"The key “{key.name}” is revoked.")
 
 

@@ -8,14 +8,14 @@ from typing import Any
 from unittest import mock
 
 import peewee
-from peewee import AutoField, FloatField, ForeignKeyField, IntegerField
+from peewee import AutoField, CharField, ForeignKeyField, TextField
 
 import models
 from accounts import api_keys, users
-from models import HOUR, ApiKey, HourlyUsage
+from models import HOUR, ApiKey, HourlyUsage, User
 
 HIDDEN = re.compile(r"HIDDEN|777,?[78]\d\d")  # also if requests of others are added
-NUMBERS = (IntegerField, FloatField)
+TEXTS = (CharField, TextField)
 COUNTS = {"total", "reset", "used", "last_used_at"}
 
 
@@ -51,13 +51,22 @@ def add_hidden_user() -> None:
     )
     with models.db.connection_context():
         HourlyUsage.create(hour=hour, key_id=key.id, requests=777_777)
+        for table, owned in {User: user, ApiKey: key}.items():
+            texts = dict.fromkeys(text_columns(table), "HIDDEN")
+            table.update(texts).where(table.id == owned.id).execute()
     add_rows(key, "HIDDEN", 777_777)
+
+
+def text_columns(table: type[models.Table]) -> list[str]:
+    """The columns with texts; without a key's ID, which is part of paths."""
+    fields = table._meta.sorted_fields
+    return [f.name for f in fields if isinstance(f, TEXTS) and not f.primary_key]
 
 
 def add_rows(key: ApiKey, text: str, number: int) -> None:
     """Store a row of the key's user in each table that was added to the first three.
 
-    It has this text and this number wherever a value is needed.
+    It has this text in each column of texts, and this number wherever one is needed.
     """
     owners = {"user": key.user_id, "api_key": key.id}
     with models.db.connection_context():
@@ -66,10 +75,10 @@ def add_rows(key: ApiKey, text: str, number: int) -> None:
             for name, field in table._meta.fields.items():
                 if isinstance(field, ForeignKeyField):
                     row[name] = owners.get(field.rel_model._meta.table_name, number)
-                elif isinstance(field, AutoField) or field.null or field.default is not None:
-                    continue
-                else:
-                    row[name] = number if isinstance(field, NUMBERS) else text
+                elif isinstance(field, TEXTS):
+                    row[name] = text
+                elif not (isinstance(field, AutoField) or field.null or field.default is not None):
+                    row[name] = number
             table.create(**row)
 
 
