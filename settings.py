@@ -10,6 +10,7 @@ from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from ratelimit import Quota, parse_quotas
 
@@ -25,6 +26,7 @@ PLATFORM_HOPS = {
 URL_FORMS = "sqlite:///FILE or postgresql://USER:PASSWORD@HOST/NAME (percent-encoded)"
 NEEDS_DRIVER = "PostgreSQL needs a driver: run `pip install -r requirements-postgres.txt`"
 SECRET_CHARACTERS = 16
+MAX_KEYS = 50  # of one user, including rotated keys in their grace period
 MAKE_SECRET = "make one: python3 -c 'import secrets; print(secrets.token_hex())'"
 
 
@@ -57,6 +59,27 @@ def _prefix(path: str) -> str:
     if not re.fullmatch("(/[A-Za-z0-9_.~-]+)*", path):
         raise ValueError(f"must be a path like /demo, without a slash at the end, not {path!r}")
     return path
+
+
+def _site_name(text: str) -> str:
+    if not re.fullmatch(r"\S.{0,63}", text):
+        raise ValueError(f"must have 1 to 64 characters, and not begin with a space, not {text!r}")
+    return text
+
+
+def _api_url(url: str) -> str | None:
+    """An address that pages show in code: no character ends a string or a word of a shell."""
+    host, path = r"([A-Za-z0-9][A-Za-z0-9._~-]*|\[[0-9A-Fa-f:.]+\])", "(/[A-Za-z0-9._~:-]+)*"
+    try:
+        if not url or (
+            re.fullmatch(f"https?://{host}(:[0-9]+)?{path}", url) and urlsplit(url).port != 0
+        ):
+            return url or None
+    except ValueError:  # of a port above 65535, or of an address that is none
+        pass
+    raise ValueError(
+        f"must be like https://api.example.com/v1, without a slash at the end, not {url!r}"
+    )
 
 
 def _database(url: str) -> Path | str:
@@ -113,6 +136,9 @@ class Settings:
     max_sockets: int = setting("5000", _whole)
     max_sockets_per_caller: int = setting("100", _whole)
     signups: bool = setting("open", _is_open)
+    keys_per_user: int = setting(str(MAX_KEYS), partial(_whole, high=MAX_KEYS))
+    site_name: str = setting("Demo Service", _site_name)
+    api_url: str | None = setting("", _api_url)  # of the API that this service guards
     proxy_hops: int = setting("0", partial(_whole, high=10))
     web_concurrency: int = setting("1", partial(_whole, low=1))
     script_name: str = setting("", _prefix)  # which gunicorn reads itself, too
@@ -135,7 +161,9 @@ def load(environ: Mapping[str, str] = os.environ) -> Settings:
         name = each.name.upper()
         text = environ.get(name) or by_platform.get(name) or each.metadata["default"]
         try:
-            if not text.isprintable():  # the carriage return of a file from Windows, for example
+            if re.search(
+                r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]", text
+            ):  # the carriage return of a file from Windows, for example
                 raise ValueError("must not contain control characters")
             values[each.name] = each.metadata["parse"](text)
         except (OSError, ValueError) as error:
@@ -144,9 +172,12 @@ def load(environ: Mapping[str, str] = os.environ) -> Settings:
 
 
 def misspelled(environ: Mapping[str, str] = os.environ) -> Iterator[str]:
-    """A warning for each variable whose name is nearly that of a setting."""
+    """A warning for each variable whose name is nearly that of a setting.
+
+    `APP_URL`, which some platforms set, is not so near to `API_URL`.
+    """
     for name in sorted(environ.keys() - VARIABLES):
-        for meant in get_close_matches(name, VARIABLES, n=1, cutoff=0.85):
+        for meant in get_close_matches(name, VARIABLES, n=1, cutoff=0.87):
             yield f"{name} is not a setting of this service; did you mean {meant}?"
 
 

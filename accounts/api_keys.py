@@ -9,11 +9,11 @@ from string import ascii_letters, digits
 from peewee import Expression
 
 from models import DEFAULT_TYPE, PREFIXES, ApiKey, Changed, InvalidInput, User, check_fields, now
+from settings import MAX_KEYS
 from storage.database import transaction
 
 BASE62 = digits + ascii_letters
 KEY_START = re.compile(f"(?:{'|'.join(PREFIXES.values())})([{BASE62}]{{8}})")  # group 1: the ID
-MAX_KEYS = 50  # of one user, including rotated keys in their grace period
 GRACE_SECONDS = 86400  # how long a rotated key stays valid
 KEY_IS_GONE = "There is no such key: it was revoked, or has expired."
 INHERITED = ("user_id", "name", "type", "tier", "reset", "used")  # by the successor of a key
@@ -24,12 +24,12 @@ class AlreadyMade(Exception):
 
 
 def create_key(
-    user: User, name: str, type: str = DEFAULT_TYPE, **columns: object
+    user: User, name: str, type: str = DEFAULT_TYPE, most: int = MAX_KEYS, **columns: object
 ) -> tuple[ApiKey, str]:
     """Store a new key; returns its row, and the key itself, which is stored nowhere.
 
-    Other columns may be given: `tier`, `expires_at`, `nonce`. Raises InvalidInput, Changed, and
-    AlreadyMade if the user has a key with this nonce.
+    Other columns may be given: `tier`, `expires_at`, `nonce`. Raises InvalidInput, also if the user
+    has as many keys as `most` says, Changed, and AlreadyMade if a key of the user has this nonce.
     """
     check_fields(name=name, type=type)
     key = ApiKey(user=user, name=name, type=type, **columns)
@@ -37,6 +37,11 @@ def create_key(
         same_form = user.keys.where(ApiKey.nonce == key.nonce, ApiKey.valid())
         if key.nonce and (earlier := same_form.get_or_none()):
             raise AlreadyMade(earlier)
+        if current_keys(user) >= most:
+            advice = f"You have {most} keys already. Revoke one first."
+            raise InvalidInput(
+                key=advice if most else "Ask the operator of this service for a key."
+            )
         return _store(key)
 
 
@@ -61,6 +66,11 @@ def rotate_key(
         old.expires_at = min(old.expires_at or math.inf, now() + grace_seconds)
         old.save(only=["expires_at"])
         return old, *_store(new)
+
+
+def current_keys(user: User) -> int:
+    """How many valid keys a user has, without those that have a successor."""
+    return int(user.keys.where(ApiKey.valid(), ApiKey.rotated_at.is_null()).count())
 
 
 def _store(key: ApiKey) -> tuple[ApiKey, str]:

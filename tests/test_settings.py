@@ -45,6 +45,14 @@ RIGHT = [
     ("MAX_SOCKETS", "0", 0),
     ("MAX_SOCKETS_PER_CALLER", "0", 0),
     ("SIGNUPS", "closed", False),
+    ("KEYS_PER_USER", "0", 0),
+    (
+        "SITE_NAME",
+        "Adas API: caf\u00e9 \U0001f469\u200d\U0001f4bb",
+        "Adas API: caf\u00e9 \U0001f469\u200d\U0001f4bb",
+    ),
+    ("API_URL", "https://api.example.com", "https://api.example.com"),
+    ("API_URL", "http://[::1]:9000/v1.0/a_b~c", "http://[::1]:9000/v1.0/a_b~c"),
     ("PROXY_HOPS", "10", 10),
     ("WEB_CONCURRENCY", "4", 4),
     ("SCRIPT_NAME", "/demo/v2", "/demo/v2"),
@@ -61,6 +69,13 @@ WRONG = {
     "PORT": ["0", "65536", "one", "-1", "+1", "1.5", "1e3", " 1", "\u0661"],
     "MAX_SOCKETS": ["one", "1000001"],
     "MAX_SOCKETS_PER_CALLER": ["one"],
+    "KEYS_PER_USER": ["one", "51", "-1"],
+    "SITE_NAME": [" ", "a" * 65],
+    "API_URL": [
+        *("api.example.com", "ftp://a", "http://", "http://a/", "http://a//b", "http://a:0"),
+        *("http://a:65536", "http://[::g]", "http://a/?b=c", "http://a/#b", "http://ada@a"),
+        *(f"http://a/{character}" for character in "'\"`$\\ ;&|<>(){}[]*!%,\u00e4"),
+    ],
     "PROXY_HOPS": ["one", "11"],
     "WEB_CONCURRENCY": ["one", "0"],
     "SCRIPT_NAME": ["demo", "/demo/", "/", "/a b"],
@@ -164,10 +179,12 @@ def test_variable_wins_over_what_a_platform_brings() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "setting"), [("RATE_LIMIT", "RATE_LIMITS"), ("DATABASE_URI", "DATABASE_URL")]
+    ("name", "setting"),
+    [("RATE_LIMIT", "RATE_LIMITS"), ("DATABASE_URI", "DATABASE_URL"), ("API_URLS", "API_URL")],
 )
 def test_misspelled_variable_is_warned_about(name: str, setting: str) -> None:
-    others = dict.fromkeys(["PATH", "HOME", "TERM", "HOSTNAME", "DATABASE_PUBLIC_URL"], "anything")
+    names = ["PATH", "HOME", "TERM", "HOSTNAME", "DATABASE_PUBLIC_URL", "APP_URL", "APP_NAME"]
+    others = dict.fromkeys(names, "anything")
     words = f"{name} is not a setting of this service; did you mean {setting}?"
     assert list(settings.misspelled({name: "1", setting: ""} | others)) == [words]
 

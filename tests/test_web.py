@@ -116,6 +116,12 @@ def stored_keys() -> list[ApiKey]:
         return list(ApiKey.select().order_by(ApiKey.created_at, ApiKey.rotated_at.is_null()))
 
 
+def stored_user(name: str) -> User:
+    user = users.find_user(name)
+    assert user
+    return user
+
+
 def routes(app: Flask, method: str) -> list[str]:
     """The paths of the pages that take this method, those of all stored keys among them."""
     return pages(app, method, "ada", *(key.id for key in stored_keys()))
@@ -371,6 +377,45 @@ def test_form_sent_again_makes_no_second_key_and_says_what_the_first_one_made(
     ada.post(f"{KEYS}/{secret[8:16]}/revoke")
     made_anew = secret_in(create_key(ada, nonce=nonce))
     assert made_anew[8:16] != secret[8:16], "or it would have the counts of the revoked key"
+
+
+@pytest.mark.parametrize("config", [{"KEYS_PER_USER": "2"}], indirect=True)
+def test_keys_of_a_user_are_as_many_as_the_operator_allows(ada: FlaskClient) -> None:
+    """Successors do not count beside the keys that they replace; the command may make more."""
+    create_key(ada, "first")
+    create_key(ada, "second")
+    assert SECRET.search(ada.post(f"{path_of(0)}/successor").text)
+    refused = create_key(ada, "third")
+    assert (refused.status_code, count()) == (422, 3)
+    assert "You have 2 keys already. Revoke one first." in refused.text
+    api_keys.create_key(stored_user("ada"), "by the operator")
+    assert create_key(ada).status_code == 422
+    for key in stored_keys():
+        ada.post(f"{KEYS}/{key.id}/revoke")
+    assert (create_key(ada).status_code, count()) == (200, 1)
+
+
+@pytest.mark.parametrize("config", [{"KEYS_PER_USER": "0"}], indirect=True)
+def test_user_without_keys_of_ones_own_manages_those_of_the_operator(ada: FlaskClient) -> None:
+    assert "Ask the operator of this service for one" in ada.get(SECURITY).text
+    key = api_keys.create_key(stored_user("ada"), "ci")[0]
+    assert "Create" not in ada.get(SECURITY).text
+    refused = create_key(ada)
+    assert (refused.status_code, count()) == (422, 1)
+    assert ada.post(f"{KEYS}/{key.id}/rename", data={"name": "cd"}).status_code == 303
+    assert SECRET.search(ada.post(f"{KEYS}/{key.id}/successor").text)
+    assert ada.post(f"{KEYS}/{key.id}/revoke").status_code == 303
+
+
+@pytest.mark.parametrize(
+    "config", [{"SITE_NAME": "Ada's <API>", "API_URL": "https://api.example.com/v1"}], indirect=True
+)
+def test_pages_have_the_name_and_the_address_of_the_guarded_api(ada: FlaskClient) -> None:
+    page = unescape(create_key(ada).text)
+    assert "· Ada's <API></title>" in page
+    assert re.search(
+        'curl -H "X-API-Key: sk_live_.*" https://api.example.com/v1', page.replace("<wbr>", "")
+    )
 
 
 def test_bad_field_makes_no_key_and_a_bad_name_keeps_what_was_chosen(ada: FlaskClient) -> None:

@@ -109,7 +109,13 @@ def create_key() -> ResponseReturnValue:
     throttle(NEW_KEYS, g.user.id)
     try:
         key, secret = api_keys.create_key(
-            g.user, name, type, tier=tier, expires_at=end, nonce=nonce
+            g.user,
+            name,
+            type,
+            current_service.settings.keys_per_user,
+            tier=tier,
+            expires_at=end,
+            nonce=nonce,
         )
     except api_keys.AlreadyMade as form:  # a second click, Reload or Back has sent it again
         return redirect_with_message(
