@@ -39,6 +39,7 @@ from helpers.stored import (
     outage,
     row,
     snapshot,
+    stored_secrets,
 )
 from models import ApiKey, User
 from service.application import Service
@@ -392,17 +393,6 @@ def test_no_secret_is_logged(
     shown = [value for value in found if len(value) > 3 and value in caplog.text]
     assert not shown, f"{operation} logs a secret: {caplog.text}"
     assert not stored_secrets() & {*re.findall(r"[\w:$]+", answer.text)}, f"{operation} shows one"
-
-
-def stored_secrets() -> set[str]:
-    """Digests of keys and hashes of passwords, which no response shows."""
-    return {
-        each[name]
-        for kept in snapshot().values()
-        for each in kept
-        for name in ("digest", "password_hash")
-        if each.get(name)
-    }
 
 
 def is_secret(name: str) -> bool:
