@@ -68,7 +68,7 @@ class Usage(NamedTuple):
         left = max(0, quota.limit - self.used)
         return Allowance(quota, accepted, left, self.reset, math.ceil(self.reset - now), self.total)
 
-    def plus(self, later: "Usage") -> "Usage":
+    def followed_by(self, later: "Usage") -> "Usage":
         """This and later requests. If they are in a new window, `used` starts again."""
         used = self.used if self.reset == later.reset else 0
         return Usage(self.total + later.total, later.reset, used + later.used)
@@ -113,8 +113,8 @@ def tiers_for_users(quotas: dict[str, Quota]) -> dict[str, Quota]:
 class Limiter:
     """Counts requests per key in windows on UTC boundaries.
 
-    A caller that stores what `unsaved` returns then calls `saved`, and passes the new `stored`
-    value to the next `hit`. There is no lock, so use it from one thread only.
+    `save` hands over what was counted; the next `hit` is then called with the new `stored` value.
+    There is no lock, so use it from one thread only.
     """
 
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
@@ -128,18 +128,22 @@ class Limiter:
         accepted = usage.used < quota.limit
         if accepted:
             request = Usage(1, usage.reset, 1)
-            self._counted[key] = self._counted.get(key, NO_USAGE).plus(request)
-            usage = usage.plus(request)
+            self._counted[key] = self._counted.get(key, NO_USAGE).followed_by(request)
+            usage = usage.followed_by(request)
         return usage.allowance(quota, now, accepted)
 
-    def unsaved(self) -> list[tuple[str, Usage]]:
-        """What has been counted since the last `saved`, sorted by key."""
-        return sorted(self._counted.items())
+    def save(self, store: Callable[[list[tuple[str, Usage]]], None]) -> bool:
+        """Call `store` with what has been counted since the last save, sorted by key.
 
-    def saved(self) -> None:
-        """Forget what has been counted, because the caller has stored all of it."""
-        self._counted = {}
+        If nothing has, this returns False. What was counted is forgotten only if `store` returns.
+        While it runs, nobody may call `hit`.
+        """
+        if self._counted:
+            store(sorted(self._counted.items()))
+            self._counted = {}
+            return True
+        return False
 
     def usage(self, key: str, stored: Usage) -> Usage:
         """What is stored, plus what has been counted."""
-        return stored.plus(self._counted[key]) if key in self._counted else stored
+        return stored.followed_by(self._counted[key]) if key in self._counted else stored

@@ -132,10 +132,14 @@ class SqliteKeyStore(KeyStore):
         return self._limiter.usage(key.id, key.usage)
 
     def save(self) -> None:
-        """A request counts for the hour in which it is saved."""
-        counted = self._limiter.unsaved()  # in the order of the table, so SQLite writes less
-        if not counted:
-            return
+        if self._limiter.save(self._store):
+            self.delete_old_rows()
+
+    def _store(self, counted: list[tuple[str, Usage]]) -> None:
+        """Add to the rows what was counted: in the order of the table, so SQLite writes less.
+
+        A request counts for the hour in which it is saved.
+        """
         moment, connection = now(), self._database.connection()
         # In the order of the placeholders in SAVE and SAVE_HOUR.
         usage = [(u.total, u.used, u.reset, u.reset, moment, key) for key, u in counted]
@@ -144,9 +148,7 @@ class SqliteKeyStore(KeyStore):
             connection.execute("BEGIN IMMEDIATE")
             connection.executemany(SAVE, usage)  # peewee has no executemany
             connection.executemany(SAVE_HOUR, hours)
-        self._limiter.saved()  # all of it, because no other greenlet ran
-        self.clear_cache()  # the rows lack what was saved
-        self.delete_old_rows()
+        self.clear_cache()  # the cached rows lack what was stored
 
     def close(self) -> None:
         with suppress(PeeweeException):  # all requests have ended, so a wait holds nobody up

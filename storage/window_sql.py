@@ -1,4 +1,4 @@
-"""`Usage.in_current_window` and `Usage.plus` of ratelimit.py in SQL."""
+"""`Usage.in_current_window` and `Usage.followed_by` of ratelimit.py in SQL."""
 
 # SQLite: adds a Usage to the row. `used` starts again in a new window. The counted
 # `reset` was taken over from the row if the window is the same, so comparing them is enough.

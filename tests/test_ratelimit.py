@@ -1,5 +1,7 @@
 """The limiter alone, with a clock of the test; and how RATE_LIMITS is read."""
 
+from unittest.mock import Mock
+
 import pytest
 
 from helpers.clock import NOON, Clock
@@ -54,7 +56,11 @@ def test_total_goes_on_when_the_window_turns(limiter: Limiter, clock: Clock) -> 
         (FIVE, True, 0, NOON + 60, 60, 102),
         (FIVE, True, 4, NOON + 120, 60, 103),
     ]
-    assert limiter.unsaved() == [("ada", Usage(3, NOON + 120, 1))]
+    with pytest.raises(OSError, match="full"):  # what is not stored stays counted
+        limiter.save(Mock(side_effect=OSError("the disk is full")))
+    saved: list[tuple[str, Usage]] = []
+    assert [limiter.save(saved.extend) for _ in range(2)] == [True, False]
+    assert saved == [("ada", Usage(3, NOON + 120, 1))]
 
 
 def test_days_turn_at_midnight_in_utc(limiter: Limiter) -> None:
