@@ -36,7 +36,7 @@ class Problem(HTTPException):
 
     DEFAULTS has the code and the sentence of a status; for other statuses the code is made from the
     title. Give a new code where the error is raised, and list it under `x-codes` in
-    docs/openapi.json.
+    docs/endpoints.json.
 
     `headers` are added to the response, and `members` to its body.
     """

@@ -116,7 +116,7 @@ def check_answer(operation: Operation, answer: TestResponse, what: str = "") -> 
         assert not wrong, f"{advice}: {status}: {'; '.join(wrong)}"
         codes = {each["code"] for each in operation.description["x-codes"]}
         is_listed = "problem" not in (answer.mimetype or "") or body["code"] in codes
-        assert is_listed, f"edit docs/openapi.json: x-codes: {body['code']}"
+        assert is_listed, f"edit docs/endpoints.json: codes: {body['code']}"
 
 
 def is_good(status: int) -> bool:
@@ -132,7 +132,7 @@ def test_routes_are_those_that_are_described(app: Flask) -> None:
     }
     described = {(each.method, each.path) for each in [*OPERATIONS, *sample.OPERATIONS]}
     described |= {("GET", channel["address"]) for channel in SOCKETS_API["channels"].values()}
-    assert served == described, "edit paths in docs/openapi.json, or channels in docs/asyncapi.json"
+    assert served == described, "edit docs/endpoints.json, or channels in docs/asyncapi.json"
 
 
 def test_readme_lists_every_endpoint_and_who_may_call_it() -> None:

@@ -11,6 +11,7 @@ from flask import Flask
 from peewee import AutoField
 from websockets.sync.client import ClientConnection, connect
 
+import describe
 import settings
 from cli import PG_DUMP
 from conftest import StartServer
@@ -20,6 +21,7 @@ from helpers.documents import (
     API,
     CONTRIBUTING,
     DOCUMENTS,
+    OPENAPI,
     README,
     SOCKETS,
     needs_key,
@@ -219,11 +221,17 @@ def test_codes_of_errors_are_those_of_the_service() -> None:
     codes = set(re.findall(r'"code": "([a-z_]+)"', json.dumps(described)))
     codes |= {code for code, _ in DEFAULTS.values()}
     listed = {(row["status"], row["code"]) for row in API["x-codes"]}
-    assert codes <= {code for _, code in listed}, "edit docs/openapi.json: x-codes"
+    assert codes <= {code for _, code in listed}, "edit docs/endpoints.json: codes"
     for path in [path for path in sources() if path.parent.name != "web"]:
         for status, code in errors_in(path.read_text()):
             row = f'{{"status": {status}, "code": "{code}", "when": "...", "then": "..."}}'
-            assert (status, code) in listed, f"edit docs/openapi.json: x-codes: {row} for {path}"
+            assert (status, code) in listed, f"edit docs/endpoints.json: codes: {row} for {path}"
+
+
+def test_openapi_is_what_describe_writes(app: Flask) -> None:
+    own = json.loads(describe.ENDPOINTS.read_text())
+    is_written = describe.described(app, OPENAPI, own) == OPENAPI
+    assert is_written, "run .venv/bin/python docs/describe.py"
 
 
 def test_times_of_deployments_are_those_of_the_service() -> None:

@@ -204,6 +204,7 @@ def test_recipes_leave_the_tests_green(installed: Checkout) -> None:
         for step in named:
             installed.follow(*step)
             described.remove(step)
+        installed.paste(".venv/bin/python docs/describe.py")
     (checks,) = blocks("sh", recipes)
     assert checks.endswith("pytest\n")
     faulthandler.cancel_dump_traceback_later()  # pytest's, after three minutes

@@ -64,7 +64,7 @@ class Operation:
 
     @property
     def advice(self) -> str:
-        return f"edit docs/openapi.json: {self}"
+        return f"edit docs/endpoints.json: {self}"
 
     @property
     def needs_key(self) -> bool:

@@ -15,6 +15,7 @@ from flask.typing import ResponseReturnValue
 from peewee import BigIntegerField, CharField, ForeignKeyField, IntegrityError
 
 import auth
+import describe
 import models
 from auth import require_api_key
 from helpers.described import operations
@@ -46,7 +47,7 @@ def added(app: Flask) -> Iterator[None]:
     """Meanwhile, the sample's endpoints and its table are some of the service's."""
     app.register_blueprint(bp)
     described: dict[str, Any] = app.jinja_env.globals
-    described["openapi"]["paths"] |= SAMPLE["paths"]
+    described["openapi"]["paths"] |= PATHS
     SampleNote._meta.add_ref(SampleNote.user)
     models.TABLES.append(SampleNote)
     with models.db.connection_context():
@@ -107,6 +108,9 @@ def as_json(note: SampleNote) -> dict[str, object]:
     return {"id": note.id, "text": note.text, "created_at": date_time(note.created_at)}
 
 
-SAMPLE = json.loads(Path(__file__).with_suffix(".json").read_text())
-CODES = API["x-codes"] + SAMPLE["x-codes"]
-OPERATIONS = [*operations(API | {"paths": SAMPLE["paths"], "x-codes": CODES})]
+ENTRIES = json.loads(Path(__file__).with_suffix(".json").read_text())
+CODES = [row for entry in ENTRIES.values() for row in entry.get("codes", ())]
+alone = Flask(__name__)
+alone.register_blueprint(bp)
+PATHS = describe.paths_of(alone, ENTRIES, API["components"]["responses"])
+OPERATIONS = [*operations(API | {"paths": PATHS, "x-codes": API["x-codes"] + CODES})]
