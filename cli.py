@@ -39,6 +39,7 @@ KEY_COLUMNS = (
     "expires_at",
     "rotated_at",
     "total",
+    "predecessor",
 )
 
 
@@ -228,7 +229,7 @@ def print_rows(columns: tuple[str, ...], query: ModelSelect) -> None:
 
 def format_value(column: str, value: Any) -> str:
     if value is None:
-        return "never"
+        return "never" if column.endswith("_at") else ""
     return date_time(value) if column.endswith("_at") else str(value)
 
 

@@ -55,7 +55,8 @@ class ApiKey(Table):
 
     `digest` is the SHA-256 of the key, which is not stored. `nonce` identifies the form that
     created the key, so that sending it twice creates one key. Rotating a key sets `rotated_at`, and
-    `expires_at` to the end of the grace period; revoking a key deletes its row. The schema has the
+    `expires_at` to the end of the grace period; the id of the old key is the successor's
+    `predecessor`. Revoking a key deletes its row. The schema has the
     defaults, too: in a rolling deployment, the previous version inserts rows without new columns.
     """
 
@@ -69,6 +70,7 @@ class ApiKey(Table):
     created_at = BigIntegerField(default=now)
     expires_at = BigIntegerField(null=True, index=True)
     rotated_at = BigIntegerField(null=True)
+    predecessor = CharField(max_length=8, null=True)
     last_used_at = BigIntegerField(null=True)
     total = BigIntegerField(default=0, constraints=[SQL("DEFAULT 0")])
     reset = BigIntegerField(default=0, constraints=[SQL("DEFAULT 0")])

@@ -70,16 +70,14 @@ def _site_name(text: str) -> str:
 def _api_url(url: str) -> str | None:
     """An address that pages show in code: no character ends a string or a word of a shell."""
     host, path = r"([A-Za-z0-9][A-Za-z0-9._~-]*|\[[0-9A-Fa-f:.]+\])", "(/[A-Za-z0-9._~:-]+)*"
-    try:
-        if not url or (
-            re.fullmatch(f"https?://{host}(:[0-9]+)?{path}", url) and urlsplit(url).port != 0
-        ):
-            return url or None
-    except ValueError:  # of a port above 65535, or of an address that is none
-        pass
-    raise ValueError(
-        f"must be like https://api.example.com/v1, without a slash at the end, not {url!r}"
-    )
+    # urlsplit raises ValueError for a port above 65535.
+    if url and not (
+        re.fullmatch(f"https?://{host}(:[0-9]+)?{path}", url) and urlsplit(url).port != 0
+    ):
+        raise ValueError(
+            f"must be like https://api.example.com/v1, without a slash at the end, not {url!r}"
+        )
+    return url or None
 
 
 def _database(url: str) -> Path | str:

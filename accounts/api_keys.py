@@ -48,11 +48,15 @@ def create_key(
 def rotate_key(
     user: User, key_id: str, grace_seconds: int = GRACE_SECONDS
 ) -> tuple[ApiKey, ApiKey, str]:
-    """Store a successor to a key of the user; returns both rows, and the new key itself.
+    """Store a successor to a key of the user; returns the row of the key that it replaces, its own
+    row, and the new key itself.
 
     The successor has the same name, type, tier and lifetime, and goes on with the window as it was
     last saved. The old key ends after the grace period, or when it expires, if that is earlier.
-    Raises InvalidInput and Changed.
+
+    Only one other key stays valid. So if the key itself has replaced an older one that is still
+    valid, the older one ends. But if the key was never used, perhaps because nobody has seen it, it
+    ends itself, and the older one keeps its time. Raises InvalidInput and Changed.
     """
     with transaction(user):
         # The update comes before the read, because it locks the row.
@@ -63,14 +67,31 @@ def rotate_key(
         new = ApiKey(**{name: getattr(old, name) for name in INHERITED})
         if old.expires_at:
             new.expires_at = now() + old.expires_at - old.created_at
-        old.expires_at = min(old.expires_at or math.inf, now() + grace_seconds)
-        old.save(only=["expires_at"])
+        older = predecessor(old)
+        if older:
+            # What either has used, or each of many rotations would give another allowance.
+            new.reset, new.used = max((old.reset, old.used), (older.reset, older.used))
+            (older if old.total else old).delete_instance()
+        if older and not old.total:
+            old = older
+        else:
+            old.expires_at = min(old.expires_at or math.inf, now() + grace_seconds)
+            old.save(only=["expires_at"])
+        new.predecessor = old.id
         return old, *_store(new)
 
 
+def predecessor(key: ApiKey) -> ApiKey | None:
+    """The key that this one has replaced, if it is still valid."""
+    is_it = (ApiKey.id == key.predecessor) & (ApiKey.user == key.user_id)
+    found: ApiKey | None = ApiKey.get_or_none(is_it, ApiKey.valid())
+    return found
+
+
 def current_keys(user: User) -> int:
-    """How many valid keys a user has, without those that have a successor."""
-    return int(user.keys.where(ApiKey.valid(), ApiKey.rotated_at.is_null()).count())
+    """How many valid keys a user has, without those that another one of them has replaced."""
+    pairs = user.keys.where(ApiKey.valid()).select(ApiKey.id, ApiKey.predecessor).tuples()
+    return len({key_id for key_id, _ in pairs} - {replaced for _, replaced in pairs})
 
 
 def _store(key: ApiKey) -> tuple[ApiKey, str]:

@@ -263,6 +263,21 @@ def test_of_rotations_at_once_one_makes_a_successor(place: Settings, new_id: New
         assert sorted(run(succeeds, [api_keys.rotate_key] * 3, keys)) == [False, False, True]
 
 
+def test_many_rotations_leave_two_keys_and_two_allowances(store: KeyStore, new_id: NewId) -> None:
+    """Whatever each of them uses, before and after it is replaced."""
+    key_id, granted = new_id(), 0
+    for _ in range(12):
+        granted += remaining(store.hit(key_id, LONG)) is not None
+        store.save()
+        with models.db.connection_context():
+            key = ApiKey.get_by_id(key_id)
+        old, new, _ = api_keys.rotate_key(key.user, key_id)
+        granted += sum(remaining(store.hit(old.id, LONG)) is not None for _ in range(9))
+        key_id = new.id
+        assert len(by_hand("SELECT id FROM api_key")) == 2
+    assert LONG.limit <= granted <= 2 * LONG.limit
+
+
 @in_postgres  # which lets others work meanwhile
 @pytest.mark.parametrize("make", [api_keys.rotate_key, api_keys.create_key])
 def test_two_forms_at_once_do_not_both_make_the_last_key_of_a_user(

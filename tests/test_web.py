@@ -382,14 +382,17 @@ def test_form_sent_again_makes_no_second_key_and_says_what_the_first_one_made(
 @pytest.mark.parametrize("config", [{"KEYS_PER_USER": "2"}], indirect=True)
 def test_keys_of_a_user_are_as_many_as_the_operator_allows(ada: FlaskClient) -> None:
     """Successors do not count beside the keys that they replace; the command may make more."""
-    create_key(ada, "first")
-    create_key(ada, "second")
-    assert SECRET.search(ada.post(f"{path_of(0)}/successor").text)
-    refused = create_key(ada, "third")
+    old = secret_in(create_key(ada))[8:16]
+    new = secret_in(ada.post(f"{KEYS}/{old}/successor"))[8:16]
+    other = secret_in(create_key(ada))[8:16]
+    refused = create_key(ada)
     assert (refused.status_code, count()) == (422, 3)
     assert "You have 2 keys already. Revoke one first." in refused.text
     api_keys.create_key(stored_user("ada"), "by the operator")
     assert create_key(ada).status_code == 422
+    ada.post(f"{KEYS}/{other}/revoke")
+    ada.post(f"{KEYS}/{new}/revoke")
+    assert (create_key(ada).status_code, count()) == (422, 2), "what has no successor counts"
     for key in stored_keys():
         ada.post(f"{KEYS}/{key.id}/revoke")
     assert (create_key(ada).status_code, count()) == (200, 1)
@@ -505,9 +508,24 @@ def test_rotation_that_is_sent_twice_leaves_a_way_to_a_new_key(ada: FlaskClient)
     assert "The key “ci” is already replaced" in again.text
     assert '<div role="alert"><p>It works until' in again.text
     assert ask_api(ada, old_secret).status_code == 200
-    assert SECRET.search(ada.post(f"{KEYS}/{secret_in(lost)[8:16]}/successor").text)
-    now, ends = models.now(), sorted(key.expires_at for key in stored_keys() if key.rotated_at)
-    assert [end - now for end in ends] == pytest.approx([300, 86_400], abs=60)
+    page = ada.get(f"{KEYS}/{secret_in(lost)[8:16]}/rotate").text
+    assert "This key stops working at once, because it was never used." in page
+    seen = secret_in(ada.post(f"{KEYS}/{secret_in(lost)[8:16]}/successor"))
+    asked = [ask_api(ada, secret).status_code for secret in (old_secret, secret_in(lost), seen)]
+    assert (asked, count()) == ([200, 401, 200], 2)
+    assert row(old_secret).expires_at - models.now() == pytest.approx(300, abs=60)
+
+
+def test_key_that_was_used_ends_the_one_that_it_has_replaced(ada: FlaskClient) -> None:
+    """A moment ago: neither its use nor the window of the oldest is saved yet."""
+    first = secret_in(create_key(ada, limit="five"))
+    second = secret_in(ada.post(f"{KEYS}/{first[8:16]}/successor"))
+    assert [ask_api(ada, key).status_code for key in [first] * 5 + [second]] == [200] * 6
+    assert "The one before it" in (page := ada.get(f"{KEYS}/{second[8:16]}/rotate").text)
+    assert f"{first[:16]}…</code>, stops working at once." in page
+    third = secret_in(ada.post(f"{KEYS}/{second[8:16]}/successor"))
+    asked = [ask_api(ada, key).status_code for key in (first, second, third)]
+    assert asked == [401, 200, 429], "it has used what either has"
 
 
 def test_change_in_a_page_holds_from_the_next_request_on(ada: FlaskClient) -> None:

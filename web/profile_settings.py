@@ -128,7 +128,13 @@ def create_key() -> ResponseReturnValue:
 
 @bp.get("/security/keys/<key_id>/<any(rename, rotate, revoke):action>")
 def confirm_key_change(key_id: str, action: str) -> str:
-    return render_template("change-key.html", action=action, key=own_key(key_id), graces=GRACES)
+    key = own_key(key_id)
+    with db.connection_context():
+        older = api_keys.predecessor(key)
+    allowance = current_service.store.peek(key, auth.quota_of(key))
+    return render_template(
+        "change-key.html", action=action, key=key, older=older, total=allowance.total, graces=GRACES
+    )
 
 
 @bp.post("/security/keys/<key_id>/rename")
@@ -145,6 +151,7 @@ def rename_key(key_id: str) -> ResponseReturnValue:
 def rotate_key(key_id: str) -> ResponseReturnValue:
     grace = GRACES[form_option("grace", GRACES)]
     throttle(NEW_KEYS, g.user.id)
+    current_service.store.save()  # the successor goes on with what is stored
     old, key, secret = api_keys.rotate_key(g.user, key_id, grace)
     return render_template("key.html", key=key, secret=secret, old=old)
 

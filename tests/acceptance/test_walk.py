@@ -43,6 +43,7 @@ class Key:
     tier: str = "free"
     is_live: bool = True
     is_rotated: bool = False
+    replaced: "Key | None" = None
     known_at: float = 0  # when every process knows its last change
     total: int = 0
     charted: int = 0
@@ -79,6 +80,12 @@ class Key:
         vars(self).update(facts, known_at=time.time() + patience(NOTICED_SECONDS))
 
 
+def window(hits: list[tuple[float, int]]) -> tuple[int, int]:
+    """The end of the last window, and how many requests were made in it."""
+    reset = hits[-1][1] if hits else 0
+    return reset, [end for _, end in hits].count(reset)
+
+
 class Walk:
     def __init__(self, server: Server, chance: random.Random) -> None:
         self.server, self.chance = server, chance
@@ -100,13 +107,21 @@ class Walk:
             key.check(path, self.server.ask(path, X_API_Key=key.secret), began)
 
     def rotate(self) -> None:
-        """The successor goes on with the window as it was saved."""
+        """The successor goes on with the window as it was saved, and one other key lives on."""
         key, grace = self.some_live_key(), self.chance.choice(["0", "0", "24h"])
-        expected = key.total, key.charted
-        eventually(lambda: self.saved(key) == expected, patience(SAVED_SECONDS))
+        older = key.replaced if key.replaced and key.replaced.is_live else None
+        both = [each for each in (key, older) if each]
+        for each in both:
+            expected = each.total, each.charted
+            eventually(lambda: self.saved(each) == expected, patience(SAVED_SECONDS))  # noqa: B023
         secret = self.server.flask("key", "rotate", key.id, "--grace", grace).strip()
-        self.keys.append(replace(key, secret=secret, total=0, charted=0, hits=[*key.hits]))
-        key.change(is_live=grace != "0", is_rotated=True)
+        is_lost = older and not key.total
+        new = replace(key, secret=secret, total=0, charted=0, replaced=older if is_lost else key)
+        new.hits = [*max((each.hits for each in both), key=window)]
+        self.keys.append(new)
+        key.change(is_live=grace != "0" and not is_lost, is_rotated=True)
+        if older and not is_lost:
+            older.change(is_live=False)
 
     def change_tier(self) -> None:
         """To one with a window of the same length."""
