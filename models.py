@@ -107,7 +107,7 @@ class HourlyUsage(Table):
         primary_key = peewee.CompositeKey("hour", "key_id")
 
 
-TABLES = [User, ApiKey, HourlyUsage]
+TABLES = Table.__subclasses__()  # in the order in which they are defined
 
 MAX_PASSWORD = 256  # characters
 USERNAME = r"[A-Za-z0-9][A-Za-z0-9_.-]{1,31}"

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 from flask import Flask
-from peewee import AutoField
 from websockets.sync.client import ClientConnection, connect
 
 import describe
@@ -37,7 +36,7 @@ from helpers.server import (
     patience,
     sources,
 )
-from models import PREFIXES, TABLES, Table
+from models import PREFIXES
 from ratelimit import UNITS
 from server import lifecycle
 from server.worker import SEND_SECONDS
@@ -50,8 +49,6 @@ from ws.connection import PING_SECONDS, STALLED_SECONDS
 DEPLOYING = (REPOSITORY / "docs/deploying.md").read_text()
 PLATFORMS = {"DYNO": "Heroku", "FLY_APP_NAME": "Fly", "RENDER": "Render"}
 PLATFORMS |= {"RAILWAY_ENVIRONMENT": "Railway", "RAILWAY_ENVIRONMENT_NAME": "Railway"}
-
-GROWING = (REPOSITORY / "docs/growing.md").read_text()
 
 
 def test_links_lead_to_files_and_headings() -> None:
@@ -101,32 +98,6 @@ def test_every_setting_is_used() -> None:
     code = "".join(file.read_text() for form in found for file in REPOSITORY.glob(form))
     used = {name.upper() for name in re.findall(r"\bsettings\.(\w+)", code)}
     assert used >= settings.VARIABLES, "no code reads these settings"
-
-
-@pytest.mark.parametrize("table", TABLES)
-def test_rows_are_copied_by_the_names_of_their_columns(table: type[Table]) -> None:
-    """In whatever order: a database that an older version made has another one."""
-    name, columns = table._meta.table_name, ", ".join(table._meta.columns)
-    into = f'"{name}"' if name == "user" else name  # a word of SQL
-    query = f"'sqlite3 -csv demo.db \"SELECT {columns} FROM {name}\"'"
-    line = f"\\copy {into} ({columns}) FROM PROGRAM {query} CSV"
-    is_copied = line in GROWING.splitlines()
-    assert is_copied, f"edit docs/growing.md: {line}"
-
-
-@pytest.mark.parametrize("table", TABLES)
-def test_each_table_has_rights_a_sequence_and_a_place_in_citus(table: type[Table]) -> None:
-    name, advice = table._meta.table_name, "edit docs/growing.md"
-    (rights,) = re.findall(r"GRANT SELECT.* ON (.*) TO app;", GROWING)
-    assert name in rights.replace('"', "").split(", "), f"{advice}: the rights on {name}"
-    distributed = re.findall(r"create_(?:reference|distributed)_table\('\"?(\w+)", GROWING)
-    assert name in distributed, f"{advice}: how Citus distributes {name}"
-    if isinstance(table._meta.primary_key, AutoField):
-        sequence = f"{name}_{table._meta.primary_key.column_name}_seq"
-        granted = re.findall(r"GRANT USAGE ON SEQUENCE (.*) TO app;", GROWING)
-        assert sequence in ", ".join(granted).split(", "), f"{advice}: USAGE of {sequence}"
-        moved = re.findall(r"pg_get_serial_sequence\('\"?(\w+)", GROWING)
-        assert name in moved, f"{advice}: setval, and `name = '{name}'` in the line above it"
 
 
 # A path that tells how many WebSockets there are in the server's memory, open or not.

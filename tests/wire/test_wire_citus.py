@@ -1,6 +1,5 @@
 """The real server on a Citus cluster: a coordinator, and two nodes that hold the rows."""
 
-import re
 import time
 from collections.abc import Iterator
 from contextlib import closing
@@ -9,18 +8,19 @@ from typing import Any
 import pytest
 
 from conftest import StartServer
+from helpers.documents import blocks
 from helpers.load import Load, accepted
 from helpers.paths import KEYS, ME, PROFILE, SECURITY, STATS, STATUS, TEST, TIME
 from helpers.postgresql import CitusCluster, Cluster
 from helpers.rawsocket import RawSocket
-from helpers.server import REPOSITORY, Server, eventually
+from helpers.server import REPOSITORY, Server, bash, clean_environment, eventually
 from settings import load
 from storage.database import prepare_database
 
 pytestmark = pytest.mark.citus
 
 CHAPTER = (REPOSITORY / "docs" / "growing.md").read_text().partition("## Past one")[2]
-DISTRIBUTE = re.findall(r"SELECT create_\w+_table\([^;]*\)", CHAPTER)
+(DISTRIBUTE,) = blocks("sh", CHAPTER)
 
 
 @pytest.fixture(scope="module")
@@ -33,8 +33,7 @@ def citus() -> Iterator[CitusCluster]:
 def server(citus: CitusCluster, start_server: StartServer) -> Server:
     url = citus.new_database()
     prepare_database(load({"DATABASE_URL": url}))
-    for statement in DISTRIBUTE:
-        Cluster.query(url, statement)
+    bash(DISTRIBUTE, REPOSITORY, clean_environment(DATABASE_URL=url))
     limits = "free=1000000/day,five=500/day"
     return start_server(DATABASE_URL=url, WEB_CONCURRENCY="2", RATE_LIMITS=limits)
 
