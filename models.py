@@ -114,6 +114,10 @@ USERNAME = r"[A-Za-z0-9][A-Za-z0-9_.-]{1,31}"
 # Only ASCII, because SQLite's LOWER leaves other letters as they are.
 EMAIL = r"(?=[!-~]{3,254}$)[^@]{1,64}@[^@.]+(\.[^@.]+)+"
 PASSWORD = rf"[^\ud800-\udfff]{{10,{MAX_PASSWORD}}}"  # without lone surrogates
+# What people type, although str.isprintable denies it: spaces that don't break, or are wide, and
+# what joins the letters of Persian and Malayalam, or the parts of an emoji.
+JOINER = "[\u200c\u200d\U000e0020-\U000e007f]"
+PRINTABLE_TOO = re.compile(f"[\xa0\u2000-\u200a\u202f\u205f\u3000]|{JOINER}")
 FIELD_RULES = {
     "username": (
         USERNAME,
@@ -121,7 +125,7 @@ FIELD_RULES = {
     ),
     "email": (EMAIL, "Enter an address like ada@example.com."),
     "password": (PASSWORD, f"Use 10 to {MAX_PASSWORD} characters."),
-    "name": (r"\S.{0,63}", "Give the key a name of 1 to 64 printable characters."),
+    "name": (rf"(?!{JOINER})\S.{{0,63}}", "Give the key a name of 1 to 64 printable characters."),
     "type": ("|".join(PREFIXES), f"Choose {' or '.join(map(str.capitalize, PREFIXES))}."),
 }
 
@@ -151,5 +155,5 @@ def check_fields(**fields: str) -> None:
 
 
 def _matches(field: str, text: str) -> bool:
-    is_printable = text.isprintable() or field == "password"
+    is_printable = PRINTABLE_TOO.sub("", text).isprintable() or field == "password"
     return bool(is_printable and re.fullmatch(FIELD_RULES[field][0], text))

@@ -10,7 +10,6 @@ from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 from ratelimit import Quota, parse_quotas
 
@@ -23,6 +22,9 @@ PLATFORM_HOPS = {
     "RAILWAY_ENVIRONMENT": "2",
     "RAILWAY_ENVIRONMENT_NAME": "2",
 }
+# Pages show the address of an API in code: no character ends a string or a word of a shell.
+API_HOST = r"([A-Za-z0-9][A-Za-z0-9._~-]*|\[[0-9A-Fa-f:.]+\])(:[1-9][0-9]{0,4})?"
+API_ADDRESS = f"(https?://{API_HOST}(/[A-Za-z0-9._~:-]+)*)?"
 URL_FORMS = "sqlite:///FILE or postgresql://USER:PASSWORD@HOST/NAME (percent-encoded)"
 NEEDS_DRIVER = "PostgreSQL needs a driver: run `pip install -r requirements-postgres.txt`"
 SECRET_CHARACTERS = 16
@@ -55,29 +57,10 @@ def _is_open(text: str) -> bool:
     return text == "open"
 
 
-def _prefix(path: str) -> str:
-    if not re.fullmatch("(/[A-Za-z0-9_.~-]+)*", path):
-        raise ValueError(f"must be a path like /demo, without a slash at the end, not {path!r}")
-    return path
-
-
-def _site_name(text: str) -> str:
-    if not re.fullmatch(r"\S.{0,63}", text):
-        raise ValueError(f"must have 1 to 64 characters, and not begin with a space, not {text!r}")
+def _like(text: str, pattern: str, example: str) -> str:
+    if not re.fullmatch(pattern, text):
+        raise ValueError(f"must be like {example}, not {text!r}")
     return text
-
-
-def _api_url(url: str) -> str | None:
-    """An address that pages show in code: no character ends a string or a word of a shell."""
-    host, path = r"([A-Za-z0-9][A-Za-z0-9._~-]*|\[[0-9A-Fa-f:.]+\])", "(/[A-Za-z0-9._~:-]+)*"
-    # urlsplit raises ValueError for a port above 65535.
-    if url and not (
-        re.fullmatch(f"https?://{host}(:[0-9]+)?{path}", url) and urlsplit(url).port != 0
-    ):
-        raise ValueError(
-            f"must be like https://api.example.com/v1, without a slash at the end, not {url!r}"
-        )
-    return url or None
 
 
 def _database(url: str) -> Path | str:
@@ -135,11 +118,18 @@ class Settings:
     max_sockets_per_caller: int = setting("100", _whole)
     signups: bool = setting("open", _is_open)
     keys_per_user: int = setting(str(MAX_KEYS), partial(_whole, high=MAX_KEYS))
-    site_name: str = setting("Demo Service", _site_name)
-    api_url: str | None = setting("", _api_url)  # of the API that this service guards
+    site_name: str = setting(
+        "Demo Service",
+        partial(_like, pattern=r"\S.{0,63}", example="My API (64 characters at most)"),
+    )
+    api_url: str = setting(  # of the API that this service guards
+        "", partial(_like, pattern=API_ADDRESS, example="https://api.example.com/v1")
+    )
     proxy_hops: int = setting("0", partial(_whole, high=10))
     web_concurrency: int = setting("1", partial(_whole, low=1))
-    script_name: str = setting("", _prefix)  # which gunicorn reads itself, too
+    script_name: str = setting(  # which gunicorn reads itself, too
+        "", partial(_like, pattern="(/[A-Za-z0-9_.~-]+)*", example="/demo")
+    )
 
     @property
     def sqlite(self) -> Path | None:

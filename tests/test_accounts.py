@@ -40,8 +40,31 @@ RULES = {  # what is accepted, and what is refused
         ["", "a" * 9, "a" * 257, "\udcff" * 10],
     ),
     "name": (
-        ["a", "a" * 64, "Ada's CI <prod> \u00e4"],
-        ["", " ", "a" * 65, "two\nlines", "a\ttab", "a\x1b[2J"],
+        [
+            *(
+                "a",
+                "a" * 64,
+                "Ada's CI <prod> \u00e4",
+                "\U0001f469\u200d\U0001f4bb",
+                "10\xa0ms",
+                "\u3042\u3000\u3044",
+            ),
+            "\u0645\u06cc\u200c\u062e\u0648\u0627\u0647\u0645 \u0d28\u0d4d\u200d",
+        ],
+        [
+            *(
+                "",
+                " ",
+                "a" * 65,
+                "two\nlines",
+                "a\ttab",
+                "a\x1b[2J",
+                "\xa0",
+                "\u200d",
+                "\u200d " * 9,
+            ),
+            *("a\x85", "a\u2028b", "a\u200b", "a\u202eb", "a\ufeff", "a\udcff", "a\0"),
+        ],
     ),
     "type": (["production", "development"], ["", "Production", "live"]),
 }
