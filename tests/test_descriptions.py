@@ -8,6 +8,7 @@ With --postgres, they use PostgreSQL.
 import inspect
 import re
 import secrets
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from io import BytesIO
@@ -26,7 +27,15 @@ import models
 import settings
 from conftest import NewKey
 from helpers import sample
-from helpers.described import NONSENSE, OPERATIONS, Operation, errors_in, misfits
+from helpers.described import (
+    NONSENSE,
+    OPERATIONS,
+    Operation,
+    errors_in,
+    misfits,
+    times_in,
+    values_of,
+)
 from helpers.documents import API, needs_key, resolved, rows
 from helpers.documents import SOCKETS as SOCKETS_API
 from helpers.paths import KEYS, PARAMETER, TEST, TOTALS, pages
@@ -41,7 +50,7 @@ from helpers.stored import (
     snapshot,
     stored_secrets,
 )
-from models import ApiKey, User
+from models import DAY, HOUR, ApiKey, HourlyUsage, User
 from service.application import Service
 
 KEY_ERRORS = {*errors_in(inspect.getsource(auth))}  # of each endpoint and socket with a key
@@ -106,6 +115,7 @@ def check_answer(operation: Operation, answer: TestResponse, what: str = "") -> 
     assert CORS.items() <= dict(answer.headers).items()
     exposed = set(answer.headers["Access-Control-Expose-Headers"].split(", "))
     assert exposed == LIMITS | {"Retry-After", "WWW-Authenticate"}
+    check_limits(operation, answer)
     contents = response.get("content", {})
     assert not contents or answer.mimetype in contents, f"{advice}: {status}: {answer.mimetype}"
     assert contents or not answer.data, f"{advice}: {status}: content"
@@ -117,6 +127,20 @@ def check_answer(operation: Operation, answer: TestResponse, what: str = "") -> 
         codes = {each["code"] for each in operation.description["x-codes"]}
         is_listed = "problem" not in (answer.mimetype or "") or body["code"] in codes
         assert is_listed, f"edit docs/endpoints.json: codes: {body['code']}"
+
+
+def check_limits(operation: Operation, answer: TestResponse) -> None:
+    """The numbers of a limit are possible ones, and the same in both forms."""
+    told = {name: answer.headers[name] for name in LIMITS & {*answer.headers.keys()}}
+    if not told:
+        return
+    text = f"{operation}: {told}"
+    limit, window = map(int, re.findall(r";[qw]=(-?\d+)", told["RateLimit-Policy"]))
+    left, seconds = map(int, re.findall(r";[rt]=(-?\d+)", told["RateLimit"]))
+    assert 0 <= left <= limit, text
+    assert 0 < seconds <= window, text
+    assert (told["X-RateLimit-Limit"], told["X-RateLimit-Remaining"]) == (f"{limit}", f"{left}")
+    assert abs(int(told["X-RateLimit-Reset"]) - time.time() - seconds) < 60, text
 
 
 def is_good(status: int) -> bool:
@@ -220,6 +244,10 @@ def test_key_is_checked_and_each_request_counted(
     assert set(answer.headers.keys()) >= LIMITS, f"{operation}: use @require_api_key"
     enforced = again.status_code == 429
     assert enforced == ("429" in operation.responses), f"{operation.advice}: 429"
+    # As after its tier was lowered.
+    change(key, used=4, reset=int(answer.headers["X-RateLimit-Reset"]))
+    app.store.clear_cache()
+    assert ask(key).status_code == again.status_code
 
 
 def test_wrong_body_is_refused_and_stores_nothing(ask: Ask, operation: Operation, key: str) -> None:
@@ -313,6 +341,71 @@ def test_parameters_are_described(ask: Ask, operation: Operation, key: str, read
     assert is_form or read == described, f"{operation.advice}: the parameters of the query"
 
 
+def test_parameter_is_taken_within_its_bounds_only(
+    ask: Ask, operation: Operation, key: str
+) -> None:
+    """And one that is left out has the described default: there are more rows than that."""
+    add_many_rows(row(key))
+    for name, schema in operation.query.items():
+        advice = f"{operation.advice}: the schema of {name}, or check it in the view"
+        assert "type" in schema or "enum" in schema, f"{advice}: type"
+        for value, fits in values_of(schema):
+            status = ask(key, url=operation.url(changes={name: value})).status_code
+            assert is_good(status) == fits, f"{advice}: {value!r} gives {status}"
+        if "default" in schema:
+            left_out = operation.url(only_required=True)
+            given = operation.url(only_required=True, changes={name: schema["default"]})
+            bodies = [without_numbers(ask(key, url=url).text) for url in (left_out, given)]
+            assert bodies[0] == bodies[1], f"{advice}: {schema['default']} is not the default"
+
+
+def add_many_rows(key: ApiKey) -> None:
+    """More than a parameter has by default."""
+    hour = models.now() // HOUR * HOUR
+    for number in range(4, 100):
+        add_rows(key, str(number), number)
+        with models.db.connection_context():
+            HourlyUsage.create(hour=hour - number * HOUR, key_id=key.id, requests=1)
+
+
+def without_numbers(text: str) -> str:
+    return re.sub(r"\d+", "0", text)
+
+
+@pytest.fixture
+def zones(monkeypatch: pytest.MonkeyPatch) -> Iterator[Iterator[str]]:
+    """Moves the server to another time zone, and to one more."""
+
+    def move() -> Iterator[str]:
+        for name in ("Asia/Tokyo", "America/Lima"):
+            monkeypatch.setenv("TZ", name)
+            time.tzset()
+            yield name
+
+    yield move()
+    monkeypatch.undo()
+    time.tzset()
+
+
+def check_times(what: str, one: str, other: str) -> None:
+    """The texts are the same but for seconds."""
+    advice = f"{what}: write times with date_time, timestamp or display"
+    assert without_numbers(one) == without_numbers(other), advice
+    for first, second in zip(times_in(one), times_in(other), strict=True):
+        assert abs(first - second) < 60, f"{advice}: the server's time zone changes them"
+
+
+def test_times_are_ours_and_the_same_in_every_time_zone(
+    ask: Ask, operation: Operation, key: str, zones: Iterator[str]
+) -> None:
+    """All rows are new, so nothing was long ago."""
+    one, other = [ask(key) for _ in zones]
+    if one.status_code == other.status_code:  # it is not deleted by the first
+        check_times(str(operation), one.text, other.text)
+    for moment in times_in(one.text):
+        assert abs(moment - time.time()) < 2 * DAY, f"{operation}: {moment} is not of today"
+
+
 def test_nothing_of_another_user_is_shown_or_changed(
     client: FlaskClient, ask: Ask, operation: Operation, key: str, owner: User
 ) -> None:
@@ -341,9 +434,21 @@ def test_get_changes_nothing_and_head_has_its_headers(
         pytest.skip("it may change something")
     before = snapshot()
     get, head = ask(key), ask(key, method="HEAD")
+    other = ask(key, headers={"X-API-Key": key, "Origin": "https://a.example"})
+    check_vary(str(operation), get, other)
     assert snapshot() == before, f"{operation} changes a row: let it be a POST"
     assert set(get.headers.keys()) == set(head.headers.keys())
     assert (get.status_code, head.data) == (head.status_code, b"")
+
+
+def check_vary(what: str, one: TestResponse, other: TestResponse) -> None:
+    """A cache would give the answer for one origin to another."""
+    varies = LIMITS | {"Set-Cookie", "Content-Length"}
+    ours, theirs = (
+        {(name, text) for name, text in each.headers if name not in varies} for each in (one, other)
+    )
+    is_told = "Origin" in other.headers.get("Vary", "")
+    assert ours == theirs or is_told, f"{what} depends on Origin: add Vary: Origin: {ours ^ theirs}"
 
 
 def test_outage_at_any_statement_is_503(
@@ -423,12 +528,24 @@ def test_page_changes_nothing(app: Flask, ada: FlaskClient) -> None:
     for path in pages_of_ada(app):
         page = ada.get(path)
         assert page.status_code < 500, f"{path} has a bug, see the log below"
+        check_vary(path, page, ada.get(path, headers={"Origin": "https://a.example"}))
         assert page.mimetype != "text/html" or "<i>" not in page.text, f"{path}: no |safe"
         is_kept = page.headers.get("Cache-Control") != "no-store"
         assert is_kept == (path in DESCRIPTIONS), f"{path} may be stored by a cache"
         shown = stored_secrets() & {*re.findall(r"[\w:$]+", page.text)}
         assert not shown, f"{path} shows the digest of a key, or a hash"
         assert snapshot() == before, f"{path} changes a row: let a form with POST do that"
+
+
+def test_times_of_a_page_are_the_same_in_every_time_zone(
+    app: Flask, ada: FlaskClient, zones: Iterator[str]
+) -> None:
+    paths, nonce = pages_of_ada(app), r'name="nonce" value="\w+"'
+    for path in paths:  # some leave a message for the next page
+        ada.get(path)
+    one, other = [{path: re.sub(nonce, "", ada.get(path).text) for path in paths} for _ in zones]
+    for path in paths:
+        check_times(path, one[path], other[path])
 
 
 def test_page_takes_any_parameter(app: Flask, ada: FlaskClient, read: set[str]) -> None:

@@ -15,7 +15,7 @@ import settings
 from cli import PG_DUMP
 from conftest import StartServer
 from helpers.commands import names
-from helpers.described import errors_in, misfits
+from helpers.described import errors_in, misfits, times_in
 from helpers.documents import (
     API,
     CONTRIBUTING,
@@ -164,6 +164,9 @@ def test_messages_are_described(start_patched: StartServer, name: str) -> None:
             left = time.monotonic()
         assert time.monotonic() - left < patience(3), f"{name}: the handler has to go on reading"
         bodies += received(other, {*to_other})  # what is sent is for all clients
+    times = times_in(json.dumps(bodies))
+    is_now = all(abs(each - time.time()) < 60 for each in times)
+    assert is_now, f"{name}: a time is not now: {bodies}"
     assert not [key for key in keys if key[17:] in str(bodies)], f"{name}: it sends a key"
     bodies += [each["payload"] for one in (*replies, *others) for each in one.get("examples", ())]
     schemas = to_one | to_other

@@ -22,7 +22,7 @@ RULES = {
         r"\b(hash|verify)_password\(",
         ["web/throttles.py", "accounts/passwords.py", "cli.py", "server/demo.py"],
     ),
-    # PostgreSQL has other placeholders, and refuses more of what a statement may be wrong in.
+    # psycopg writes them as %s; KeyStore._query replaces them.
     "ask by peewee's methods, because PostgreSQL has no ? in SQL": (
         r"execute_sql\([^()]*\?",
         ["cli.py", "storage/sqlite.py"],  # for SQLite only

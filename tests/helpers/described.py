@@ -6,6 +6,7 @@ import re
 import textwrap
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 from urllib.parse import quote, urlencode
 
@@ -88,11 +89,30 @@ class Operation:
         assert all("example" in each for each in found), f"{self.advice}: example of a parameter"
         return found
 
-    def url(self, value: str = "", only_required: bool = False) -> str:
+    @property
+    def query(self) -> dict[str, Any]:
+        """The schemas of the parameters of the query, by name."""
+        return {
+            each["name"]: resolved(each.get("schema", {}), self.description)
+            for each in self.parameters
+            if each["in"] == "query"
+        }
+
+    @property
+    def largest(self) -> dict[str, Any]:
+        """The largest value of each parameter of the query that has a maximum."""
+        return {
+            name: schema["maximum"] for name, schema in self.query.items() if "maximum" in schema
+        }
+
+    def url(
+        self, value: str = "", only_required: bool = False, changes: dict[str, Any] | None = None
+    ) -> str:
         """The path with the examples of its parameters, or with this value for each."""
         described = [each for each in self.parameters if each.get("required") or not only_required]
         values = {each["name"]: value or str(each["example"]) for each in described}
-        query = {each["name"]: values[each["name"]] for each in described if each["in"] == "query"}
+        values |= {name: str(changed) for name, changed in (changes or {}).items()}
+        query = {name: values[name] for name in self.query.keys() & values.keys()}
         path = self.path.format(**{name: quote(text, safe="") for name, text in values.items()})
         return f"{path}?{urlencode(query)}"
 
@@ -124,6 +144,33 @@ class Operation:
             json.dumps(value) if kind.endswith("json") else value
         )  # a form is encoded by werkzeug
         return {"data": data, "content_type": kind}
+
+
+def values_of(schema: Any) -> Iterator[tuple[Any, bool]]:
+    """Values for a parameter of the query, each with whether it is to be taken."""
+    low, high = schema.get("minimum"), schema.get("maximum")
+    if schema.get("type") in ("integer", "number"):
+        yield from ((text, False) for text in ("x", "1x", "\u00b2", "1e400", "nan"))
+    if schema.get("type") == "integer":
+        yield "1.5", False
+    yield from ((bound, True) for bound in (low, high) if bound is not None)
+    yield from ((low - 1, False),) if low is not None else ()
+    yield from ((high + 1, False), ("9" * 30, False)) if high is not None else ()
+    yield from ((value, True) for value in schema.get("enum", ()))
+    yield from (("x" * 20, False),) if "enum" in schema else ()
+    if size := schema.get("maxLength"):
+        yield from (("x" * size, True), ("x" * (size + 1), False))
+
+
+TIME = re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d|\b[1-3]\d{9}\b")
+
+
+def times_in(text: str) -> list[float]:
+    """The times in a text, in Unix seconds."""
+    return [
+        float(each) if each.isdigit() else datetime.fromisoformat(f"{each}+00:00").timestamp()
+        for each in TIME.findall(text)
+    ]
 
 
 def operations(description: Any) -> Iterator[Operation]:

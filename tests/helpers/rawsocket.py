@@ -6,7 +6,9 @@ import json
 import re
 import socket
 import struct
+import time
 from email.parser import Parser
+from email.utils import parsedate_to_datetime
 from typing import Any, NamedTuple
 from urllib.parse import urlencode
 
@@ -111,6 +113,8 @@ class RawSocket:
         del parsed["Server"]  # Caddy adds its own
         headers = Headers(parsed.items())
         assert len(headers) == len(parsed), f"a header comes twice: {head}"
+        date = parsedate_to_datetime(headers["Date"]).timestamp() if "Date" in headers else None
+        assert date is None or abs(date - time.time()) < 60, f"Date is not now: {head}"
         size = int(headers.get("Content-Length", 0)) if has_body else 0
         status = re.match(r"HTTP/1\.[01] (\d{3}) ", line)
         assert status, f"no response: {head!r}"

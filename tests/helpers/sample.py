@@ -4,6 +4,7 @@ A body that is stored in a table of its own, a list, a row that is deleted, a st
 """
 
 import json
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -75,8 +76,12 @@ def create_note(key: ApiKey, allowance: Allowance) -> ResponseReturnValue:
 @bp.get("/notes")
 @require_api_key
 def list_notes(key: ApiKey, allowance: Allowance) -> ResponseReturnValue:
+    limit = request.args.get("limit", "20")
+    if not re.fullmatch("[1-9][0-9]?", limit, re.ASCII) or int(limit) > 50:
+        raise Problem(400, "invalid_limit", "limit must be 1 to 50.")
     with models.db.connection_context():
-        notes = SampleNote.select().where(SampleNote.user == key.user_id).order_by(SampleNote.id)
+        notes = SampleNote.select().where(SampleNote.user == key.user_id)
+        notes = notes.order_by(SampleNote.id).limit(int(limit))
         return {"notes": [as_json(note) for note in notes]}
 
 

@@ -78,7 +78,7 @@ def add_rows(key: ApiKey, text: str, number: int) -> None:
                 elif isinstance(field, TEXTS):
                     row[name] = text
                 elif not (isinstance(field, AutoField) or field.null or field.default is not None):
-                    row[name] = number
+                    row[name] = models.now() if name.endswith("_at") else number
             table.create(**row)
 
 
