@@ -28,7 +28,10 @@ RULES = {
         ["cli.py", "storage/sqlite.py"],  # for SQLite only
     ),
     # All of a row would undo what others have stored since it was read, such as counts.
-    "use save(only=[...]), or update": (r"(?<!self)\.save\((?!only=|force_insert=)", []),
+    "use save(only=[...]), or update": (
+        r"(?<!self|tore|iter)\.save\((?!only=|force_insert=)",
+        [],
+    ),
 }
 
 

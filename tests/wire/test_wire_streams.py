@@ -9,7 +9,7 @@ from helpers.rawsocket import RawSocket, request_bytes
 from helpers.server import REPOSITORY, Server, patience
 
 WITH_SAMPLE = f"""
-sys.path.append("{REPOSITORY}/tests")
+sys.path += ["{REPOSITORY}/tests", "{REPOSITORY}/docs"]
 import app, models
 from helpers import sample
 
