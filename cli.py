@@ -1,4 +1,4 @@
-"""Administration from a shell: `flask user ...`, `flask key ...` and `flask backup`."""
+"""Administration from a shell: `flask user ...`, `flask key ...`, `flask usage`, `flask backup`."""
 
 import os
 import re
@@ -12,10 +12,22 @@ from typing import Any, NoReturn
 import click
 from flask import Flask
 from flask.cli import AppGroup
-from peewee import ModelSelect, PeeweeException
+from peewee import JOIN, SQL, Expression, ModelSelect, PeeweeException, fn
 
 from accounts import api_keys, passwords, users
-from models import DAY, DEFAULT_TYPE, HOUR, PREFIXES, ApiKey, User, check_fields, db, now
+from models import (
+    DAY,
+    DEFAULT_TYPE,
+    HOUR,
+    PREFIXES,
+    ApiKey,
+    HourlyUsage,
+    User,
+    chart_hours,
+    check_fields,
+    db,
+    now,
+)
 from ratelimit import DEFAULT_TIER
 from service.application import current_service
 from service.timestamps import date_time
@@ -41,6 +53,7 @@ KEY_COLUMNS = (
     "total",
     "predecessor",
 )
+USAGE_COLUMNS = ("id", "username", "name", "this_hour", "last_24_hours", "total")
 
 
 class Command(click.Command):
@@ -74,7 +87,7 @@ password_stdin = click.option("--password-stdin", is_flag=True, help="Read it fr
 
 
 def register(app: Flask) -> None:
-    for command in (user_group, key_group, backup):
+    for command in (user_group, key_group, usage, backup):
         app.cli.add_command(command)
 
 
@@ -148,9 +161,7 @@ def rotate_key(key_id: str, grace: int) -> None:
 @click.argument("username", required=False)
 def list_keys(username: str | None) -> None:
     """List all keys, or those of one user."""
-    query = ApiKey.select(ApiKey, User.username).join(User).where(ApiKey.valid())
-    if username is not None:
-        query = query.where(User.id == user_named(username).id)
+    query = ApiKey.select(ApiKey, User.username).join(User).where(valid_keys(username))
     print_rows(KEY_COLUMNS, query.order_by(User.id, ApiKey.created_at).objects())
 
 
@@ -171,6 +182,35 @@ def revoke_key(key_id: str) -> None:
     key = valid_key(key_id)
     api_keys.revoke_key(key.user, key.id)
     say(f"Key {key.id} was revoked.")
+
+
+@click.command(cls=Command)
+@click.argument("username", required=False)
+def usage(username: str | None) -> None:
+    """List the requests of all keys, or of one user's, those with most in 24 hours first.
+
+    They were made in this hour (UTC), in this one and the 23 before it, and in all.
+    """
+    hours, requests = chart_hours(), fn.SUM(HourlyUsage.requests)
+    recent = (
+        HourlyUsage.select(
+            HourlyUsage.key_id,
+            requests.alias("last_24_hours"),
+            requests.filter(HourlyUsage.hour == hours[-1]).alias("this_hour"),
+        )
+        .where(HourlyUsage.hour.in_(hours))
+        .group_by(HourlyUsage.key_id)
+        .alias("recent")
+    )
+    counts = [fn.COALESCE(recent.c[name], 0).alias(name) for name in USAGE_COLUMNS[3:5]]
+    query = (
+        ApiKey.select(ApiKey.id, User.username, ApiKey.name, *counts, ApiKey.total)
+        .join(User)
+        .join_from(ApiKey, recent, JOIN.LEFT_OUTER, on=(recent.c.key_id == ApiKey.id))
+        .where(valid_keys(username))
+        .order_by(SQL("last_24_hours").desc(), ApiKey.id)
+    )
+    print_rows(USAGE_COLUMNS, query.objects())
 
 
 @click.command(cls=Command)
@@ -238,6 +278,12 @@ def user_named(username: str) -> User:
         f"There is no user {username!r} in {current_service.settings.sqlite or 'PostgreSQL'}. "
         "To create one: flask user create USERNAME EMAIL"
     )
+
+
+def valid_keys(username: str | None) -> Expression:
+    """The condition that a key is valid, and belongs to this user, if a name is given."""
+    is_of_user = username is None or ApiKey.user == user_named(username)
+    return ApiKey.valid() & is_of_user
 
 
 def valid_key(key_id: str) -> ApiKey:

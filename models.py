@@ -23,6 +23,12 @@ def now() -> int:
     return int(time.time())
 
 
+def chart_hours() -> list[int]:
+    """When the hours of the chart begin; the current one is last."""
+    this_hour = now() // HOUR * HOUR
+    return [this_hour - age * HOUR for age in reversed(range(CHART_HOURS))]
+
+
 class Table(peewee.Model):
     class Meta:
         database = db

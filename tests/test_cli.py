@@ -1,6 +1,7 @@
 """Administration: what each command does, prints, and refuses in one line."""
 
 import contextlib
+import csv
 import os
 import re
 import secrets
@@ -24,7 +25,7 @@ from cli import KEY_COLUMNS
 from conftest import NewKey, new_user
 from helpers.server import clean_environment, eventually, writing
 from helpers.stored import change, count, row, snapshot
-from models import ApiKey, User
+from models import HOUR, ApiKey, HourlyUsage, User
 from settings import HERE, Settings
 from storage import sqlite
 
@@ -131,10 +132,41 @@ def test_lists_have_all_columns_and_no_secret(cli: FlaskCliRunner, owner: User, 
     assert lists == [printed, ""]
 
 
+def test_usage_is_that_of_the_hours_of_the_clock_and_the_busiest_key_is_first(
+    cli: FlaskCliRunner, new_key: NewKey
+) -> None:
+    quiet, busy, idle = sorted(new_key() for _ in range(3))
+    hour = models.now() // HOUR * HOUR
+    ages = {quiet: {0: 3, 24: 99}, busy: {0: 2, 1: 4, 23: 8}}
+    with models.db.connection_context():
+        for key, counts in ages.items():
+            for age, requests in counts.items():
+                row = {"hour": hour - age * HOUR, "key_id": key[8:16], "requests": requests}
+                HourlyUsage.create(**row)
+        ApiKey.update(total=1234).where(ApiKey.id == busy[8:16]).execute()
+    new_user("bob")
+    printed = done(cli.invoke(args=["usage"]))
+    assert [line.split("\t") for line in printed.splitlines()] == [
+        [busy[8:16], "ada", "ci", "2", "14", "1234"],
+        [quiet[8:16], "ada", "ci", "3", "3", "0"],
+        [idle[8:16], "ada", "ci", "0", "0", "0"],
+    ]
+    assert [done(cli.invoke(args=["usage", name])) for name in ("ADA", "bob")] == [printed, ""]
+
+
 def test_list_has_a_header_on_a_terminal(shell: dict[str, Any], key: str) -> None:
     in_a_terminal = "import pty; pty.spawn(['sh', '-c', '$FLASK key list'])"
     header, row = run(f'"$PYTHON" -c "{in_a_terminal}"', shell)[1].splitlines()
     assert (header, row[:8]) == ("\t".join(KEY_COLUMNS), key[8:16])
+
+
+def test_list_is_read_as_the_documents_say(cli: FlaskCliRunner, new_key: NewKey) -> None:
+    names = ["first", '"hm', '=HYPERLINK("a")', "last"]
+    for name in names:
+        new_key(name)
+    listed = done(cli.invoke(args=["key", "list"]))
+    read = csv.reader(listed.splitlines(), delimiter="\t", quoting=csv.QUOTE_NONE)
+    assert sorted(cells[2] for cells in read) == sorted(names)
 
 
 @pytest.fixture

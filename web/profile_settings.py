@@ -9,14 +9,13 @@ from peewee import fn
 import auth
 from accounts import api_keys, users
 from models import (
-    CHART_HOURS,
     DAY,
-    HOUR,
     ApiKey,
     Changed,
     HourlyUsage,
     InvalidInput,
     User,
+    chart_hours,
     check_fields,
     db,
     now,
@@ -84,13 +83,12 @@ def keys() -> str:
 
 def hourly_requests(user: User) -> dict[int, int]:
     """Of all the user's keys, by start of the hour; the current one is last."""
-    this_hour = now() // HOUR * HOUR
-    hours = range(this_hour - (CHART_HOURS - 1) * HOUR, this_hour + 1, HOUR)
+    hours = chart_hours()
     # By hour and key, as the index is: a condition on the user alone would read all rows of a day.
     keys = ApiKey.select(ApiKey.id).where(ApiKey.user == user, ApiKey.last_used_at >= hours[0])
     counts = (
         HourlyUsage.select(HourlyUsage.hour, fn.SUM(HourlyUsage.requests))
-        .where(HourlyUsage.hour.in_(list(hours)), HourlyUsage.key_id.in_(keys))
+        .where(HourlyUsage.hour.in_(hours), HourlyUsage.key_id.in_(keys))
         .group_by(HourlyUsage.hour)
     )
     return dict.fromkeys(hours, 0) | dict(counts.tuples())

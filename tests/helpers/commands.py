@@ -21,6 +21,7 @@ COMMANDS = {  # KEY is the ID of the last key that was printed
     "key list": "",
     "key tier": "KEY pro",
     "key rotate": "KEY --grace 5m",
+    "usage": "",
     "key revoke": "KEY",
     "user delete": "bob",
     "backup": "FOLDER/copy.db",
