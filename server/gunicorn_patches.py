@@ -3,7 +3,6 @@
 Those that use private APIs are in the table of docs/design.md.
 """
 
-import socket
 import time
 from functools import lru_cache
 from typing import Any
@@ -60,13 +59,16 @@ def write_error(sock: Any, status: int, reason: str, message: str) -> None:
 
 
 class OnePacketResponse(http.wsgi.Response):
-    """Sends the header in one packet with the first part of a body whose length is known."""
+    """Sends a body that is complete in one packet with its header."""
 
-    def send_headers(self) -> None:
-        if not self.headers_sent:
-            self.headers_sent: bool = True
-            lines = [f"{name}: {value}\r\n" for name, value in self.headers]
-            header = "".join([*self.default_headers(), *lines, "\r\n"]).encode("latin-1")
-            has_body = self.response_length and not self._omits_body
-            # The kernel waits for more, up to 0.2 s. macOS has no such flag.
-            self.sock.sendall(header, getattr(socket, "MSG_MORE", 0) if has_body else 0)
+    def write(self, arg: bytes) -> None:
+        if self.headers_sent or len(arg) != self.response_length:
+            super().write(arg)
+            return
+        self.headers_sent: bool = True
+        self.sent = len(arg)  # for the access log
+        lines = [f"{name}: {value}\r\n" for name, value in self.headers]
+        header = "".join([*self.default_headers(), *lines, "\r\n"]).encode("latin-1")
+        data = header + arg
+        # The kernel nearly always takes all of it. `sendall` would ask for its buffer first.
+        self.sock.sendall(data[self.sock.send(data) :])

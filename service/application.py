@@ -1,5 +1,6 @@
 """The Flask application's class: what the service consists of besides its routes."""
 
+from collections.abc import Callable
 from typing import Any, cast
 
 import flask
@@ -46,6 +47,10 @@ class Service(Flask):
         if not is_api(environ["PATH_INFO"]):
             return super().wsgi_app(environ, start_response)
         return super().wsgi_app(environ, start)
+
+    def ensure_sync(self, func: Callable[..., Any]) -> Callable[..., Any]:
+        """No view is async, so Flask need not look at each function of each request."""
+        return func
 
     def make_default_options_response(self) -> Response:
         """Answer OPTIONS, such as the pre-flight of a browser, with the methods of the path."""

@@ -4,6 +4,7 @@ import contextlib
 import os
 import socket
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -32,9 +33,9 @@ def worker() -> Iterator[Worker]:
     worker.tmp.close()
 
 
-def hello(environ: dict[str, Any], start_response: Any) -> list[bytes]:
-    start_response("200 OK", [("Content-Length", "5")])
-    return [b"Hello"]
+def hello(environ: dict[str, Any], start_response: Any, body: bytes = b"Hello") -> list[bytes]:
+    start_response("200 OK", [("Content-Length", str(len(body)))])
+    return [body]
 
 
 @contextlib.contextmanager
@@ -60,6 +61,18 @@ def test_patches_spare_gunicorn_work(worker: Worker, monkeypatch: pytest.MonkeyP
     with connected(worker) as client:
         client.sendall(GET)
         assert b"\r\nDate: second " in client.recv(4096)
+
+
+def test_complete_body_comes_in_one_packet_with_the_header(worker: Worker) -> None:
+    gunicorn_patches.patch_gunicorn(worker.cfg)
+    with connected(worker) as client:
+        client.sendall(GET)
+        assert client.recv(4096).endswith(b"\r\n\r\nHello")
+    body = b"x" * 3_000_000  # more than the kernel takes at once
+    worker.wsgi = lambda environ, start_response: hello(environ, start_response, body)
+    with connected(worker, socket.SOCK_STREAM) as client:
+        client.sendall(GET.replace(b"Host", b"Connection: close\r\nHost"))
+        assert b"".join(iter(partial(client.recv, 65_536), b"")).endswith(b"\r\n\r\n" + body)
 
 
 def test_each_part_of_a_stream_is_sent_as_soon_as_it_exists(worker: Worker) -> None:

@@ -8,7 +8,7 @@ import pytest
 from conftest import StartServer
 from helpers.paths import ECHO, ME, STATUS, TEST
 from helpers.rawsocket import RawSocket, form_bytes, handshake_bytes, request_bytes
-from helpers.server import Server, eventually, within
+from helpers.server import Server, eventually
 
 POST = b"POST /api/v1/status HTTP/1.1\r\nHost: a\r\n"
 FORM = b"POST /log-in HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n"
@@ -69,16 +69,6 @@ def test_file_that_a_client_has_is_not_sent_again(server: Server, path: str) -> 
 @pytest.mark.parametrize("path", ["/static/", "/static/../app.py", "/static/%2e%2e/app.py"])
 def test_other_files_are_not_served(server: Server, path: str) -> None:
     assert server.ask(path).status == 404
-
-
-def test_response_is_one_packet(server: Server) -> None:
-    """One without a body does not wait for one."""
-    with within(1), RawSocket(server.port) as client:
-        for _ in range(20):
-            client.send(request_bytes(STATUS, {"Host": "a"}))
-            assert client.sock.recv(100_000).endswith(b"}\n")
-            client.send(request_bytes(STATUS, {"Host": "a"}, "HEAD"))
-            assert client.sock.recv(100_000).endswith(b"\r\n\r\n")
 
 
 class TestGarbage:
