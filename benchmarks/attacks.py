@@ -38,6 +38,7 @@ def get(path: str = STATUS, headers: dict[str, str] | None = None, method: str =
 STARTS = [f"sk_live_{secrets.token_hex(4)}_{secrets.token_hex(16)}" for _ in range(200)]
 UNKNOWN = [{"X-API-Key": start + sha256(start.encode()).hexdigest()[:6]} for start in STARTS]
 CHUNKED, LONG = {"Transfer-Encoding": "chunked"}, {"Content-Length": "10000000000"}
+LENGTH = {"Content-Length": "16384"}
 PATHS = [("GET", STATUS), ("POST", "/log-in"), ("GET", "/"), ("GET", "/openapi.json")]
 HOSTILE = [  # values that some parsers read in quadratic time, or that are simply long
     *[("Cookie", f'a={" " * 8000}"x;'), ("Cookie", ";" * 8000)],
@@ -61,7 +62,10 @@ FLOODS = {
     "long_hosts": [(b"", get("/", {"Host": "a" * 8000}) * 20)],
     "malformed_headers": [(get(headers={"X": "\1" * 8000, "Y": "\1" * 8000}), b"")],
     "one_byte_chunks": [(b"", get(headers=CHUNKED) + b"1\r\nx\r\n" * 2000 + b"0\r\n\r\n")],
-    "discarded_bodies": [(b"", get(headers={"Content-Length": "16384"}) + bytes(16384))],
+    "small_chunks": [(get("/log-out", CHUNKED, "POST"), b"1\r\nx\r\n" * 5000)],
+    "long_extensions": [(get("/log-out", CHUNKED, "POST"), b"1;x=" + b"x" * 8000 + b"\r\nx\r\n")],
+    "small_packets": [(get()[:-2] + b"X: ", b"x"), (get("/log-out", LENGTH, "POST"), b"x")],
+    "discarded_bodies": [(b"", get(headers=LENGTH) + bytes(16384))],
     "half_forms": [(form("/log-in", **USER)[:-9], b"")],
     "left_responses": [(get(), b"")],
     "garbage": [(os.urandom(1000), b""), (handshake_bytes(ECHO) + os.urandom(1000), b"")],

@@ -3,11 +3,14 @@
 Those that use private APIs are in the table of docs/design.md.
 """
 
+import math
 import time
 from functools import lru_cache
 from typing import Any
 
+import gevent
 from gunicorn import http, util
+from werkzeug.exceptions import RequestEntityTooLarge
 
 from service.problems import Problem
 from service.responses import API_HEADERS
@@ -26,6 +29,8 @@ REASONS = {  # why gunicorn refuses a request
     "UnsupportedTransferCoding": "The only transfer coding that is supported is chunked.",
 }
 
+FRAMING_BYTES = 4096  # of a body: sizes and extensions of chunks, line breaks, and trailers
+
 
 def patch_gunicorn(cfg: Any, **settings: int) -> None:
     """Patch gunicorn in a worker, once, before it serves, and give it these settings."""
@@ -38,6 +43,8 @@ def patch_gunicorn(cfg: Any, **settings: int) -> None:
     # gunicorn's own limit is 800 KiB, and it searches all of a header again whenever a part of it
     # arrives. It sets its limit for each request, but this property is always 32 KiB.
     http.message.Message.max_buffer_headers = property(lambda _: 32_768, lambda *_: None)
+    http.parser.SocketUnreader = Unreader
+    http.message.ChunkedReader = BoundedChunks
     util.write_error = write_error
     http.wsgi.Response = OnePacketResponse
     # gunicorn logs the text of these errors, which quotes passwords and cookies.
@@ -72,3 +79,40 @@ class OnePacketResponse(http.wsgi.Response):
         data = header + arg
         # The kernel nearly always takes all of it. `sendall` would ask for its buffer first.
         self.sock.sendall(data[self.sock.send(data) :])
+
+
+class Unreader(http.parser.SocketUnreader):
+    """Reads a connection for gunicorn, which asks for part after part until a request is whole."""
+
+    parts = 0  # of this header, or of this body
+    room = math.inf  # for how many bytes, besides what is left of a chunk
+
+    def chunk(self, size_hint: int | None = None) -> bytes:
+        """Read the next part; raises RequestEntityTooLarge if there is no room for it.
+
+        Each wait is longer than the one before: what a client sends in many small parts arrives as
+        a few larger ones, which cost less.
+        """
+        if self.parts:
+            gevent.sleep(self.parts / 10_000)
+        self.parts += 1
+        size = min(4000, max(self.room, size_hint or 0))  # the hint is what is left of a chunk
+        if size <= 0:
+            raise RequestEntityTooLarge
+        data: bytes = self.sock.recv(size)
+        self.room -= len(data)
+        return data
+
+
+class BoundedChunks(http.message.ChunkedReader):
+    """A body in chunks; it raises RequestEntityTooLarge if its framing is long."""
+
+    def __init__(self, req: Any, unreader: Any) -> None:
+        super().__init__(req, unreader)
+        unreader.room = FRAMING_BYTES - unreader.buf.tell()  # which came with the header
+
+    def read(self, size: int) -> bytes:
+        """Read on, as far as a part that was received goes; the size does not matter."""
+        data: bytes = next(filter(None, self.parser), b"")
+        self.req.unreader.room += len(data)  # because this is no framing
+        return data

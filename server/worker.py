@@ -63,6 +63,7 @@ class Worker(GeventWorker):
         is_last = not {"CONTENT-LENGTH", "TRANSFER-ENCODING"}.isdisjoint(dict(req.headers))
         if is_last:
             req.force_close()  # gunicorn then sends Connection: close, and raises StopIteration
+        req.unreader.parts = 0  # those before were of the header
         sock.settimeout(SEND_SECONDS)
         try:
             super().handle_request(listener_name, req, sock, addr)

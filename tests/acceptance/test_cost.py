@@ -4,13 +4,15 @@ It is measured on the processor, in the thread that serves all connections.
 """
 
 import random
+import socket
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from helpers.paths import KEYS, SOCKETS, STATUS
-from helpers.rawsocket import UPGRADE, request_bytes
+from helpers.rawsocket import UPGRADE, RawSocket, request_bytes
 from helpers.server import Server
 from web.forms import FORM_TYPE
 
@@ -42,6 +44,18 @@ FORMS = {  # the fields of each
     "/sign-up": {"username": "a", "email": "a@b.example", "password": "long enough"},  # too short
     KEYS: {"name": "a", "type": "unknown"},
 }
+CHUNKS = {  # what a form may consist of, without end
+    "smallest": b"1\r\nx\r\n",
+    "with the longest extensions": b"1;x=" + b"x" * HEADER + b"\r\nx\r\n",
+    "with leading zeros": b"1".zfill(HEADER) + b"\r\nx\r\n",
+    "no chunks, but trailers": b"0\r\n" + b"X: y\r\n" * FORM,
+}
+BY_LENGTH = {"Host": "a", "Content-Length": "16384"}
+SMALL_PACKETS = {
+    "header": request_bytes(STATUS, {"Host": "a", "X": "x" * HEADER, "Y": "y" * HEADER}),
+    "form": request_bytes("/log-out", BY_LENGTH, "POST") + b"x" * 16_384,
+    "body that nobody reads": request_bytes(STATUS, BY_LENGTH, "POST") + b"x" * 16_384,
+}
 
 Request = Callable[[], bytes]
 
@@ -65,14 +79,19 @@ def session(proxied: Server) -> str:
 
 def least(server: Server, request: Request, limit: float = 0) -> float:
     """The seconds of the cheapest of some tries, or of the first that is below the limit."""
-    thread = Path(f"/proc/{server.worker_pid}/schedstat")  # begins with its nanoseconds
     spent: list[float] = []
     while len(spent) < TRIES and not (spent and spent[-1] < limit):
-        started = int(thread.read_text().split()[0])
+        started = processor_seconds(server)
         answer = server.send(request())
         assert answer.status != 500, answer
-        spent.append((int(thread.read_text().split()[0]) - started) / 1e9)
+        spent.append(processor_seconds(server) - started)
     return min(spent)
+
+
+def processor_seconds(server: Server) -> float:
+    """How long the thread that serves all connections has been on the processor."""
+    nanoseconds = Path(f"/proc/{server.worker_pid}/schedstat").read_text().split()[0]
+    return int(nanoseconds) / 1e9
 
 
 def assert_costs_little(server: Server, ordinary: Request, others: dict[str, Request]) -> None:
@@ -137,3 +156,30 @@ def test_form(proxied: Server, session: str, path: str) -> None:
         for part in ("a=b;", "aaaa"):
             others[kind + part] = post(path, session, kind + part * (HEADER // 4))
     assert_costs_little(proxied, post(path, session), others)
+
+
+def test_chunks_of_a_form(proxied: Server) -> None:
+    """Many, or with much besides their data."""
+    header = request_bytes("/log-out", {"Host": "a", "Transfer-Encoding": "chunked"}, "POST")
+
+    def form(part: bytes) -> Request:
+        return lambda: header + part * (1 + 3_000_000 // len(part))
+
+    others = {name: form(part) for name, part in CHUNKS.items()}
+    assert_costs_little(proxied, form(b"0\r\n\r\n"), others)
+
+
+@pytest.mark.parametrize("name", SMALL_PACKETS)
+def test_small_packets(proxied: Server, name: str) -> None:
+    """Of one byte, as fast as they are taken, until the server ends the connection."""
+
+    def send() -> float:
+        before = processor_seconds(proxied)
+        with suppress(ConnectionError), RawSocket(proxied.port) as client:
+            client.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            for byte in SMALL_PACKETS[name]:
+                client.send(bytes([byte]))
+            assert client.answer().status < 500
+        return processor_seconds(proxied) - before
+
+    assert min(send() for _ in range(TRIES // 2)) < MORE_SECONDS

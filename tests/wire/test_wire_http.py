@@ -20,12 +20,16 @@ GARBAGE = {
     "long path": b"GET /" + b"x" * 5000 + b" HTTP/1.1\r\nHost: a\r\n\r\n",
     "no method": b"\xe9 / HTTP/1.1\r\nHost: a\r\n\r\n",
 }
+SMALL_CHUNKS = b"1\r\nx\r\n" * 1000 + b"0\r\n\r\n"  # 1,000 bytes, and 5,005 of framing
 EMPTY_PATH = b"GET http://x HTTP/1.1\r\nUpgrade: x\r\nHost: "  # the first page
 ODD = {  # with the status of the answer
     "bad chunk that nobody reads": (POST + b"Transfer-Encoding: chunked\r\n\r\nzz\r\n\r\n", 405),
     "bad chunk of a form": (FORM + b"zz\r\n\r\n", 400),
     "bad end of a chunk of a form": (FORM + b"1\r\nxyz\r\n0\r\n\r\n", 400),
     "large form in chunks": (FORM + b"4e20\r\n" + b"x" * 20_000 + b"\r\n0\r\n\r\n", 413),
+    "form in small chunks": (FORM + SMALL_CHUNKS, 413),
+    "form with a long line before a chunk": (FORM + b"1;x=" + b"x" * 20_000, 413),
+    "form with long trailers": (FORM + b"0\r\n" + b"X: y\r\n" * 700, 413),
     "form in chunks": (FORM + b"b\r\nusername=ab\r\n0\r\n\r\n", 422),
     "GET with empty chunks": (EMPTY_CHUNKS, 200),
     "bytes that are no UTF-8": (b"GET /api/v1/%ff%fe HTTP/1.1\r\nHost: a\r\n\r\n", 404),
@@ -101,6 +105,16 @@ class TestGarbage:
             client.sock.shutdown(socket.SHUT_WR)
             assert client.answer().status == 400
         assert "Traceback" not in server.log()[logged:]
+
+    @pytest.mark.parametrize(("more", "status"), [(0, 422), (1, 413)])
+    def test_framing_of_a_form_may_take_4_kib(self, server: Server, more: int, status: int) -> None:
+        """Besides the largest body."""
+        body = b"username=".ljust(16_384, b"x")
+        framing = b"2000;a=", b"\r\n", b"\r\n2000\r\n", b"\r\n0\r\n\r\n"
+        extension = b"x" * (4096 + more - sum(map(len, framing)))
+        start, line_end, between, end = framing
+        chunks = start + extension + line_end + body[:8192] + between + body[8192:] + end
+        assert server.send(FORM + chunks).status == status
 
     def test_client_that_leaves_in_the_middle_is_no_traceback(self, server: Server) -> None:
         logged = len(server.log())
