@@ -50,11 +50,13 @@ NEEDED = SESSION | {
     "default_transaction_read_only": "off",
     "idle_in_transaction_session_timeout": "0",
 }
-# A time limit that is longer than a request waits is no reason to refuse a start.
+# A time limit that is longer than a request waits is no reason to refuse a start. With a Turkish
+# collation, `IDA` and `ida` would be two users.
 UNMET = f"""SELECT name, setting, needed
     FROM pg_settings JOIN unnest(%s::text[], %s::text[]) AS wanted (name, needed) USING (name)
     WHERE setting <> needed
-    AND CASE unit WHEN 'ms' THEN setting::int < {1000 * ANSWER_SECONDS} ELSE true END"""
+    AND CASE unit WHEN 'ms' THEN setting::int < {1000 * ANSWER_SECONDS} ELSE true END
+    UNION ALL SELECT 'lower(''I'')', lower('I'), 'i' WHERE lower('I') <> 'i'"""
 ADD_HOUR = """INSERT INTO hourly_usage (hour, key_id, requests)
     SELECT %s, * FROM unnest(%s::text[], %s::bigint[])
     ON CONFLICT (hour, key_id) DO UPDATE SET requests = hourly_usage.requests + excluded.requests"""

@@ -425,18 +425,31 @@ def test_useless_server_is_one_line(cluster: Cluster, right: str, wrong: str, re
     assert cluster.password not in str(refusal.value)
 
 
-@pytest.mark.parametrize("encoding", ["SQL_ASCII", "LATIN1", "EUC_JP", "UTF8"])
-def test_database_of_another_encoding_stops_the_start(cluster: Cluster, encoding: str) -> None:
+ICU = "ENCODING 'UTF8' LOCALE_PROVIDER icu ICU_LOCALE"
+DATABASES = {  # with what is wrong
+    "ENCODING 'SQL_ASCII'": "server_encoding is SQL_ASCII, and must be UTF8",
+    "ENCODING 'LATIN1'": "server_encoding is LATIN1, and must be UTF8",
+    "ENCODING 'EUC_JP'": "server_encoding is EUC_JP, and must be UTF8",
+    f"{ICU} 'tr-TR'": "lower('I') is \u0131, and must be i",
+    f"{ICU} 'az'": "lower('I') is \u0131, and must be i",
+    f"{ICU} 'lt-LT'": "",
+    "ENCODING 'UTF8'": "",
+}
+
+
+@pytest.mark.parametrize("options", DATABASES)
+def test_encoding_or_collation_that_does_not_work_stops_the_start(
+    cluster: Cluster, options: str
+) -> None:
     """SQL_ASCII is what `initdb` takes without a locale; it would count bytes for characters."""
-    options = f"ENCODING '{encoding}' LOCALE 'C' TEMPLATE template0"
-    url = cluster.new_database(options, client_encoding="LATIN1")
-    if encoding != "UTF8":
+    url = cluster.new_database(f"{options} LOCALE 'C' TEMPLATE template0", client_encoding="LATIN1")
+    settings = load({"DATABASE_URL": url})
+    if DATABASES[options]:
         with pytest.raises(SettingsError) as refusal:
-            prepare_database(load({"DATABASE_URL": url}))
-        needed = f"server_encoding is {encoding}, and must be UTF8"
-        assert str(refusal.value) == f"DATABASE_URL: PostgreSQL: {needed}"
+            prepare_database(settings)
+        assert str(refusal.value) == f"DATABASE_URL: PostgreSQL: {DATABASES[options]}"
     else:
-        prepare_database(load({"DATABASE_URL": url}))
+        prepare_database(settings)
 
 
 def test_cause_of_an_outage_is_logged_once_a_minute(
