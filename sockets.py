@@ -4,12 +4,13 @@ import time
 
 from flask import g
 
+from service.request_checks import SOCKETS
 from service.timestamps import display, timestamp
 from ws.connection import WebSocket, frame
 from ws.open_sockets import SocketBlueprint
 from ws.ticker import Ticker
 
-bp = SocketBlueprint("sockets", __name__, url_prefix="/api/v1/ws")
+bp = SocketBlueprint("sockets", __name__, url_prefix=SOCKETS)
 
 
 @bp.socket("/echo")

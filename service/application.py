@@ -64,17 +64,16 @@ class Service(Flask):
         """Match without the host: Flask's own method fails for names that Python cannot encode."""
         if request is None:
             return super().create_url_adapter(request)
-        scheme = request.scheme
-        if request.path.startswith(SOCKETS):  # werkzeug finds their routes only with this scheme
-            scheme = scheme.replace("http", "ws")
-        return self.url_map.bind(
+        adapter = self.url_map.bind(
             "",
             script_name=request.root_path,
-            url_scheme=scheme,
+            url_scheme=request.scheme,
             default_method=request.method,
             path_info=request.path,
             query_args=request.environ["QUERY_STRING"],
         )
+        adapter.websocket = request.path.startswith(f"{SOCKETS}/")
+        return adapter
 
 
 current_service = cast(Service, flask.current_app)

@@ -9,7 +9,7 @@ from gunicorn.http.errors import ParseException
 from werkzeug.exceptions import abort
 from werkzeug.utils import cached_property
 
-SOCKETS = "/api/v1/ws/"  # under which all paths are WebSockets
+SOCKETS = "/api/v1/ws"  # under which all paths are WebSockets
 MAX_BODY_BYTES = 16 * 1024
 BODY_SECONDS = 10  # for a body to arrive, in total
 
@@ -47,7 +47,9 @@ def check_request() -> None:
     host = environ.get("HTTP_HOST", "")
     is_missing = not host and environ["SERVER_PROTOCOL"] != "HTTP/1.0"  # RFC 9112 part 3.2
     is_bad = is_missing or len(host) > 255  # RFC 1035 part 2.3.4
-    if is_bad and not request.path.startswith(SOCKETS):  # a bad handshake has an error of its own
+    if is_bad and not request.path.startswith(
+        f"{SOCKETS}/"
+    ):  # a bad handshake has an error of its own
         abort(400)
     if int(environ.get("CONTENT_LENGTH") or 0) > MAX_BODY_BYTES:
         abort(413)

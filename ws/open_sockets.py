@@ -101,8 +101,7 @@ class SocketBlueprint(Blueprint):
 
     def __init__(self, name: str, import_name: str, url_prefix: str) -> None:
         super().__init__(name, import_name, url_prefix=url_prefix)
-        self._keyed: set[str | None] = set()  # the endpoints that need a key
-        self.before_request(self._admit)
+        self.before_request(admit)
         self.teardown_request(release)
         # flask-sock sends the 101 inside the view; a client that has gone by then is not a bug.
         self.register_error_handler(ConnectionError, lambda _: Problem(400))
@@ -116,13 +115,11 @@ class SocketBlueprint(Blueprint):
         """
 
         def decorate(handler: Handler) -> Handler:
-            endpoint = handler.__name__
-            if needs_key:
-                self._keyed.add(f"{self.name}.{endpoint}")
+            values = {"needs_key": needs_key}  # for `admit`, as if they were parts of the path
 
             # The route is added to this blueprint; Sock only accepts the connection.
-            @Sock().route(path, bp=self, endpoint=endpoint)
-            def handle(server: Server) -> None:
+            @Sock().route(path, bp=self, endpoint=handler.__name__, defaults=values)
+            def handle(server: Server, **values: object) -> None:
                 open_sockets_of(current_app).handle(WebSocket(server), g.key, handler)
 
             return handler
@@ -136,30 +133,31 @@ class SocketBlueprint(Blueprint):
         app.config["SOCK_SERVER_OPTIONS"] = SERVER_OPTIONS
         super().register(app, options)
 
-    def _admit(self) -> None:
-        """Check the handshake, the key and the limits.
 
-        A refusal is an HTTP response before the upgrade, and is not counted. So the order matters:
+def admit() -> None:
+    """Check the handshake, the key and the limits.
 
-        1. The handshake comes first: a request without one gets the same response with any key.
-        2. The key comes before the limits, because they are limits of the key.
-        3. The request is counted last, when nothing else can refuse it.
-        """
-        check_handshake(request.environ)
-        g.key = None
-        if request.endpoint in self._keyed:
-            sent_key = request.args.get("api_key") or request.headers.get("X-API-Key")
-            g.key = auth.require_key(sent_key, or_where=", or as api_key in the query")
-            # So that a 429 `too_many_sockets` has the headers of the limit, too.
-            g.allowance = current_service.store.peek(g.key, auth.quota_of(g.key))
-        caller = g.key.id if g.key else client_network(request.remote_addr)
-        g.reserved_for = open_sockets_of(current_app).reserve(caller)
-        if g.key:
-            auth.count_request(g.key)
-        request.environ = plain_handshake(request.environ)  # which flask-sock reads
+    A refusal is an HTTP response before the upgrade, and is not counted. So the order matters:
+
+    1. The handshake comes first: a request without one gets the same response with any key.
+    2. The key comes before the limits, because they are limits of the key.
+    3. The request is counted last, when nothing else can refuse it.
+    """
+    check_handshake(request.environ)
+    g.key = None
+    if request.view_args["needs_key"]:  # type: ignore[index] # every route of sockets has it
+        sent_key = request.args.get("api_key") or request.headers.get("X-API-Key")
+        g.key = auth.require_key(sent_key, or_where=", or as api_key in the query")
+        # So that a 429 `too_many_sockets` has the headers of the limit, too.
+        g.allowance = current_service.store.peek(g.key, auth.quota_of(g.key))
+    caller = g.key.id if g.key else client_network(request.remote_addr)
+    g.reserved_for = open_sockets_of(current_app).reserve(caller)
+    if g.key:
+        auth.count_request(g.key)
+    request.environ = plain_handshake(request.environ)  # which flask-sock reads
 
 
 def release(error: BaseException | None) -> None:
-    """Free what `_admit` reserved, however the request has ended."""
+    """Free what `admit` reserved, however the request has ended."""
     if "reserved_for" in g:
         open_sockets_of(current_app).release(g.reserved_for)
