@@ -23,6 +23,7 @@ import pytest
 from flask import Flask
 from flask.testing import FlaskClient, FlaskCliRunner
 from peewee import SqliteDatabase
+from werkzeug.datastructures import ImmutableMultiDict
 from werkzeug.security import generate_password_hash
 
 import models
@@ -169,6 +170,20 @@ def unprivileged() -> Iterator[None]:
     finally:
         if is_root:
             os.setresuid(0, 0, 0)
+
+
+@pytest.fixture
+def read(app: Flask, monkeypatch: pytest.MonkeyPatch) -> set[str]:
+    """The names of the parameters that views read."""
+    names: set[str] = set()
+
+    class Parameters(ImmutableMultiDict[str, str]):
+        def __getitem__(self, name: str) -> str:
+            names.add(name)
+            return super().__getitem__(name)
+
+    monkeypatch.setattr(app.request_class, "parameter_storage_class", Parameters)
+    return names
 
 
 @pytest.fixture

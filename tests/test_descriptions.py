@@ -19,7 +19,6 @@ from unittest import mock
 import pytest
 from flask import Flask
 from flask.testing import FlaskClient
-from werkzeug.datastructures import ImmutableMultiDict
 from werkzeug.test import TestResponse
 
 import auth
@@ -314,20 +313,6 @@ def test_body_is_bounded_and_described(ask: Ask, operation: Operation, key: str)
         ask(headers=headers, input_stream=stream, content_type="application/json")
         is_read = stream.read.called or stream.readline.called or stream.readinto.called
         assert not is_read, f"{operation.advice}: requestBody, which the view reads"
-
-
-@pytest.fixture
-def read(app: Flask, monkeypatch: pytest.MonkeyPatch) -> set[str]:
-    """The names of the parameters that views read."""
-    names: set[str] = set()
-
-    class Parameters(ImmutableMultiDict[str, str]):
-        def __getitem__(self, name: str) -> str:
-            names.add(name)
-            return super().__getitem__(name)
-
-    monkeypatch.setattr(app.request_class, "parameter_storage_class", Parameters)
-    return names
 
 
 def test_parameters_are_described(ask: Ask, operation: Operation, key: str, read: set[str]) -> None:

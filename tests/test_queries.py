@@ -47,7 +47,7 @@ FILL = [
 ]
 # What an index finds: a row, the rows of a user, an hour of a key; what is old.
 ROW = {"id=?", "rowid=?", "<expr>=?", "hour=? AND key_id=?"}
-LISTS = {"user list", "key list", "backup"}  # commands that read all rows
+LISTS = {"user list", "key list", "usage", "backup"}  # commands that read all rows
 STATEMENT = re.compile("(?!.*sqlite_master)(SELECT|INSERT|UPDATE|DELETE)")
 FEW = {"user_id=?", "hour=?", "hour<?", "expires_at<?"}
 

@@ -1,5 +1,6 @@
 """How WebSockets end where no client can bring it about: all in this process."""
 
+import re
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -7,6 +8,7 @@ from functools import partial
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
+from urllib.parse import urlencode
 
 import gevent
 import pytest
@@ -17,10 +19,12 @@ from werkzeug.test import create_environ
 from werkzeug.wrappers import Response
 
 from conftest import NewKey
+from helpers.described import values_of
 from helpers.documents import API, SOCKETS, resolved
 from helpers.paths import ECHO
 from helpers.rawsocket import PING, TEXT, UPGRADE, RawSocket, frame
-from helpers.stored import outage
+from helpers.server import sources
+from helpers.stored import outage, row
 from service.application import Service
 from ws.connection import REASONS, SERVER_OPTIONS, CloseCode, WebSocket, plain_handshake
 from ws.open_sockets import Handler, open_sockets_of
@@ -146,6 +150,9 @@ def test_reasons_of_closes_are_described_and_short_enough() -> None:
     described = {int(code): row["reason"] for code, row in rows if "reason" in row}
     assert described == REASONS, "edit docs/asyncapi.json: x-close-codes: reason"
     assert {int(code) for code, _ in rows} == {1000, 1002, 1007, *map(int, CloseCode)}
+    text = "".join(file.read_text() for file in sources())
+    written = {int(code) for code in re.findall(r"\.close\((\d{4})", text)}
+    assert written <= described.keys(), "close with a CloseCode, and name it in REASONS"
     assert max(len(reason.encode()) for reason in REASONS.values()) <= 123
 
 
@@ -160,6 +167,7 @@ BUG = mock.Mock(side_effect=ZeroDivisionError)
         pytest.param(
             mock.Mock(side_effect=FileNotFoundError), 1011, "FileNotFoundError", id="OSError"
         ),
+        pytest.param(lambda ws: gevent.spawn(ws.send, b"").get(), 1011, "send_now", id="greenlet"),
         pytest.param(Ticker(BUG).stream, 1011, "ZeroDivisionError", id="in what a ticker sends"),
     ],
 )
@@ -180,32 +188,56 @@ def test_handler_that_ends_closes_and_its_bug_is_logged(
     assert "private" not in caplog.text
 
 
+def ask(app: Flask, url: str, headers: dict[str, str]) -> Response | None:
+    """The response to a handshake, or None if the client was accepted; it leaves at once."""
+    here, there = gsocket.socketpair()
+    too_long = gevent.Timeout(10, AssertionError(f"{url}: the handler does not end"))
+    # flask-sock ends a request of gunicorn with StopIteration.
+    with here, there, too_long, suppress(StopIteration):
+        here.shutdown(socket.SHUT_WR)
+        return Response.from_app(app, handshake(url, there, **headers))
+    return None
+
+
+@pytest.mark.parametrize("config", [{"MAX_SOCKETS": "2"}], indirect=True)
 @pytest.mark.parametrize("name", SOCKETS["channels"])
-def test_refusals_are_described(app: Flask, new_key: NewKey, name: str) -> None:
-    channel, advice = SOCKETS["channels"][name], f"edit docs/asyncapi.json: {name}: x-refusals"
-    assert "x-refusals" in channel, f'{advice}: {{"$ref": "#/channels/echo/x-refusals"}} or "time"'
+def test_refusals_are_described_hold_no_place_and_count_nothing(
+    app: Service, new_key: NewKey, read: set[str], name: str
+) -> None:
+    """With two places, three refusals that held one would leave none."""
+    channel, advice = SOCKETS["channels"][name], f"edit docs/asyncapi.json: {name}"
+    assert "x-refusals" in channel, (
+        f'{advice}: x-refusals: {{"$ref": "#/channels/echo/x-refusals"}} or "time"'
+    )
     listed = {
         (row["status"], row["code"]): set(row.get("headers", ()))
         for row in resolved(channel["x-refusals"], SOCKETS)
     }
-    key, other = ({"X-API-Key": new_key(tier="once")} for _ in range(2))
-
-    def refusal(headers: dict[str, str]) -> Response | None:
-        """None if the client was accepted; it leaves at once."""
-        here, there = gsocket.socketpair()
-        too_long = gevent.Timeout(10, AssertionError(f"{name}: the handler does not end"))
-        # flask-sock ends a request of gunicorn with StopIteration.
-        with here, there, too_long, suppress(StopIteration):
-            here.shutdown(socket.SHUT_WR)
-            return Response.from_app(app, handshake(channel["address"], there, **headers))
-        return None
-
-    asked = ({"Upgrade": "h2c"}, {"Sec-WebSocket-Key": "x"}, {}, {"X-API-Key": "x"}, *[key] * 3)
-    answers = [refusal(headers) for headers in asked]
+    path, ws = channel["address"], channel.get("bindings", {}).get("ws", {})
+    good, used_up = ({"X-API-Key": new_key(tier=tier)} for tier in ("pro", "once"))
+    asked = [
+        (path, headers)
+        for headers in ({"Upgrade": "h2c"}, {"Sec-WebSocket-Key": "x"}, {}, {"X-API-Key": "x"})
+    ]
+    query = {"api_key": {}} | ws.get("query", {}).get("properties", {})
+    for parameter, schema in query.items():
+        for value, fits in values_of(schema):
+            url = f"{path}?{urlencode({parameter: value})}"
+            asked += [] if fits else [(url, good)]
+            assert (ask(app, url, good) is None) == fits, f"{advice}: bindings, or check {url}"
+    answers = []
+    for url, headers in [*asked, (path, used_up)]:
+        before = app.store.usage_of(row(good["X-API-Key"])).total
+        answers += [ask(app, url, headers) for _ in range(3)]
+        assert app.store.usage_of(row(good["X-API-Key"])).total == before, f"{url} is counted"
+        assert ask(app, path, good) is None, f"refusals of {url}, {headers} hold a place"
     with outage():
-        answers.append(refusal(other))
+        app.store.clear_cache()
+        answers += [ask(app, path, good) for _ in range(3)]
+    assert ask(app, path, good) is None, "refusals in an outage hold a place"
+    assert read <= query.keys(), f"{advice}: bindings: query: {read - query.keys()}"
     for answer in filter(None, answers):
         what = answer.status_code, answer.get_json(force=True)["code"]
-        assert what in listed, f"{advice}: {what}"
+        assert what in listed, f"{advice}: x-refusals: {what}"
         wrong = listed[what] ^ NAMED & set(answer.headers.keys())
-        assert not wrong, f"{advice}: the headers of {what}: {wrong}"
+        assert not wrong, f"{advice}: x-refusals: the headers of {what}: {wrong}"

@@ -119,6 +119,7 @@ class WebSocket:
 
     def __init__(self, server: Server) -> None:
         self.code = 0  # with which the connection closes; 0 while it is open
+        self._greenlet = gevent.getcurrent()
         self._sock = server.sock
         self._protocol = server.ws
         self._outbox = Outbox(self._sock)
@@ -157,6 +158,8 @@ class WebSocket:
         connection is closing or lost.
         """
         if not self.code:
+            if gevent.getcurrent() is not self._greenlet:
+                raise RuntimeError("Two frames could mix: call send_now from another greenlet.")
             self._flush(data)
         if self.code:
             raise ConnectionClosed(self.code)
