@@ -82,8 +82,11 @@ def sign_up(browser: FlaskClient, name: str, **fields: str) -> TestResponse:
     return browser.post("/sign-up", data=form | fields)
 
 
-def log_in_as(browser: FlaskClient, username: str, password: str = PASSWORD) -> TestResponse:
-    return browser.post("/log-in", data={"username": username, "password": password})
+def log_in_as(
+    browser: FlaskClient, username: str, password: str = PASSWORD, base_url: str | None = None
+) -> TestResponse:
+    form = {"username": username, "password": password}
+    return browser.post("/log-in", data=form, base_url=base_url)
 
 
 def create_key(
@@ -895,6 +898,16 @@ def test_log_in_lasts_beside_other_cookies_of_the_host(ada: FlaskClient) -> None
             SECURITY, headers={"Cookie": header}
         )
         assert answer.status_code == 200, header
+
+
+def test_services_on_two_ports_do_not_log_each_other_out(ada: FlaskClient) -> None:
+    hosts = ["localhost:8000", "localhost:8001", "[::1]:8000", "localhost", "[::1]"]
+    names = [
+        log_in_as(ada, "ada", base_url=f"http://{host}").headers["Set-Cookie"].partition("=")[0]
+        for host in hosts
+    ]
+    port = "demo_service_8000"
+    assert names == [port, "demo_service_8001", port, "demo_service", "demo_service"]
 
 
 # Errors

@@ -37,6 +37,11 @@ class PageSessions(SecureCookieSessionInterface):
         is_current = -CLOCK_SKEW <= age <= app.permanent_session_lifetime.total_seconds()
         return self.session_class(data if is_current else None)
 
+    def get_cookie_name(self, app: Flask) -> str:
+        """With the port: ports share cookies, but another instance has another key for them."""
+        port = re.search("[^:]:([0-9]{1,5})$", request.headers.get("Host", ""))
+        return f"{super().get_cookie_name(app)}_{port[1]}" if port else super().get_cookie_name(app)
+
     def get_cookie_secure(self, app: Flask) -> bool:
         return request.is_secure
 
