@@ -51,6 +51,7 @@ PUBLIC_PAGES = {"/", "/sign-up", "/log-in", "/openapi.json", "/asyncapi.json"}
 EVIL = {"username": "mallory", "email": "m@example.com", "password": "chosen by Mallory"}
 # What fields are sent with that are empty, and what somebody might send instead.
 TYPED = {"username": "bob", "email": "bob@example.com", "password": PASSWORD, "current": PASSWORD}
+TYPED |= {"confirmed": "ada"}
 MARKUP = "<i>\"&'"
 ALLOWED_MARKUP = ("<i>@example.com", "https://example.com/<i>", "<i>long enough")  # by some rules
 WRONG = ("", "-1", "\u00b2", "9" * 30, "x" * 300, "a\tb", "\0", MARKUP, *ALLOWED_MARKUP)
@@ -170,7 +171,7 @@ def test_twenty_passwords_a_minute_are_hashed_for_a_caller(
     names = ["ada", "Ada@example.com", "nobody", "somebody"] * 4
     assert {log_in_as(app.test_client(), name, "wrong").status_code for name in names} == {422}
     assert log_in_as(app.test_client(), "ada").status_code == 303
-    right = {"password": PASSWORD, "current": PASSWORD}
+    right = {"password": PASSWORD, "current": PASSWORD, "confirmed": "ada"}
     assert ada.post(f"{SECURITY}/password", data=right).status_code == 303
     monkeypatch.setattr(passwords, "_scrypt", mock.Mock(side_effect=AssertionError("hashed")))
     for refused in (
@@ -265,14 +266,21 @@ def test_thirty_keys_an_hour_are_what_a_user_gets(
 # The profile and the password
 
 
-def test_account_is_deleted_with_its_keys_by_its_password(ada: FlaskClient) -> None:
+def test_account_is_deleted_with_its_keys_by_its_password_and_its_name(ada: FlaskClient) -> None:
     key = secret_in(create_key(ada))
     assert ask_api(ada, key).status_code == 200
-    refused = ada.post(f"{PROFILE}/delete", data={"password": "wrong"})
-    assert (refused.status_code, is_logged_in(ada)) == (422, True)
-    assert "This is not your password." in refused.text
-    assert ada.get(f"{PROFILE}/delete").location == PROFILE, "Reload leads to the tab of the form"
-    deleted = ada.post(f"{PROFILE}/delete", data={"password": PASSWORD}, follow_redirects=True)
+    assert f'href="{PROFILE}/delete"' in ada.get(PROFILE).text
+    right = {"password": PASSWORD, "confirmed": "ada"}
+    for wrong, words in [
+        ({"password": "wrong"}, "This is not your password."),
+        ({"confirmed": ""}, "This is not your user name."),
+        ({"confirmed": "bob"}, "This is not your user name."),
+    ]:
+        refused = ada.post(f"{PROFILE}/delete", data=right | wrong)
+        assert (refused.status_code, is_logged_in(ada)) == (422, True)
+        assert words in refused.text
+    assert 'name="confirmed" type="text" value=""' in ada.get(f"{PROFILE}/delete").text
+    deleted = ada.post(f"{PROFILE}/delete", data=right, follow_redirects=True)
     assert "Your account and its keys are deleted." in deleted.text
     assert ask_api(ada, key).status_code == 401
     assert (count(), is_logged_in(ada)) == (0, False)
@@ -335,7 +343,7 @@ def test_form_that_waits_for_a_hash_spares_the_next_account(
         return verify_password(user, password)
 
     monkeypatch.setattr(passwords, "verify_password", replace_then_verify)
-    right = {"password": PASSWORD, "current": PASSWORD}
+    right = {"password": PASSWORD, "current": PASSWORD, "confirmed": "ada"}
     answer = ada.post(form, data=right, follow_redirects=True)
     assert answer.request.path == "/log-in"
     assert "The account was changed in the meantime, so nothing was done." in answer.text

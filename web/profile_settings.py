@@ -53,9 +53,16 @@ def save_profile() -> ResponseReturnValue:
     return redirect_with_message("web.settings.profile", "Your profile is saved.")
 
 
+@bp.get("/profile/delete")
+def confirm_deletion() -> str:
+    return render_template("delete-account.html")
+
+
 @bp.post("/profile/delete")
-@show_errors_on(profile)
+@show_errors_on(confirm_deletion)
 def delete_account() -> ResponseReturnValue:
+    if form_text("confirmed") != g.user.username:  # browsers fill in the other fields
+        raise InvalidInput(confirmed="This is not your user name.")
     if not verify_throttled(g.user, g.user.username, request.form.get("password", "")):
         raise InvalidInput(password="This is not your password.")
     users.delete(g.user)
