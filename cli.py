@@ -226,7 +226,7 @@ def backup(file: str) -> None:
         unfinished.touch(mode=0o600)  # SQLite fills an empty file, and keeps its mode
         try:
             db.execute_sql("VACUUM INTO ?", (str(unfinished),))
-            give_name(unfinished, path)
+            os.link(unfinished, path)  # a rename would replace a file of that name
         except FileExistsError:
             fail(f"{path} exists, and is not replaced")
         except (PeeweeException, OSError) as error:  # the disk is full, for example
@@ -234,21 +234,11 @@ def backup(file: str) -> None:
     say(f"The database was copied to {path}.")
 
 
-def give_name(unfinished: Path, path: Path) -> None:
-    """Rename a file; raises FileExistsError instead of replacing another one."""
-    try:
-        os.link(unfinished, path)
-    except OSError:  # the file system has no hard links, for example
-        if os.path.lexists(path):
-            raise FileExistsError from None
-        unfinished.rename(path)
-
-
 def read_password(from_stdin: bool) -> str:
     if not sys.stdin:
         fail("standard input is closed, so there is no password to read")
     if from_stdin:
-        return sys.stdin.buffer.readline().decode("utf-8-sig").rstrip("\r\n")  # without a BOM
+        return sys.stdin.buffer.readline().decode().rstrip("\r\n")
     prompt = "Password (10 or more characters)"
     return str(click.prompt(prompt, hide_input=True, confirmation_prompt=True))
 

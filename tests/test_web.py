@@ -42,12 +42,13 @@ from models import DAY, ApiKey, HourlyUsage, User
 from ratelimit import Limiter
 from service import request_checks
 from service.application import Service
+from web import filters
 
 PASSWORD = secrets.token_urlsafe()
 SECRET = re.compile(r"sk_(?:live|test)_\w{8}_\w{38}")
 # All other forms and pages need a log-in.
 PUBLIC_FORMS = {"/sign-up", "/log-in", "/log-out"}
-PUBLIC_PAGES = {"/", "/sign-up", "/log-in", "/openapi.json", "/asyncapi.json"}
+PUBLIC_PAGES = {"/", "/console", "/sign-up", "/log-in", "/openapi.json", "/asyncapi.json"}
 EVIL = {"username": "mallory", "email": "m@example.com", "password": "chosen by Mallory"}
 # What fields are sent with that are empty, and what somebody might send instead.
 TYPED = {"username": "bob", "email": "bob@example.com", "password": PASSWORD, "current": PASSWORD}
@@ -358,10 +359,11 @@ def test_new_key_is_shown_once(ada: FlaskClient, tmp_path: Path) -> None:
     assert (answer.status_code, answer.headers["Cache-Control"]) == (200, "no-store")
     assert "Set-Cookie" not in answer.headers
     secret = secret_in(answer)
-    assert f"<code>{secret}</code>" in answer.text
-    assert f'curl -H "X-API-Key: {secret}" http://localhost/' in answer.text
-    assert "http://localhost/<wbr>api/<wbr>v1/<wbr>protected/<wbr>test" in answer.text
-    assert answer.text.count(f'"X-API-Key": "{secret}"') == 2  # in Python and in JavaScript
+    assert f">{secret}</textarea>" in answer.text
+    page = unescape(answer.text)
+    assert f"<code>export KEY={secret}</code>" in page
+    assert 'curl -H "X-API-Key: $KEY" http://localhost/' in page
+    assert "http://localhost/<wbr>api/<wbr>v1/<wbr>protected/<wbr>test" in page
     body = ask_api(ada, secret).get_json()
     assert (body["api_key_name"], body["api_key_type"]) == ("my laptop", "development")
     assert ada.get(KEYS).location == SECURITY, "Reload of this page leads to the keys"
@@ -428,7 +430,7 @@ def test_pages_have_the_name_and_the_address_of_the_guarded_api(ada: FlaskClient
     page = unescape(create_key(ada).text)
     assert "· Ada's <API></title>" in page
     assert re.search(
-        'curl -H "X-API-Key: sk_live_.*" https://api.example.com/v1', page.replace("<wbr>", "")
+        r'curl -H "X-API-Key: \$KEY" https://api.example.com/v1', page.replace("<wbr>", "")
     )
 
 
@@ -477,6 +479,21 @@ def test_key_ends_when_it_was_told_to(ada: FlaskClient) -> None:
     assert ">in 5 min<span" in ada.get(SECURITY).text
 
 
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [
+        (30, "now"),
+        (-30, "just now"),
+        (-90, "2 min ago"),
+        (1.5 * DAY, "in 36 h"),
+        (-2 * DAY, "2 days ago"),
+        (365 * DAY, "in 365 days"),
+    ],
+)
+def test_moments_are_told_in_words(seconds: float, words: str) -> None:
+    assert filters.relative_time(models.now() + seconds) == words
+
+
 def test_list_says_when_a_key_was_last_used(ada: FlaskClient) -> None:
     change(secret_in(create_key(ada)), last_used_at=120)
     assert 'used <time datetime="1970-01-01T00:02:00Z"' in ada.get(SECURITY).text
@@ -505,7 +522,8 @@ def test_chart_shows_24_hours_of_all_keys_of_the_user(log_in: LogIn, ada: FlaskC
             hour = this_hour - age * 3600
             HourlyUsage.create(hour=hour, key_id=stored_keys()[0].id, requests=requests)
     page = ada.get(SECURITY).text
-    assert "<strong>3,012</strong> requests, at most 3,000 in an hour" in page
+    assert "<strong>3,012</strong> requests</p>" in page
+    assert "at most 3,000 in an hour" in page
     assert re.search('<svg class="chart"[^>]* aria-hidden="true">', page)  # not 24 images
     assert re.findall("</time></th><td>(.*?)</td>", page) == ["5", "3,000", *["0"] * 21, "7"]
 
@@ -798,6 +816,8 @@ def test_console_shows_what_is_added_to_the_descriptions(app: Flask, client: Fla
     ]
     get = {"summary": "A `greeting` <i>", "security": [{"apiKey": []}], "parameters": parameters}
     rest["paths"]["/api/v1/greetings/{name}"] = {"get": get}
+    rest["paths"]["/api/v1/invoices"] = {"get": {"summary": "New.", "tags": ["billing"]}}
+    rest["tags"].append({"name": "billing", "description": "For `money`."})
     for name, action in [("count", "send"), ("shout", "receive")]:
         sockets["channels"][name] = {"address": f"/api/v1/ws/{name}", "summary": "It is new."}
         operation = {"action": action, "channel": {"$ref": f"#/channels/{name}"}}
@@ -825,9 +845,14 @@ def test_console_shows_what_is_added_to_the_descriptions(app: Flask, client: Fla
         "/api/v1/ws/shout": ("public<", "<form", 'connect("ws://localhost/api/v1/ws/shout")'),
     }.items():
         assert not [text for text in texts if text not in card[card_id]]
+    listed, _, apart = page.partition("<h2>Billing</h2>")
+    assert "For <code>money</code>." in apart
+    assert ("/api/v1/invoices" in listed, "/api/v1/invoices" in apart) == (False, True)
     rows = dict(re.findall("<dt>(.*?)</dt>\\s*<dd>(.*?)</dd>", page))
-    assert rows["409 <code>conflict</code>"] == "Why. What."
-    assert rows["4000"] == '<span id="close-4000">Why not.</span> Do that.'
+    assert rows['<span class="chip">409</span> <code>conflict</code>'] == "Why. What."
+    assert (
+        rows['<span class="chip">4000</span>'] == '<span id="close-4000">Why not.</span> Do that.'
+    )
     assert rows["<code>once</code>"] == "1 request per day"
 
 
@@ -863,7 +888,7 @@ def test_path_prefix_is_part_of_all_links_and_forms(app: Flask, ada: FlaskClient
 
 def test_pages_are_headed_as_the_links_that_lead_to_them(ada: FlaskClient) -> None:
     for path, link, heading in [
-        ("/", "Console", "A demo API to test your client against"),
+        ("/", "Console", "A live API to test your client against"),
         (SECURITY, "API keys", "API keys"),
         (PROFILE, "Profile Settings", "Profile Settings"),
     ]:
@@ -880,11 +905,16 @@ def test_form_says_what_a_type_sets_and_no_page_names_a_command(ada: FlaskClient
     assert not [page.name for page in pages if "<code>flask" in page.read_text()], advice
 
 
-def test_console_begins_with_links_to_its_parts(client: FlaskClient) -> None:
-    page = client.get("/").text.partition("<h1>")[2]
-    (links,) = re.findall("^.*?<nav(.*?)</nav>", page, re.DOTALL)
-    parts = re.findall('<section [^>]*id="(.*?)".*?<h2 [^>]*>(.*?)</h2>', page, re.DOTALL)
-    assert re.findall('<a href="#(.*?)">(.*?)</a>', links) == parts
+@pytest.mark.parametrize("config", [{}, {"API_URL": "https://api.example.com"}], indirect=True)
+def test_links_to_the_reference_lead_to_what_is_there(client: FlaskClient) -> None:
+    """What is folded has its anchor inside, because browsers open only that."""
+    page = client.get("/").text
+    links = re.findall('<a href="/#(.*?)">(.*?)</a>', page.partition("<footer>")[2])
+    assert {"rate-limits", "errors"} <= {anchor for anchor, _ in links}
+    for anchor, title in links:
+        fold = f'<details class="fold">\\s*<summary><h2>{title}</h2>.*?</summary>\\s*'
+        folded = f'{fold}<div [^>]*id="{anchor}"'
+        assert re.search(f'{folded}|<section id="{anchor}"', page)
 
 
 @pytest.mark.parametrize("scheme", ["http", "https"])

@@ -13,6 +13,12 @@ bp = Blueprint("console", __name__)
 
 
 @bp.get("/")
+def home() -> str:
+    """The page of the API that is guarded, or else the console."""
+    return render_template("api.html") if current_service.settings.api_url else console()
+
+
+@bp.get("/console")
 def console() -> str:
     return render_template("console.html", reference=reference())
 

@@ -57,4 +57,4 @@ def log_in() -> ResponseReturnValue:
 @bp.post("/log-out")
 def log_out() -> ResponseReturnValue:
     session.clear()
-    return redirect(url_for("web.console.console"), 303)
+    return redirect(url_for("web.console.home"), 303)

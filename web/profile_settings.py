@@ -67,7 +67,7 @@ def delete_account() -> ResponseReturnValue:
         raise InvalidInput(password="This is not your password.")
     users.delete(g.user)
     session.clear()
-    return redirect_with_message("web.console.console", "Your account and its keys are deleted.")
+    return redirect_with_message("web.console.home", "Your account and its keys are deleted.")
 
 
 @bp.get("/security")

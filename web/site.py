@@ -14,6 +14,7 @@ from service.problems import title_of
 from service.responses import is_api
 from service.timestamps import date_time, display
 from web import console, log_in, profile_settings
+from web.filters import duration, relative_time
 from web.forms import receive_form, redirect_with_message
 from web.sessions import PageSessions, load_user
 
@@ -42,7 +43,13 @@ def register(app: Service) -> None:
     )
     app.extensions["throttles"] = Limiter()  # of forms
     app.jinja_env.trim_blocks = app.jinja_env.lstrip_blocks = True
-    app.jinja_env.filters |= {"number": "{:,}".format, "date_time": date_time, "display": display}
+    app.jinja_env.filters |= {
+        "number": "{:,}".format,
+        "date_time": date_time,
+        "display": display,
+        "duration": duration,
+        "relative_time": relative_time,
+    }
     app.jinja_env.globals |= console.descriptions() | {
         "models": models,
         "origin": console.origin,

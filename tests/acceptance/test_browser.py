@@ -14,7 +14,7 @@ import pytest
 
 from auth import INVALID_KEY
 from helpers.browsers import CONTROL, Browser, Chromium, Firefox, WebKit, find_program
-from helpers.paths import ECHO, ME, PROFILE, PROTECTED, PUBLIC, SECURITY, TEST, TIME
+from helpers.paths import ECHO, ME, PROFILE, PROTECTED, PUBLIC, SECURITY, TEST, TIME, YEAR
 from helpers.server import REPOSITORY, Server
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
@@ -62,7 +62,7 @@ def person(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Browser]:
 
 def sign_up(person: Browser, server: Server, prefix: str = "ada") -> None:
     person.open(server.url)
-    person.click("create a free key")
+    person.click("Create a free key")
     name = f"{prefix}-{secrets.token_hex(4)}"
     fields = {"User name": name, "Email": f"{name}@example.com", "Password": PASSWORD}
     for label, text in fields.items():
@@ -72,10 +72,11 @@ def sign_up(person: Browser, server: Server, prefix: str = "ada") -> None:
 
 
 def make_key(person: Browser, name: str = "ci") -> str:
+    person.run("() => { document.querySelector('.new-key').open = true }")
     person.type("Name", name)
     person.click("Create key")
-    person.expect("Copy the key now. It is shown only once.")
-    return str(person.run("() => document.getElementById('key').textContent"))
+    person.expect("Shown once. Store it now.")
+    return str(person.run("() => document.getElementById('key').value"))
 
 
 def paste(person: Browser, label: str) -> str:
@@ -114,9 +115,9 @@ def test_story_of_a_user(person: Browser, server: Server) -> None:
     key = make_key(person)
     person.click("Copy API key")
     person.expect("Copied")
-    person.click("Try it")
+    person.click(f"Send GET {TEST}")
     person.expect("200 OK")
-    person.expect("1 of 1,000 requests used this hour")
+    person.expect("free: 999 of 1,000 left this hour")
     for go in [person.reload, person.reload, person.back]:
         go()
         assert listed(person) == 1
@@ -126,7 +127,8 @@ def test_story_of_a_user(person: Browser, server: Server) -> None:
     person.reload()
     person.open(f"{server.url}/settings/security")
     assert listed(person) == 2
-    last_key, page = make_key(person), "() => document.documentElement.outerHTML"
+    last_key = make_key(person)
+    page = "() => document.documentElement.outerHTML + document.getElementById('key')?.value"
     person.click("Use it in the console")
     person.wait(lambda: last_key in person.run(page), "the key in the console")
     person.click("Log out")
@@ -139,13 +141,21 @@ def test_story_of_a_user(person: Browser, server: Server) -> None:
     person.open(server.url)
     stored = "() => JSON.stringify([document.cookie, localStorage, sessionStorage, history.state])"
     assert key not in person.run(stored)
+    person.click(f"Send GET {ME}")
+    person.expect("This endpoint needs a key.")
+    person.click("Enter a key above")
+    person.wait(lambda: person.run("() => document.activeElement.id") == "key", "the focus")
     person.wait(lambda: paste(person, "API key") == key, "the pasted key")
-    person.click(f"Try it: {ME}")
+    person.click(f"Send GET {ME}")
     person.expect('"api_key_count": 3')
     person.run("() => document.querySelector('[data-path$=time] [data-connect]').click()")
     person.expect('"type":"time_update"')
     server.execute("DELETE FROM api_key WHERE id = ?", key[8:16])
     person.expect("The API key was revoked or has expired (1008)")
+    for anchor in ("errors", "close-codes"):  # from another page, and from this one
+        person.open(f"{server.url}/log-in")
+        person.open(f"{server.url}/#{anchor}")
+        person.expect("with one of these codes." if anchor == "close-codes" else "(RFC 9457)")
 
 
 @pytest.mark.parametrize("page", [{"java_script_enabled": False}], indirect=True)
@@ -165,12 +175,12 @@ def test_pages_work_without_a_script_and_without_a_mouse(page: Page, server: Ser
     sign_up(person, server)
     page.get_by_label("Name", exact=True).fill("plain")
     press_on("button", "Create key")
-    key = page.get_by_label("API key", exact=True).inner_text()
+    key = page.get_by_label("API key", exact=True).input_value()
     page.reload()
     expect(page.get_by_text("This form was already sent")).to_be_visible()
     press_on("link", "Rotate plain")
     press_on("button", "Rotate this key")
-    new_key = page.get_by_label("API key", exact=True).inner_text()
+    new_key = page.get_by_label("API key", exact=True).input_value()
     assert works(page, key)
     assert works(page, new_key)
     press_on("link", "Done")
@@ -180,7 +190,10 @@ def test_pages_work_without_a_script_and_without_a_mouse(page: Page, server: Ser
     expect(page.get_by_text("The key “plain” is revoked.")).to_be_visible()
     press_on("button", "Log out")
     assert "turn on JavaScript" in page.locator("noscript").inner_html()
-    expect(page.get_by_role("button", name="Try it")).to_have_count(0)
+    expect(page.get_by_role("button", name=re.compile("Send|Copy|Show"))).to_have_count(0)
+    expect(page.get_by_role("region", name=f"GET {YEAR}")).to_contain_text("Example")
+    page.goto("/#errors")
+    expect(page.locator("#errors")).to_be_visible()
 
 
 def test_double_click_on_a_slow_server_makes_one_key(page: Page, server: Server) -> None:
@@ -193,7 +206,7 @@ def test_double_click_on_a_slow_server_makes_one_key(page: Page, server: Server)
     os.kill(server.worker_pid, signal.SIGSTOP)
     page.mouse.dblclick(box["x"] + 20, box["y"] + 20, delay=80)
     os.kill(server.worker_pid, signal.SIGCONT)
-    assert works(page, page.get_by_label("API key", exact=True).inner_text())
+    assert works(page, page.get_by_label("API key", exact=True).input_value())
     page.goto(SECURITY)
     assert listed(person) == 1
 
@@ -201,26 +214,55 @@ def test_double_click_on_a_slow_server_makes_one_key(page: Page, server: Server)
 def test_console_is_live_and_its_command_works(page: Page, server: Server) -> None:
     """A key may be pasted with spaces; what is none gets into no command."""
     page.goto("/")
+    press(page, ECHO, "Connect")
     page.get_by_label("Message", exact=True).fill("<i>Hello</i>")
     press(page, ECHO, "Send")
     lines = card(page, ECHO).get_by_role("log").locator("p")
     expect(lines).to_have_text(["<i>Hello</i>", re.compile('"message":"<i>Hello</i>"')])
     field = page.get_by_label("API key", exact=True)
+    card(page, TEST).locator("summary").first.click()
     code = page.get_by_role("group", name=f"Shell code for {TEST}")
     for key, words in [
-        ("", "Enter an API key first."),
+        ("", "This endpoint needs a key. Enter a key above, or create a free key."),
         ("$(reboot)", INVALID_KEY),
         (f" {server.new_key()} ", "Connected"),
     ]:
         assert "$KEY" in code.text_content()
         field.fill(key)
-        expect(press(page, TIME, "Connect")).to_have_text(words)
+        expect(press(page, TIME, "Connect")).to_contain_text(words)
     expect(card(page, TIME).get_by_role("log")).to_contain_text("time_update")
     for path in PUBLIC + PROTECTED:
-        expect(press(page, path, "Try it")).to_contain_text("200 OK")
+        expect(press(page, path, "Send")).to_contain_text("200 OK")
     expect(code.locator("wbr")).to_have_count(4)  # an address breaks only after a slash
     line = code.text_content()
     assert '"success":true' in subprocess.check_output(["bash", "-c", line], text=True)
+
+
+@pytest.mark.parametrize(("width", "most"), [(1280, 2200), (360, 3400)])
+def test_first_screen_shows_an_answer_and_no_page_is_long(
+    page: Page, server: Server, width: int, most: int
+) -> None:
+    asked: list[str] = []
+    page.on("request", lambda request: asked.append(request.url))
+    page.set_viewport_size({"width": width, "height": 800})
+    page.goto("/")
+    answer = page.get_by_role("region", name=f"GET {YEAR}")
+    expect(answer).to_contain_text("200 OK")
+    assert bottom(answer.locator("pre").first) <= 800
+    assert bottom(page.get_by_role("link", name="Create a free key")) <= 800
+    assert [url for url in asked if "/api/" in url] == [f"{server.url}{YEAR}"]
+    assert page.evaluate("document.documentElement.scrollHeight") <= most
+    person = Chromium(page)
+    sign_up(person, server)
+    for name in ("one", "two", "three"):
+        make_key(person, name)
+        page.goto(SECURITY)
+    assert width < 1280 or page.evaluate("document.documentElement.scrollHeight") <= 1000
+
+
+def bottom(locator: Page) -> float:
+    box = locator.bounding_box()
+    return float(box["y"] + box["height"])
 
 
 def test_chosen_shows_in_forced_colours(page: Page, server: Server) -> None:
@@ -241,7 +283,7 @@ def states(page: Page, server: Server) -> Iterator[str]:
     sign_up(person, server, "quite-a-long-user-name")
     yield "no key"
     key = make_key(person, "n" * 64)
-    person.click("Try it")
+    person.click(f"Send GET {TEST}")
     person.expect("200 OK")
     person.click("Response headers")
     yield "new key, tried"
@@ -259,15 +301,30 @@ def states(page: Page, server: Server) -> Iterator[str]:
     page.goto(SECURITY)
     person.click("Show as table")
     yield "long names"
-    page.goto(PROFILE)
-    yield "profile"
+    person.run(
+        "() => { for (const each of document.querySelectorAll('details')) each.open = true }"
+    )
+    page.get_by_label("Current password", exact=True).fill("wrong")
+    page.get_by_label("New password", exact=True).fill("long enough")
+    page.get_by_role("button", name="Change password").click()
+    person.expect("This is not your current password.")
+    yield "forms open, one refused"
+    for path in (PROFILE, f"{PROFILE}/delete"):
+        page.goto(path)
+        yield path
     page.goto("/")
+    expect(press(page, ME, "Send")).to_contain_text("needs a key")
+    yield "401"
     page.get_by_label("API key", exact=True).fill(key)
-    expect(press(page, ME, "Try it")).to_contain_text("200 OK")
+    expect(press(page, ME, "Send")).to_contain_text("200 OK")
     expect(press(page, TIME, "Connect")).to_have_text("Connected")
-    press(page, ECHO, "Send")
+    expect(press(page, ECHO, "Connect")).to_have_text("Connected")
+    card(page, ECHO).get_by_role("button", name="Send").click()
     expect(page.get_by_role("log")).to_have_count(2)
-    yield "console, live"
+    person.run(
+        "() => { for (const each of document.querySelectorAll('details')) each.open = true }"
+    )
+    yield "console, live, all open"
 
 
 # What is cut off, and live regions with text of their own, which Orca does not read.

@@ -1,4 +1,4 @@
-// The console, Try it and Copy. Everything else on these pages works without a script.
+// The console, Send and Copy. Everything else on these pages works without a script.
 "use strict";
 
 const LOG_LINES = 50; // kept per socket
@@ -51,22 +51,23 @@ function copySelected(element) {
 }
 
 function typedKey() {
-  return (source.value ?? source.textContent).trim();
+  return source.value.trim();
 }
 
-/** Ask the API, with the key of the page unless the card is public; never fails. */
-async function call(card, path) {
-  const key = "public" in card.dataset ? "" : typedKey();
+/** Ask the API, with the key of the page unless the entry is public; never fails. */
+async function call(entry, path) {
+  const key = "public" in entry.dataset ? "" : typedKey();
   const started = performance.now();
-  if (/[^\x20-\x7e]/.test(key)) return { advice: "This is not an API key." };
+  if (/[^\x20-\x7e]/.test(key)) return { advice: "This is not an API key.", needsKey: true };
   const headers = key ? { "X-API-Key": key } : {};
   try {
     const response = await fetch(path, { headers, credentials: "omit", cache: "no-store" });
     const text = await response.text();
-    const milliseconds = Math.round(performance.now() - started);
-    const title = response.ok ? "OK" : parse(text)?.title ?? response.statusText;
-    const status = `${response.status} ${title}, ${milliseconds} ms`;
-    return { response, text, status, advice: response.ok ? "" : adviceOn(response, text) };
+    const took = `${Math.round(performance.now() - started)} ms`;
+    const title = response.ok ? response.statusText || "OK" : parse(text)?.title ?? response.statusText;
+    showAllowance(response.headers);
+    const [status, needsKey] = [`${response.status} ${title}`, response.status === 401];
+    return { response, text, status, took, needsKey, advice: response.ok ? "" : adviceOn(response, text) };
   } catch {
     return { advice: UNREACHABLE };
   }
@@ -76,7 +77,7 @@ async function call(card, path) {
 function adviceOn(response, text) {
   const { code, detail = "This response is not from the API." } = parse(text) ?? {};
   const wait = response.headers.get("Retry-After");
-  if (code === "missing_api_key") return "Enter an API key first.";
+  if (code === "missing_api_key") return "This endpoint needs a key.";
   return wait ? `${detail} Try again in ${duration(wait)}.` : detail;
 }
 
@@ -96,66 +97,124 @@ function parse(text) {
   }
 }
 
-/** Call the endpoint of a card and show the response; of two clicks, the later one counts. */
-async function tryIt(card) {
-  const turn = (card.turn = {});
-  show(card, { status: "Waiting for the response…" });
-  const result = await call(card, card.dataset.path);
-  if (card.turn === turn) show(card, result);
+/** Call the endpoint of an entry and show the response; of two clicks, the later one counts. */
+async function send(entry) {
+  const turn = (entry.turn = {});
+  reveal(entry);
+  mark(entry, "Waiting…");
+  const result = await call(entry, entry.dataset.path);
+  if (entry.turn === turn) show(entry, result);
 }
 
-function show(card, { response, text = "", status = "No response", advice = "" }) {
-  const find = (name) => card.querySelector(`.response ${name}`);
+/** Make room for a response: in an entry of the console, or on the page of a new key. */
+function reveal(entry) {
+  const details = entry.querySelector(":scope > details");
+  if (details) details.open = true;
+  entry.querySelector(".response").hidden = false;
+}
+
+/** Say how it went, and, where a key is missing, how to get one. */
+function mark(entry, words, { mood = "", took = "", advice = "", needsKey = false } = {}) {
+  const [chip, time, sentence] = [".chip", ".took", ".advice"].map((name) => entry.querySelector(name));
+  const ways = needsKey && document.getElementById("ways");
+  chip.textContent = words;
+  chip.className = `chip ${mood}`;
+  if (time) time.textContent = took;
+  sentence.replaceChildren(advice, ...(ways ? [" ", ways.content.cloneNode(true)] : []));
+}
+
+function show(entry, { response, text = "", status = "No response", ...how }) {
+  const find = (name) => entry.querySelector(`.response ${name}`);
   const headers = [...(response?.headers ?? [])].map(([name, value]) => `${name}: ${value}\n`);
-  find(".status").textContent = status;
-  find(".status").className = `status ${response?.ok ? "good" : advice && "bad"}`;
-  find(".advice").textContent = advice;
+  mark(entry, status, { ...how, mood: response?.ok ? "good" : "bad" });
   find(".body").textContent = parse(text) ? JSON.stringify(parse(text), null, 2) : text;
   find(".body").hidden = !text;
   find(".headers").textContent = headers.join("");
   find("details").hidden = !headers.length;
-  showAllowance(find(".allowance"), response?.headers);
-  card.querySelector(".response").hidden = false;
+  colour();
 }
 
-/** Draw the limit headers, if there are any. */
-function showAllowance(line, headers) {
-  const [limit, left] = ["limit", "remaining"].map((n) => Number(headers?.get(`x-ratelimit-${n}`) ?? 0));
+/** Show what is left of the key's limit, if the headers say so. */
+function showAllowance(headers) {
+  const [limit, left] = ["limit", "remaining"].map((n) => Number(headers.get(`x-ratelimit-${n}`)));
+  const line = document.querySelector(".allowance");
+  if (!limit || !line) return;
   const [meter, words] = line.children;
-  const unit = JSON.parse(line.dataset.units)[/w=([0-9]+)/.exec(headers?.get("ratelimit-policy"))?.[1]];
-  // Amber from 80 %, red at 100 %.
-  Object.assign(meter, { max: limit, low: limit * 0.8 - 0.5, high: limit - 0.5, optimum: 0, value: limit - left });
-  const [used, all] = [limit - left, limit].map((number) => number.toLocaleString("en"));
-  words.textContent = `${used} of ${all} requests used ${unit === "day" ? "today" : `this ${unit}`}`;
-  line.hidden = !limit;
+  const [, tier, seconds] = /"(.+)".*w=([0-9]+)/.exec(headers.get("ratelimit-policy"));
+  const unit = JSON.parse(line.dataset.units)[seconds];
+  // Amber from 20 % on, red at 0 %.
+  Object.assign(meter, { max: limit, low: 0.5, high: limit * 0.2 + 0.5, optimum: limit, value: left });
+  const [some, all] = [left, limit].map((number) => number.toLocaleString("en"));
+  words.textContent = `${tier}: ${some} of ${all} left ${unit === "day" ? "today" : `this ${unit}`}`;
+  line.hidden = false;
 }
 
-/** One WebSocket's card: connect, disconnect, send, and a log of the messages. */
-class SocketCard {
-  constructor(card) {
-    this.card = card;
-    this.button = card.querySelector("[data-connect]");
-    this.status = card.querySelector(".status");
-    this.log = card.querySelector(".log");
-    this.clock = card.querySelector(".clock");
+const TOKEN = new RegExp(
+  [
+    String.raw`(?<name>"[^"\n]*"(?=\s*:)|\b(?:import|from|with|as|for|in|const|new|await)\b|(?<=\s)--?[A-Za-z]\w*)`,
+    String.raw`(?<string>"[^"]*")`,
+    String.raw`(?<value>(?<![\w./:-])(?:true|false|null|[0-9][0-9.]*)\b)`,
+  ].join("|"),
+  "g",
+);
+
+/** Colour code and JSON in place: the elements, and so what is copied or read aloud, stay as they are. */
+function colour() {
+  if (!CSS.highlights) return;
+  const found = { name: new Highlight(), string: new Highlight(), value: new Highlight() };
+  for (const element of document.querySelectorAll("pre:not(.headers)")) {
+    const nodes = textNodes(element);
+    for (const { index, 0: text, groups } of element.textContent.matchAll(TOKEN)) {
+      const range = new Range();
+      range.setStart(...locate(nodes, index));
+      range.setEnd(...locate(nodes, index + text.length));
+      found[Object.keys(groups).find((kind) => groups[kind])].add(range);
+    }
+  }
+  for (const [kind, ranges] of Object.entries(found)) CSS.highlights.set(kind, ranges);
+}
+
+function textNodes(element) {
+  const walker = document.createTreeWalker(element, NodeFilter.SHOW_TEXT);
+  const nodes = [];
+  while (walker.nextNode()) nodes.push(walker.currentNode);
+  return nodes;
+}
+
+/** The node that has this character of a text, and where in it. */
+function locate(nodes, offset) {
+  for (const node of nodes) {
+    if (offset <= node.length) return [node, offset];
+    offset -= node.length;
+  }
+}
+
+/** One WebSocket's entry: connect, disconnect, send, and a log of the messages. */
+class SocketEntry {
+  constructor(entry) {
+    this.entry = entry;
+    this.button = entry.querySelector("[data-connect]");
+    this.log = entry.querySelector(".log");
+    this.clock = entry.querySelector(".clock");
     this.button.addEventListener("click", () => (this.socket ? this.leave() : this.connect()));
-    card.querySelector("form")?.addEventListener("submit", (event) => {
+    entry.querySelector("form")?.addEventListener("submit", (event) => {
       event.preventDefault();
       this.send(event.target.querySelector("input").value);
     });
   }
 
   connect() {
-    const query = "public" in this.card.dataset ? "" : `?api_key=${encodeURIComponent(typedKey())}`;
-    const address = location.origin.replace("http", "ws") + this.card.dataset.path + query;
+    const query = "public" in this.entry.dataset ? "" : `?api_key=${encodeURIComponent(typedKey())}`;
+    const address = location.origin.replace("http", "ws") + this.entry.dataset.path + query;
     this.log.replaceChildren();
     this.log.hidden = true;
     this.opened = false;
+    reveal(this.entry);
     this.say("Connecting…", "Cancel");
     this.socket = new WebSocket(address);
     this.socket.onopen = () => {
       this.opened = true;
-      this.say("Connected", "Disconnect", "good");
+      this.say("Connected", "Disconnect", { mood: "good" });
     };
     this.socket.onmessage = ({ data }) => this.receive(data);
     this.socket.onclose = (event) => this.closed(event);
@@ -191,27 +250,28 @@ class SocketCard {
   closed({ code, reason }) {
     if (!this.opened) return this.refused();
     const meaning = document.getElementById(`close-${code}`)?.textContent;
-    this.end(`${reason || meaning || "The server closed the connection"} (${code})`, "bad");
+    const advice = `${reason || meaning || "The server closed the connection"} (${code})`;
+    this.end("Closed", { mood: "bad", advice });
   }
 
   /** A browser doesn't say why a socket was refused, so ask the REST API. */
   async refused() {
-    this.end("Finding out what is wrong…");
-    const { advice } = await call(this.card, this.card.dataset.check);
+    this.end("Refused");
+    const { advice, needsKey } = await call(this.entry, this.entry.dataset.check);
     if (this.socket) return; // the user has clicked again
-    this.end(advice || "Too many sockets are open. Close one and try again.", "bad");
+    const full = "Too many sockets are open. Close one and try again.";
+    this.end("Refused", { mood: "bad", advice: advice || full, needsKey });
   }
 
-  end(words, mood = "") {
+  end(words, how) {
     this.socket = null;
     this.opened = false;
     if (this.clock) this.clock.hidden = true;
-    this.say(words, "Connect", mood);
+    this.say(words, "Connect", how);
   }
 
-  say(words, action, mood = "") {
-    this.status.textContent = words;
-    this.status.className = `status needs-script ${mood}`;
+  say(words, action, how) {
+    mark(this.entry, words, how);
     this.button.textContent = action;
   }
 
@@ -229,10 +289,23 @@ class SocketCard {
   }
 }
 
-for (const card of document.querySelectorAll(".endpoint")) {
-  card.querySelector("[data-try]").addEventListener("click", () => tryIt(card));
+for (const button of document.querySelectorAll("[data-send]")) {
+  button.addEventListener("click", () => send(button.closest("[data-path]")));
 }
-for (const card of document.querySelectorAll(".socket")) new SocketCard(card);
+for (const entry of document.querySelectorAll(".socket")) new SocketEntry(entry);
+for (const entry of document.querySelectorAll("[data-live]")) send(entry);
+source?.addEventListener("focus", () => source.select()); // to copy it, or to replace it
+
+// Browsers open what an anchor leads to, but not all of them.
+function openTarget() {
+  const target = document.getElementById(location.hash.slice(1));
+  const details = target?.closest("details:not([open])");
+  if (!details) return;
+  details.open = true;
+  target.scrollIntoView();
+}
+addEventListener("hashchange", openTarget);
+openTarget();
 
 const environment = document.getElementById("environment"); // on the console only
 const NAMED = /\$KEY"|os\.environ\["KEY"\]|process\.env\.KEY/g;
@@ -250,6 +323,7 @@ function fillIn() {
     const filled = originals[index].replace("import os\n", "").replace(NAMED, written);
     code.innerHTML = key ? filled : originals[index];
   }
+  colour();
 }
 
 if (environment) {
@@ -258,6 +332,7 @@ if (environment) {
   source.addEventListener("input", fillIn);
   fillIn(); // a browser may have kept what was typed
 }
+colour();
 
 for (const button of document.querySelectorAll("[data-show]")) {
   const input = document.getElementById(button.dataset.show);
