@@ -297,7 +297,8 @@ def valid_key(key_id: str) -> ApiKey:
 def existing_tier(tier: str) -> str:
     tiers = current_service.settings.rate_limits
     if tier not in tiers:
-        fail(f"RATE_LIMITS has no tier {tier!r}, only {', '.join(tiers)}.")
+        advice = "If the service has others, set its RATE_LIMITS for the command, too."
+        fail(f"RATE_LIMITS has no tier {tier!r}, only {', '.join(tiers)}. {advice}")
     return tier
 
 

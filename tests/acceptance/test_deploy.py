@@ -190,23 +190,42 @@ def test_files_of_the_image_serve_and_are_healthy(tmp_path: Path) -> None:
     )
 
 
+# Runs a command in this folder with these settings; later ones win, as in systemd.
+SYSTEMD_RUN = """
+systemd-run() (
+    while [[ $1 == -* ]]; do
+        case $2 in
+            WorkingDirectory=*) cd "${2#*=}";;
+            Environment=*) export "${2#*=}";;
+            EnvironmentFile=*) while read -r line; do export "$line"; done < "${2#*=}";;
+        esac
+        [ "$1" != -p ] || shift
+        shift
+    done
+    "$@"
+)"""
+
+
 class TestUnit:
     def test_documented_commands_make_and_restore_a_backup(self, tmp_path: Path) -> None:
-        """With a `sudo` that changes no user, and a `systemctl` that does nothing."""
+        """With a `sudo` that changes no user, and fakes of systemd."""
         _, commands, _, restore = written("deploying.md", "systemd")
         alias, create, backup = commands.splitlines()
         (data := tmp_path / "data").mkdir()
-        fakes = 'sudo() { [ "$1" != -u ] || shift 2; "$@"; }; systemctl() { :; }'
+        fakes = 'sudo() { [ "$1" != -u ] || shift 2; "$@"; }; systemctl() { :; }' + SYSTEMD_RUN
+        (file := tmp_path / "demo-service.env").write_text("RATE_LIMITS=free=1/day, gold=7/day\n")
 
         def paste(commands: str) -> str:
             ours = f"shopt -s expand_aliases; {fakes}\n{alias}\n{commands}"
             ours = ours.replace("/srv/demo-service/.venv/bin/flask", f"{sys.executable} -m flask")
             ours = ours.replace("/srv/demo-service", str(REPOSITORY))
             ours = ours.replace("/var/lib/demo-service", str(data))
+            ours = ours.replace("/etc/demo-service.env", str(file))
             return bash(ours, tmp_path, clean_environment())
 
         paste(f"{create} --password-stdin <<< 'long enough words'\n{backup}")
         assert len(list(data.glob("backup-*.db"))) == 1, "where the unit's user may write"
+        assert paste("demo key create ada ci --tier gold").startswith("sk_live_")
         paste(f"demo user delete ada\n{restore}")
         assert "ada@example.com" in paste("demo user list")
 
