@@ -33,6 +33,7 @@ HANDSHAKE = {  # as regular expressions (RFC 6455 part 4.2.1)
     "REQUEST_METHOD": "GET",
     "SERVER_PROTOCOL": "HTTP/1.1",
     "CONTENT_LENGTH": "0?",
+    "HTTP_TRANSFER_ENCODING": "",
     "HTTP_HOST": "[!-~]{1,255}",
     "HTTP_SEC_WEBSOCKET_VERSION": "13",
     "HTTP_SEC_WEBSOCKET_KEY": "[A-Za-z0-9+/]{22}==",  # 16 bytes in base64

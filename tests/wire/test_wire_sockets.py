@@ -151,6 +151,7 @@ class TestHandshake:
             ({"Host": "\xe9"}, 400, "bad_handshake"),
             ({"Connection": "keep-alive"}, 400, "bad_handshake"),
             ({"Content-Length": "1"}, 400, "bad_handshake"),
+            ({"Transfer-Encoding": "chunked"}, 400, "bad_handshake"),
             ({"Upgrade": "h2c"}, 426, "upgrade_required"),
             ({"Upgrade": None, "Connection": None}, 426, "upgrade_required"),
         ],
