@@ -948,6 +948,19 @@ def test_services_on_two_ports_do_not_log_each_other_out(ada: FlaskClient) -> No
     assert names == [port, "demo_service_8001", port, "demo_service", "demo_service"]
 
 
+@pytest.mark.parametrize(("others", "status"), [(7, 200), (8, 303)])
+def test_session_is_found_among_eight_cookies_of_its_name(
+    ada: FlaskClient, others: int, status: int
+) -> None:
+    """As other paths or subdomains may have set them."""
+    cookie = ada.get_cookie("demo_service")
+    assert cookie
+    older = ["demo_service=", "demo_service=a", f"demo_service={cookie.value}x"] * 3
+    header = "; ".join([*older[:others], f"demo_service={cookie.value}"])
+    visitor = ada.application.test_client(use_cookies=False)
+    assert visitor.get(SECURITY, headers={"Cookie": header}).status_code == status
+
+
 # Errors
 
 
