@@ -19,6 +19,7 @@ from helpers.paths import STATS, TEST
 from helpers.stored import change, count, row
 from models import ApiKey, InvalidInput, User
 from ratelimit import Usage
+from settings import HERE
 
 Find = Callable[[str], ApiKey | None]
 
@@ -104,6 +105,10 @@ def test_each_column_of_a_key_is_inherited_or_not_on_purpose() -> None:
     decided = {"id", "digest", "nonce", "total", "predecessor", *moments, *api_keys.INHERITED}
     undecided = set(ApiKey._meta.columns) - decided
     assert not undecided, "name them in api_keys.INHERITED if a successor takes them over, or here"
+    page = (HERE / "web/templates/change-key.html").read_text()
+    (told,) = re.findall("a new key with the same (.*?)[.]", page)
+    shown = {*api_keys.INHERITED} - {"user_id", "reset", "used"}
+    assert {*re.findall(r"\w+", told)} - {"and", "lifetime"} == shown, "edit change-key.html"
 
 
 def test_only_a_right_checksum_asks_the_database(find: Find, key: str) -> None:

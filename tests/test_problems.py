@@ -1,5 +1,6 @@
 """What views raise and return: problems and JSON under /api/, pages elsewhere; bugs are logged."""
 
+import sqlite3
 from typing import NoReturn
 from unittest import mock
 
@@ -20,6 +21,16 @@ def in_postgresql(kind: type[psycopg.Error]) -> Exception:
     return peewee.ProgrammingError(error := kind("no x"), *error.args)
 
 
+def in_sqlite(code: int) -> Exception:
+    error = sqlite3.OperationalError("no x")
+    error.sqlite_errorcode = code
+    return peewee.OperationalError(error, "no x")
+
+
+# What happens to the file, its locks, the disk and the memory; with a detail, as SQLite adds one.
+SQLITE_OUTAGES = [code | 2 << 8 for code in (3, 5, 6, 7, 8, 10, 11, 13, 14, 15, 26)]
+
+
 @pytest.mark.parametrize("path", ["/api/failing", "/failing"])
 @pytest.mark.parametrize(
     ("error", "status", "line"),
@@ -37,6 +48,8 @@ def in_postgresql(kind: type[psycopg.Error]) -> Exception:
         (in_postgresql(psycopg.errors.ReadOnlySqlTransaction), 503, "database unavailable: no x"),
         (in_postgresql(psycopg.errors.InsufficientPrivilege), 503, "database unavailable: no x"),
         (in_postgresql(psycopg.errors.DivisionByZero), 500, "bug in GET"),
+        *((in_sqlite(code), 503, "database unavailable: no x") for code in SQLITE_OUTAGES),
+        *((in_sqlite(code), 500, "bug in GET") for code in (1, 2, 12, 18, 19, 20, 21, 25)),
     ],
 )
 def test_only_what_is_a_bug_is_logged_as_one(

