@@ -16,7 +16,8 @@ BASE62 = digits + ascii_letters
 KEY_START = re.compile(f"(?:{'|'.join(PREFIXES.values())})([{BASE62}]{{8}})")  # group 1: the ID
 GRACE_SECONDS = 86400  # how long a rotated key stays valid
 KEY_IS_GONE = "There is no such key: it was revoked, or has expired."
-INHERITED = ("user_id", "name", "type", "tier", "reset", "used")  # by the successor of a key
+# The columns that a successor takes over.
+INHERITED = ("user_id", "name", "type", "tier", "reset", "used")
 
 
 class AlreadyMade(Exception):
