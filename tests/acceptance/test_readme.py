@@ -35,10 +35,7 @@ def pattern(text: str) -> str:
     return YEAR.sub("YEAR", MOMENT.sub("MOMENT", text.strip()))
 
 
-# A step of a recipe: the file, where in it, and what to add: a block, or one line.
-PLACE = r"\s(above|below|instead\sof)\sthe\sline\swith\s`([^`]+)`"
-ADDED = r"(?:\n\n```\w+\n(.*?)^```|\s+(`+)([^\n]+)\5$)"
-STEP = re.compile(rf"[Ii]n\s(?:the\snew\sfile\s)?`([^`]+)`(?:,{PLACE})?:{ADDED}", re.M | re.S)
+RECIPES = sorted((REPOSITORY / "docs/recipes").glob("*.patch"))
 
 
 class Checkout:
@@ -63,17 +60,11 @@ class Checkout:
     def paste(self, commands: str, seconds: float = 120, **environment: str) -> str:
         return bash(self.on_our_ports(commands), self.folder, self.env | environment, seconds)
 
-    def follow(self, name: str, where: str, marker: str, block: str, line: str) -> None:
-        """Take a step of a recipe; the marker must be in one line."""
-        file = self.folder / name
-        lines = file.read_text().splitlines(keepends=True) if where else [""]
-        found = [i for i, text in enumerate(lines) if marker in text]
-        assert len(found) == 1, f"{marker!r} is in {len(found)} lines of {name}"
-        at, *_ = found
-        indentation = re.match(" *", lines[at])
-        added = block or f"{indentation and indentation[0]}{line}\n"
-        lines[at + (where == "below") : at + (where != "above")] = [added]
-        file.write_text("".join(lines))
+    def follow(self, recipe: Path, *files: str) -> None:
+        """Change some of the files of a recipe."""
+        chosen = " ".join(f"--include='{file}'" for file in files)
+        advice = f"{recipe.name} no longer fits: see Recipes in CONTRIBUTING.md"
+        bash(f"git apply -C1 {chosen} {recipe} || (echo '{advice}'; exit 1)", self.folder)
 
     @contextlib.contextmanager
     def running(self, command: str) -> Iterator[Callable[[], str]]:
@@ -190,25 +181,26 @@ def as_counted(text: str) -> list[str]:
 @pytest.mark.long
 def test_recipes_leave_the_tests_green(installed: Checkout) -> None:
     """All of them at once. Tests fail until the documents are right, and name those to edit."""
-    recipes = section("Recipes", CONTRIBUTING)
-    steps = [(*place, block, line) for *place, block, _, line in STEP.findall(recipes)]
-    assert len(steps) == len(re.findall(r"[Ii]n (?:the new file )?`[^`]+`(?:,|:\n)", recipes))
-    described = [step for step in steps if step[0].endswith((".md", ".json"))]
-    for step in [step for step in steps if step not in described]:
-        installed.follow(*step)
+    described = []
+    for recipe in RECIPES:
+        installed.follow(recipe, "*.py", "*.html")
+        named = re.findall(r"\+\+\+ b/(.*\.(?:md|json))", recipe.read_text())
+        described += [(recipe, file) for file in named]
     while described:
         with pytest.raises(AssertionError) as failed:
             installed.paste(".venv/bin/pytest -n 2 tests/test_{documents,descriptions}.py")
-        named = [step for step in described if re.search(f"edit .*{step[0]}", str(failed.value))]
-        assert named, failed.value
-        for step in named:
+        steps = [step for step in described if re.search(f"edit .*{step[1]}", str(failed.value))]
+        assert steps, failed.value
+        for step in steps:
             installed.follow(*step)
             described.remove(step)
         installed.paste(".venv/bin/python docs/describe.py")
-    (checks,) = blocks("sh", recipes)
+    (checks,) = blocks("sh", section("Recipes", CONTRIBUTING))
     assert checks.endswith("pytest\n")
     faulthandler.cancel_dump_traceback_later()  # pytest's, after three minutes
     # No recipe changes a log-in, say.
-    where = "{accounts,descriptions,documents,feedback,queries,s*}"
-    tests = f"tests/test_{where}.py tests/wire/test_wire_open.py"
+    new = re.findall(r"\+\+\+ b/(tests/.*test_\w+\.py)", "".join(map(Path.read_text, RECIPES)))
+    tests = (
+        f"{' '.join({*new})} tests/test_{{accounts,auth,cli,descriptions,documents,queries,s*}}.py"
+    )
     assert " passed" in installed.paste(f"{checks.rstrip()} {tests}", seconds=900)
