@@ -98,7 +98,7 @@ def serving(worker: GeventWorker, service: Service) -> Iterator[None]:
     StreamServer.max_accept = 16  # new connections; then others have their turn
     # With more workers, gunicorn would accept one connection at a time.
     gunicorn_patches.patch_gunicorn(worker.cfg, workers=1, graceful_timeout=GRACEFUL_SECONDS)
-    gevent.spawn(close_sockets_at_stop, worker, service)
+    gevent.spawn(ping_sockets_until_stop, worker, service)
     flushing = gevent.spawn(flush_until_stop, worker, service)
     if service.is_demo and worker.age == 1:  # the first worker; the port is bound by now
         demo.welcome(service.settings.port)
@@ -110,11 +110,13 @@ def serving(worker: GeventWorker, service: Service) -> Iterator[None]:
         db.close_all()
 
 
-def close_sockets_at_stop(worker: GeventWorker, service: Service) -> None:
-    """Close the WebSockets as soon as a stop begins."""
+def ping_sockets_until_stop(worker: GeventWorker, service: Service) -> None:
+    """Ping the clients of WebSockets in time, and close all as soon as a stop begins."""
+    sockets = open_sockets_of(service)
     while worker.alive:
+        sockets.ping()
         gevent.sleep(0.1)
-    open_sockets_of(service).shut_down()
+    sockets.shut_down()
 
 
 def flush_until_stop(worker: GeventWorker, service: Service) -> None:

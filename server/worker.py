@@ -26,7 +26,8 @@ class Worker(GeventWorker):
         Worker.handle                here
         GeventWorker.handle          gunicorn
         AsyncWorker.handle           gunicorn: reads one request after another
-        Worker.handle_request        here: bounds what a request may cost
+        Worker.handle_request        here: gives others their turn
+        Worker.answer                here: bounds what a response may wait
         GeventWorker.handle_request  gunicorn
         AsyncWorker.handle_request   gunicorn: calls the app, and sends what that returns
     """
@@ -49,31 +50,39 @@ class Worker(GeventWorker):
         super().handle(client, client, addr)
 
     def handle_request(self, listener_name: Any, req: Any, sock: Any, addr: Any) -> None:
-        """Answer a request, then let other connections have their turn.
-
-        A request that announces a body is the last one of its connection: before the next
-        request, gunicorn would read the rest of the body, however long, and let nobody else run.
-        """
+        """Answer a request, then let other connections have their turn."""
         if not f"{req.path}/".startswith(f"{self.script_name}/"):
             # This leads to a 404; gunicorn itself would answer a path without the prefix with 500.
             req.path = f"{self.script_name}/outside{req.path}"
         if not is_api(req.path.removeprefix(self.script_name)):
             with self.page_turn:
                 gevent.sleep(TURN_SECONDS)
-        is_last = not {"CONTENT-LENGTH", "TRANSFER-ENCODING"}.isdisjoint(dict(req.headers))
-        if is_last:
-            req.force_close()  # gunicorn then sends Connection: close, and raises StopIteration
         req.unreader.parts = 0  # those before were of the header
+        has_body = not {"CONTENT-LENGTH", "TRANSFER-ENCODING"}.isdisjoint(dict(req.headers))
+        answer = self.answer_and_close if has_body else self.answer
+        answer(listener_name, req, sock, addr)
+        gevent.sleep(TURN_SECONDS)
+
+    def answer_and_close(self, listener_name: Any, req: Any, sock: Any, addr: Any) -> None:
+        """Answer a request that announces a body, as the last one of its connection.
+
+        Before the next request, gunicorn would read the rest of the body, however long, and let
+        nobody else run.
+        """
+        req.force_close()  # gunicorn then sends Connection: close, and raises StopIteration
+        try:
+            self.answer(listener_name, req, sock, addr)
+        finally:
+            half_close(sock)
+
+    def answer(self, listener_name: Any, req: Any, sock: Any, addr: Any) -> None:
+        """Let gunicorn answer a request, and disconnect a client that does not read."""
         sock.settimeout(SEND_SECONDS)
         try:
             super().handle_request(listener_name, req, sock, addr)
         except TimeoutError as error:  # gunicorn would log it; it ignores a broken pipe
             raise BrokenPipeError(errno.EPIPE, "the client does not read") from error
-        finally:
-            if is_last:
-                half_close(sock)
         sock.settimeout(None)  # gunicorn limits the wait for the next request itself
-        gevent.sleep(TURN_SECONDS)
 
     def handle_error(self, req: Any, client: Any, addr: Any, exc: BaseException) -> None:
         """Log an error, without the query of the request.

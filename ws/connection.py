@@ -113,15 +113,19 @@ class WebSocket:
     """An open connection, served by the greenlet that calls the handler.
 
     Only this greenlet may call `messages`, `send` and `wait_closed`. Any greenlet may call
-    `send_now` and `close`, which never wait. The first `close` decides on the code. After it
-    nothing is sent: `send_now` does nothing, `send` raises ConnectionClosed, and `messages` ends.
-    The client has CLOSE_SECONDS to close its side; then the service disconnects it.
+    `send_now`, `ping` and `close`, which never wait. A connection ends in this order:
+
+        close         decides on the code, writes the close frame, and starts a timer
+        the handler   ends: `messages` ends, `send` raises ConnectionClosed, `send_now` does nothing
+        wait_closed   sends what is left, then waits until the client closes its side
+        _disconnect   ends both waits, CLOSE_SECONDS after `close`
     """
 
     def __init__(self, server: Server) -> None:
         self.code = 0  # with which the connection closes; 0 while it is open
         self._greenlet = gevent.getcurrent()
         self._sock = server.sock
+        self._sock.settimeout(None)  # `ping` and `close` end a wait
         self._protocol = server.ws
         self._outbox = Outbox(self._sock)
         server.connected = False  # or flask-sock would send a close frame, too
@@ -184,6 +188,16 @@ class WebSocket:
         self.code = code
         gevent.spawn_later(0 if code == CloseCode.ABNORMAL else CLOSE_SECONDS, self._disconnect)
 
+    def ping(self, now: float) -> None:
+        """Ping the client if it is time; one that has not answered the last ping is lost."""
+        if now < self._ping_deadline:
+            return
+        if self._awaits_pong:
+            self.close(CloseCode.ABNORMAL)
+        self._write_control(events.Ping())
+        self._awaits_pong = True
+        self._ping_deadline = now + STALLED_SECONDS
+
     def wait_closed(self) -> int:
         """Wait until the client has closed its side; returns the code.
 
@@ -232,23 +246,6 @@ class WebSocket:
                     return
             try:
                 # None means that the client has left; wsproto makes a CloseConnection of it.
-                self._protocol.receive_data(self._read() or None)
+                self._protocol.receive_data(self._sock.recv(READ_BYTES) or None)
             except OSError:
                 self.close(CloseCode.ABNORMAL)
-
-    def _read(self) -> bytes:
-        """Read, and ping the client every PING_SECONDS; raises TimeoutError without a pong."""
-        while not self.code:
-            if (left := self._ping_deadline - time.monotonic()) > 0:
-                self._sock.settimeout(left)
-                try:
-                    return bytes(self._sock.recv(READ_BYTES))
-                except TimeoutError:
-                    continue
-            if self._awaits_pong:
-                raise TimeoutError
-            self._write_control(events.Ping())
-            self._flush()
-            self._awaits_pong = True
-            self._ping_deadline = time.monotonic() + STALLED_SECONDS
-        return b""

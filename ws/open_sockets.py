@@ -75,6 +75,12 @@ class OpenSockets:
         code = ws.wait_closed()
         log.info("closed %s after %.1f s: %d", what, time.monotonic() - started, code)
 
+    def ping(self) -> None:
+        """Ping the clients for which it is time."""
+        now = time.monotonic()
+        for ws in self.open:  # `ping` never waits, so these stay the same
+            ws.ping(now)
+
     def shut_down(self) -> None:
         """Admit no more sockets and close all with 1001."""
         self.is_stopping = True
