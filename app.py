@@ -12,7 +12,6 @@ from auth import require_api_key
 from models import ApiKey
 from ratelimit import Allowance
 from server import demo
-from server.start_checks import require_our_gunicorn
 from service import problems
 from service.application import Service, current_service
 from service.timestamps import date_time, timestamp, utc
@@ -108,7 +107,6 @@ def create_app(settings: Settings | None = None, is_demo: bool = False) -> Servi
 
     If `is_demo`, server/lifecycle.py creates a user with a key once the port is bound.
     """
-    require_our_gunicorn()
     settings = settings or load()
     open_database(settings)
 

@@ -1,11 +1,8 @@
-"""Refuse, at the start, whatever could break a promise: gunicorn's options, and other servers."""
+"""Refuse, at the start, options of gunicorn that could break a promise."""
 
 import sys
 
-import click
-import flask.cli
-
-from settings import HERE, Settings, SettingsError
+from settings import Settings, SettingsError
 
 # A closed list, because an option that nobody has thought of, known or new, could break a promise.
 # docs/deploying.md describes these.
@@ -49,14 +46,3 @@ def check_options(settings: Settings) -> None:
             raise SettingsError(
                 "gunicorn: --workers must be 1 with SQLite, and at least 1 with PostgreSQL"
             )
-
-
-def require_our_gunicorn() -> None:
-    """Raises SystemExit under `flask run`, and under gunicorn without gunicorn.conf.py."""
-    # gunicorn.conf.py imports server.lifecycle, and this app does not.
-    if "gunicorn.arbiter" in sys.modules and "server.lifecycle" not in sys.modules:
-        click.echo(f"gunicorn needs its settings: --config {HERE}/gunicorn.conf.py", err=True)
-        raise SystemExit(4)  # with this status of a worker, gunicorn ends
-    context = click.get_current_context(silent=True)
-    if context and context.command is flask.cli.run_command:
-        raise SettingsError("`flask run` cannot serve this app: run `.venv/bin/python app.py`")

@@ -39,6 +39,7 @@ class Worker(GeventWorker):
 
     def run(self) -> None:
         self.script_name = self.wsgi.settings.script_name
+        self.wsgi.has_our_worker = True
         with lifecycle.serving(self, self.wsgi):
             super().run()
 

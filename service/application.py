@@ -1,24 +1,35 @@
 """The Flask application's class: what the service consists of besides its routes."""
 
+import logging
 from collections.abc import Callable
+from functools import cache
 from typing import Any, cast
 
 import flask
 from flask import Flask, Request, Response, g
+from flask.testing import FlaskClient
 from werkzeug.routing import MapAdapter
 
 from service.client_address import trust_routers
+from service.problems import Problem
 from service.request_checks import SOCKETS, BoundedRequest, check_request
 from service.responses import API_HEADERS, PREFLIGHT, is_api, limit_headers
 from settings import Settings
 from storage.database import backend
 from storage.key_store import KeyStore
 
+WRONG_SERVER = (
+    "Only its own gunicorn worker can serve this app: run `.venv/bin/gunicorn` in its folder, "
+    "or `.venv/bin/python app.py` to try it."
+)
+log_once = cache(logging.getLogger(__name__).error)
+
 
 class Service(Flask):
     """A Flask application with its settings, and with the store of keys and counts."""
 
     request_class = BoundedRequest
+    has_our_worker = False  # server/worker.py sets it; nothing else keeps the service's promises
 
     def __init__(self, name: str, settings: Settings, is_demo: bool = False) -> None:
         super().__init__(name, static_folder="web/static")
@@ -34,8 +45,11 @@ class Service(Flask):
     def wsgi_app(self, environ: dict[str, Any], start_response: Any) -> Any:
         """Find the client behind routers, and add the headers of the API to its responses.
 
-        Adding them in `after_request` would cost 20 µs.
+        Adding them in `after_request` would cost 20 µs. Other servers and workers get a 503.
         """
+        if not (self.has_our_worker or self.testing):
+            log_once(WRONG_SERVER)
+            return Problem(503, detail=WRONG_SERVER)(environ, start_response)
 
         # Flask calls this inside the context of the request, so `g` is still there.
         def start(status: str, headers: list[tuple[str, str]], *args: Any) -> Any:
@@ -47,6 +61,11 @@ class Service(Flask):
         if not is_api(environ["PATH_INFO"]):
             return super().wsgi_app(environ, start_response)
         return super().wsgi_app(environ, start)
+
+    def test_client(self, *args: Any, **options: Any) -> FlaskClient:
+        """A client for tests; before another one is used, `testing` has to be True."""
+        self.testing = True
+        return super().test_client(*args, **options)
 
     def ensure_sync(self, func: Callable[..., Any]) -> Callable[..., Any]:
         """No view is async, so Flask need not look at each function of each request."""

@@ -146,6 +146,7 @@ def app(
     connections = models.db.obj  # a command uses another one
     made.jinja_env.bytecode_cache = templates
     made.test_client_class = MomentClient
+    made.testing = True  # some tests are WSGI servers themselves
     started = time.time()
     made.extensions["throttles"] = Limiter(lambda: started)  # no minute turns in a test
     yield made

@@ -16,6 +16,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -255,14 +256,15 @@ class Server:
                 found |= {path.name} if path.stat().st_size else set()
         return found
 
-    def start(self) -> "Server":
+    def start(self, status: int = 200) -> "Server":
         """Start, also after a stop, and wait for an answer; raises StartError."""
         with self._log.open("ab") as log:
             output: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": log}
             self._process = subprocess.Popen(
                 self.command, cwd=REPOSITORY, env=self.env, start_new_session=True, **output
             )
-        eventually(self._answers, START_SECONDS, "the server did not answer")
+        answers = partial(self._answers, status)
+        eventually(answers, START_SECONDS, "the server did not answer")
         return self
 
     def stop(self, how: signal.Signals = signal.SIGTERM) -> None:
@@ -367,10 +369,10 @@ class Server:
         with contextlib.closing(sqlite3.connect(file)) as database, database:
             return database.execute(sql, values).fetchall()
 
-    def _answers(self) -> bool:
+    def _answers(self, status: int) -> bool:
         assert self._process
         if self._process.poll() is not None:
             raise StartError(self._process.returncode, self.log())
         with contextlib.suppress(OSError):
-            return self.ask(f"{self.env.get('SCRIPT_NAME', '')}{STATUS}").status == 200
+            return self.ask(f"{self.env.get('SCRIPT_NAME', '')}{STATUS}").status == status
         return False
