@@ -3,6 +3,7 @@
 import contextlib
 import json
 import re
+import resource
 import secrets
 import shlex
 import shutil
@@ -27,6 +28,7 @@ from helpers.server import (
     clean_environment,
     eventually,
     free_port,
+    random_key,
     serve_command,
     working_tree,
 )
@@ -104,6 +106,7 @@ def proxy(name: str, folder: Path, service: int, api: int = 9000) -> Iterator[in
     env = clean_environment(HOME=str(folder), XDG_DATA_HOME=str(folder))
     with (folder / "output.log").open("wb") as log:
         process = subprocess.Popen(command, cwd=folder, env=env, stdout=log, stderr=log)
+        (folder / "pid").write_text(str(process.pid))
         try:
             eventually(lambda: speaks_tls(port), 30, "the proxy does not start")
             yield port
@@ -131,7 +134,27 @@ def logged(folder: Path) -> str:
     return "".join(path.read_text() for path in folder.glob("proxy/*.log"))
 
 
-@pytest.mark.parametrize("name", ["nginx.conf", "Caddyfile", "gate.nginx.conf", "gate.Caddyfile"])
+PROXIES = ["nginx.conf", "Caddyfile", "gate.nginx.conf", "gate.Caddyfile"]
+
+
+@pytest.mark.parametrize("name", PROXIES)
+def test_no_key_is_logged_in_whatever_form_and_whatever_fails(tmp_path: Path, name: str) -> None:
+    """The service is away, or the proxy may open no connection to it."""
+    host, key = KEYS_HOST if name.startswith("gate") else "localhost", random_key()
+    with proxy(name, tmp_path, free_port()) as port:
+        pid = int((tmp_path / "proxy/pid").read_text())
+        for number, query in enumerate(("?", "#?", "%3F", "/", "%3fapi%5fkey%3D")):
+            with tls(port, name=host) as client:
+                client.request(f"/{number}{query}{key}", Host=host, X_API_Key=key, Cookie=key)
+        with tls(port, name=host) as client:
+            resource.prlimit(pid, resource.RLIMIT_NOFILE, (1, 1))
+            client.request(f"/last?api_key={key}", Host=host, Referer=key)
+        eventually(lambda: "/last" in logged(tmp_path))
+    assert all(f"/{number}" in logged(tmp_path) for number in range(5))
+    assert key not in logged(tmp_path)
+
+
+@pytest.mark.parametrize("name", PROXIES)
 def test_proxy_passes_forms_sockets_and_addresses_but_logs_no_key(
     tmp_path: Path, name: str
 ) -> None:

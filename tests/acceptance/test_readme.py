@@ -160,8 +160,8 @@ def test_gate_can_be_tried(checkout: Checkout, program: str) -> None:
     api, service, *proxies, ask = blocks("sh", section("Try it", page))
     (proxy,) = [block for block in proxies if f"{program} " in block]
     for file in checkout.folder.glob("deploy/gate.*"):
-        file.write_text(checkout.on_our_ports(file.read_text()))
-    proxy = proxy.replace("caddy run", "sed -i '0,/{/s//{\\nadmin off/' gate.Caddyfile; caddy run")
+        text = checkout.on_our_ports(file.read_text())
+        file.write_text(text.replace("\n{\n", "\n{\n\tadmin off\n", 1))
     with (
         checkout.started(api, "api"),
         checkout.running(service) as shown,
@@ -169,8 +169,18 @@ def test_gate_can_be_tried(checkout: Checkout, program: str) -> None:
     ):
         eventually(lambda: all(listens("127.0.0.1", checkout.ports[port]) for port in used))
         printed = checkout.paste(f"{export(shown())}{ask}")
+        pages = checkout.paste(f"curl -s http://localhost:{checkout.ports['8080']}/log-in")
     (expected,) = blocks("text", section("Try it", page))
     assert as_counted(printed) == as_counted(expected)
+    assert "Password" in pages
+
+
+def test_program_makes_a_key(checkout: Checkout) -> None:
+    page = (REPOSITORY / "docs/protecting-your-api.md").read_text()
+    (program,) = blocks("python", page)
+    create = ".venv/bin/flask user create ada a@example.com --password-stdin <<< 'long enough'"
+    checkout.paste(f"python3 -m venv .venv; {create}")
+    assert re.fullmatch(r"sk_live_\w{47}\n", checkout.paste(f".venv/bin/python -c '{program}'"))
 
 
 def as_counted(text: str) -> list[str]:
