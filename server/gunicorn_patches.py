@@ -34,20 +34,24 @@ FRAMING_BYTES = 4096  # of a body: sizes and extensions of chunks, line breaks, 
 
 def patch_gunicorn(cfg: Any, **settings: int) -> None:
     """Patch gunicorn in a worker, once, before it serves, and give it these settings."""
-    # Plain attributes: Config.__getattr__ looks each setting up some thirty times in a request.
+    # What gunicorn would look up or make for each request: some thirty settings (with
+    # Config.__getattr__; now they are plain attributes), the Date header, and `wsgi.errors`.
     cfg.__dict__.update({name: getattr(cfg, name) for name in cfg.settings} | settings)
-    # The Date header is formatted once a second, and all requests have the same `wsgi.errors`.
     date = lru_cache(maxsize=1)(util.http_date)
     util.http_date = lambda: date(int(time.time()))
     http.wsgi.WSGIErrorsWrapper = lru_cache(maxsize=1)(http.wsgi.WSGIErrorsWrapper)
-    # gunicorn's own limit is 800 KiB, and it searches all of a header again whenever a part of it
-    # arrives. It sets its limit for each request, but this property is always 32 KiB.
+
+    # What it reads and sends. Its own limit for headers is 800 KiB, and it searches all of a header
+    # again whenever a part of it arrives. It sets its limit for each request, but this property is
+    # always 32 KiB.
     http.message.Message.max_buffer_headers = property(lambda _: 32_768, lambda *_: None)
     http.parser.SocketUnreader = Unreader
     http.message.ChunkedReader = BoundedChunks
-    util.write_error = write_error
     http.wsgi.Response = OnePacketResponse
-    # gunicorn logs the text of these errors, which quotes passwords and cookies.
+
+    # What it says of a request that it can't parse: to the client, and in the log, where the text
+    # of these errors would quote passwords and cookies.
+    util.write_error = write_error
     for error in (http.errors.NoMoreData, *http.errors.ParseException.__subclasses__()):
         error.__str__ = lambda self: REASONS.get(type(self).__name__, "The request is malformed.")
 

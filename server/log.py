@@ -38,7 +38,7 @@ class Output(io.TextIOWrapper):
         lines = "\n".join(map(redact, text.split("\n")))
         data = lines.encode(self.encoding, "backslashreplace")
         with suppress(OSError, ValueError):  # ValueError: it was closed
-            room = poll()
+            room = poll()  # for files that could not be opened again, whose `write` might wait
             room.register(self, POLLOUT)
             while data and room.poll(0):
                 # If there is any room in a pipe, there is room for PIPE_BUF bytes.

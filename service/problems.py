@@ -112,7 +112,7 @@ def problem(error: HTTPException) -> Problem:
     """The same error as a problem, with the words that a view gave to `abort`."""
     if isinstance(error, Problem):
         return error
-    # `error.description` could be werkzeug's, which is in the class. The headers bring Allow and
-    # Retry-After.
+    # What a view gave to `abort` is in the instance; werkzeug's own words are in the class. The
+    # headers bring Allow and Retry-After.
     detail = vars(error).get("description") or ""
     return Problem(error.code or 500, detail=detail, headers=error.get_headers())

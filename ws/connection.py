@@ -126,11 +126,12 @@ class WebSocket:
         self._greenlet = gevent.getcurrent()
         self._sock = server.sock
         self._sock.settimeout(None)  # `ping` and `close` end a wait
-        self._protocol = server.ws
+        self._protocol = server.ws.connection
+        server.ws = None  # the parser of the handshake would take some KiB
         self._outbox = Outbox(self._sock)
         server.connected = False  # or flask-sock would send a close frame, too
         self._awaits_pong = False
-        self._ping_deadline = time.monotonic() + PING_SECONDS  # for the next ping, or its pong
+        self.ping_deadline = time.monotonic() + PING_SECONDS  # for the next ping, or its pong
         # Frames may have come in the packet of the handshake, which gunicorn has read: this takes
         # them out of its buffer. See "Private APIs" in docs/design.md.
         self._protocol.receive_data(server.environ["wsgi.input"].reader.unreader.take_buffered())
@@ -188,15 +189,13 @@ class WebSocket:
         self.code = code
         gevent.spawn_later(0 if code == CloseCode.ABNORMAL else CLOSE_SECONDS, self._disconnect)
 
-    def ping(self, now: float) -> None:
-        """Ping the client if it is time; one that has not answered the last ping is lost."""
-        if now < self._ping_deadline:
-            return
+    def ping(self) -> None:
+        """Ping the client; if it has not answered the last ping, it is lost."""
         if self._awaits_pong:
             self.close(CloseCode.ABNORMAL)
         self._write_control(events.Ping())
         self._awaits_pong = True
-        self._ping_deadline = now + STALLED_SECONDS
+        self.ping_deadline = time.monotonic() + STALLED_SECONDS
 
     def wait_closed(self) -> int:
         """Wait until the client has closed its side; returns the code.
@@ -239,7 +238,7 @@ class WebSocket:
                     self._flush()
                 if isinstance(event, events.Pong) and self._awaits_pong:
                     self._awaits_pong = False
-                    self._ping_deadline = time.monotonic() + PING_SECONDS
+                    self.ping_deadline = time.monotonic() + PING_SECONDS
                 yield event
                 gevent.sleep(TURN_SECONDS)
                 if self.code:

@@ -79,7 +79,8 @@ class OpenSockets:
         """Ping the clients for which it is time."""
         now = time.monotonic()
         for ws in self.open:  # `ping` never waits, so these stay the same
-            ws.ping(now)
+            if ws.ping_deadline < now:
+                ws.ping()
 
     def shut_down(self) -> None:
         """Admit no more sockets and close all with 1001."""

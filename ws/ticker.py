@@ -33,33 +33,33 @@ class Ticker:
         Of the next two tenths, the socket gets the one with fewer sockets, so the first frame comes
         within 0.2 s.
         """
-        tenth = int(time.time() * 10)
+        tick = int(time.time() * 10)
         # The keys are 1 to 9, so the full second is left out.
-        tenths = {(tenth + 1) % 10, (tenth + 2) % 10} & self._listeners.keys()
+        tenths = {(tick + 1) % 10, (tick + 2) % 10} & self._listeners.keys()
         listeners = min((self._listeners[tenth] for tenth in tenths), key=len)
         listeners.add(ws)
         try:
             if not self._greenlet:  # there was none, or it has ended
                 # The first tick is that of the next tenth, even if the greenlet begins after it.
-                self._greenlet = gevent.spawn(self._run, current_app.app_context(), tenth + 1)
+                self._greenlet = gevent.spawn(self._run, current_app.app_context(), tick + 1)
             for _ in ws.messages():
                 pass
         finally:
             listeners.remove(ws)
 
-    def _run(self, context: AppContext, tenths: int) -> None:
-        """Tick as long as there are sockets; first at this number of tenths since 1970."""
+    def _run(self, context: AppContext, tick: int) -> None:
+        """Tick as long as there are sockets; ticks are numbered, one each tenth since 1970."""
         with context:
             while any(self._listeners.values()):
-                left = tenths / 10 - time.time()
+                left = tick / 10 - time.time()
                 if abs(left) > 1:  # the clock was set, or the process was stopped for a while
-                    tenths = int(time.time() * 10) + 1
+                    tick = int(time.time() * 10) + 1
                 elif left > 0:
                     gevent.sleep(left)  # may end a little early
                 else:
-                    if listeners := self._listeners.get(tenths % 10):
+                    if listeners := self._listeners.get(tick % 10):
                         self._tick(listeners)
-                    tenths += 1
+                    tick += 1
 
     def _tick(self, listeners: set[WebSocket]) -> None:
         try:
