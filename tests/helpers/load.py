@@ -33,7 +33,7 @@ class Load:
         self._port, self._keys, self._left, self._rest = port, keys, requests, rest
         self._end = time.monotonic() + LOAD_SECONDS
         self._threads = ThreadPoolExecutor(connections)
-        self._threads.map(self._ask_in_turn, range(connections))
+        self._asking = self._threads.map(self._ask_in_turn, range(connections))
 
     def __enter__(self) -> "Load":
         return self
@@ -48,6 +48,7 @@ class Load:
 
     def join(self) -> list[Reply]:
         self._threads.shutdown()
+        list(self._asking)  # raises what a thread has raised
         return self.replies
 
     def statuses(self, since: float = 0) -> set[int]:
