@@ -6,7 +6,7 @@ from contextlib import suppress
 import gevent
 
 # Sleeping for this time lets all other greenlets run. It must not be 0: greenlets that call
-# sleep(0) go on in the same round of gevent's loop, up to 50 times, before the loop looks for new
+# sleep(0) go on in the same round of gevent's loop, for up to 5 ms, before the loop looks for new
 # input of other connections. A timer, however short, ends in a later round.
 TURN_SECONDS = 1e-6
 READ_BYTES = 16_384

@@ -561,6 +561,8 @@ def test_preflight_and_405_name_the_methods_of_the_path(
 def check_preflight(client: FlaskClient, path: str, methods: set[str]) -> None:
     answer = client.options(path, headers={"Access-Control-Request-Method": "GET"})
     assert (answer.status_code, answer.data) == (200, b"")
+    told = f"OPTIONS gets a {answer.status_code} without a body."
+    assert told in API["info"]["description"], f"edit docs/openapi.json: {told}"
     for name in ("Allow", "Access-Control-Allow-Methods"):
         assert set(answer.headers[name].split(", ")) == methods
     assert answer.headers["Access-Control-Allow-Headers"].startswith("X-API-Key, Content-Type")
