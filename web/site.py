@@ -43,6 +43,7 @@ def register(app: Service) -> None:
     )
     app.extensions["throttles"] = Limiter()  # of forms
     app.jinja_env.trim_blocks = app.jinja_env.lstrip_blocks = True
+    app.jinja_env.policies["json.dumps_kwargs"] = {}  # in an example, fields keep their order
     app.jinja_env.filters |= {
         "number": "{:,}".format,
         "date_time": date_time,
