@@ -12,6 +12,7 @@ from websockets.sync.client import ClientConnection, connect
 
 import describe
 import settings
+from app import API_VERSION
 from cli import PG_DUMP
 from conftest import StartServer
 from helpers.commands import names
@@ -59,6 +60,12 @@ def test_links_lead_to_files_and_headings() -> None:
         file = (document.parent / path) if path else document
         assert "://" in target or file.exists(), target
         assert not anchor or "://" in target or anchor in anchors(file), target
+
+
+def test_changelog_dates_the_version_that_status_says() -> None:
+    changelog = (REPOSITORY / "CHANGELOG.md").read_text()
+    assert re.findall(r"^## \[(.*)\] - \d{4}-\d\d-\d\d$", changelog, re.M)[0] == API_VERSION
+    assert API["info"]["version"] == SOCKETS["info"]["version"] == API_VERSION
 
 
 def test_map_names_every_module_and_package() -> None:
