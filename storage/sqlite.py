@@ -30,7 +30,7 @@ SAVE_HOUR = """INSERT INTO hourly_usage (hour, key_id, requests) VALUES (?, ?, ?
 BUSY_SECONDS = 0.05  # how long a request waits for the lock of another process
 LAST_MILLISECONDS = 1000  # how long the last save waits for it
 COMMAND_SECONDS = 10  # how long a command waits for it
-TRIES = 30  # a start retries for 3 s: the previous service may still be stopping
+TRIES = 60  # a start retries for 6 s: the previous service may still be stopping
 PRAGMAS = {"journal_mode": "wal", "foreign_keys": 1}
 # A transaction takes its lock at the start, so reading and then writing needs no retry. A query
 # without a connection_context is a mistake, so it fails.

@@ -252,8 +252,11 @@ def test_deployment_stores_the_database_where_it_is_kept(name: str, kept: str) -
 
 def test_unit_trusts_the_one_proxy_that_can_reach_it() -> None:
     """A client that could connect would choose its address; without PROXY_HOPS, all share one."""
-    unit = (REPOSITORY / "deploy" / "demo-service.service").read_text()
-    assert re.findall("PROXY_HOPS=(.*)|--bind (.*):", unit) == [("1", ""), ("", "127.0.0.1")]
+    units = [
+        (REPOSITORY / f"deploy/demo-service.{kind}").read_text() for kind in ("service", "socket")
+    ]
+    assert re.findall("PROXY_HOPS=(.*)", units[0]) == ["1"]
+    assert re.findall("ListenStream=(.*)", units[1]) == ["127.0.0.1:8000"]
 
 
 def test_constants_add_up_to_what_is_promised() -> None:
@@ -261,6 +264,7 @@ def test_constants_add_up_to_what_is_promised() -> None:
     noticed, idle, join = 1, 1, 1  # gunicorn sees a stop, ends connections; a save that is running
     stop = noticed + lifecycle.GRACEFUL_SECONDS + idle + join + sqlite.LAST_MILLISECONDS / 1000
     assert stop <= 5, "a stop"
+    assert stop + 1 <= sqlite.TRIES * 0.1, "a start waits for the previous service"
     assert 0.1 + connections.CLOSE_SECONDS < 1, "all sockets are closed at a stop"
     assert lifecycle.SAVE_SECONDS + postgres.SAVE_CONNECTION_SECONDS <= 1, "counts are saved"
     assert key_store.CACHE_SECONDS + lifecycle.SAVE_SECONDS < 2, "a change of a key is noticed"

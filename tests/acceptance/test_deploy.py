@@ -11,14 +11,16 @@ import socket
 import ssl
 import subprocess
 import sys
+import threading
 import tomllib
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from helpers.documents import blocks, section
-from helpers.paths import ECHO, TEST, TIME
+from helpers.paths import ECHO, STATUS, TEST, TIME
 from helpers.postgresql import Cluster
 from helpers.rawsocket import TEXT, RawSocket, form_bytes, frame
 from helpers.server import (
@@ -258,22 +260,41 @@ class TestUnit:
         gunicorn.parent.mkdir(parents=True)
         gunicorn.touch(0o755)
         unit.write_text(shipped(unit.name, {"/srv/demo-service": str(tmp_path)}))
+        unit.with_suffix(".socket").write_text(shipped("demo-service.socket"))
         command = ["systemd-analyze", "verify", "--man=no", str(unit)]
         done = subprocess.run(command, capture_output=True, text=True)
         assert (done.returncode, done.stderr) == (0, ""), done.stdout
 
-    def test_its_command_notifies_systemd(self, tmp_path: Path) -> None:
-        unit, port = shipped("demo-service.service"), free_port()
-        (start,) = re.findall("ExecStart=/srv/demo-service/.venv/bin/(gunicorn .*)", unit)
-        start = start.replace(UPSTREAM, f"127.0.0.1:{port}")
-        notify = str(tmp_path / "notify")
-        server = Server(tmp_path, sys.executable, "-m", *start.split(), NOTIFY_SOCKET=notify)
-        server.port = port
-        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
+    def test_restart_fails_no_request(self, tmp_path: Path) -> None:
+        """This test plays systemd's part: it listens, and is told when the service is ready."""
+        unit, notify = shipped("demo-service.service"), str(tmp_path / "notify")
+        (start,) = re.findall("ExecStart=/srv/demo-service/.venv/bin/(gunicorn.*)", unit)
+        server = Server(tmp_path, NOTIFY_SOCKET=notify)
+        listener = socket.create_server(("127.0.0.1", server.port))
+        takes_over = f"export LISTEN_FDS=1 LISTEN_PID=$$; exec {sys.executable} -m {start} 3<&0"
+        server.command, server.stdin = ["bash", "-c", takes_over], listener.fileno()
+        done = threading.Event()
+
+        def ask() -> set[int]:
+            return {server.ask(STATUS).status for _ in iter(done.is_set, True)}
+
+        with (
+            listener,
+            socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd,
+            contextlib.closing(server),
+            ThreadPoolExecutor(50) as threads,
+        ):
             systemd.bind(notify)
             systemd.settimeout(30)
-            with contextlib.closing(server.start()):
-                assert b"READY=1" in systemd.recv(1000)
+            server.start()
+            assert b"READY=1" in systemd.recv(1000)
+            clients = [threads.submit(ask) for _ in range(50)]
+            with RawSocket(server.port).open(ECHO) as echo:
+                server.stop()
+                assert echo.close_code() == 1001
+            server.start()
+            done.set()
+            assert [client.result() for client in clients] == [{200}] * 50
 
 
 def test_fly() -> None:

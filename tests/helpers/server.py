@@ -209,6 +209,7 @@ class Server:
         self.env = clean_environment(**defaults | settings)
         self._log = directory / "server.log"
         self._log.touch()
+        self.stdin = subprocess.DEVNULL
         self._keys = 0
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -259,7 +260,7 @@ class Server:
     def start(self, status: int = 200) -> "Server":
         """Start, also after a stop, and wait for an answer; raises StartError."""
         with self._log.open("ab") as log:
-            output: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": log}
+            output: dict[str, Any] = {"stdin": self.stdin, "stdout": log, "stderr": log}
             self._process = subprocess.Popen(
                 self.command, cwd=REPOSITORY, env=self.env, start_new_session=True, **output
             )
