@@ -1,0 +1,58 @@
+"""What strangers send is not kept, whatever it is, and however often it comes."""
+
+import gc
+from collections import deque
+from functools import lru_cache
+from typing import Any
+
+import pytest
+from flask.testing import FlaskClient
+
+from helpers.paths import TEST
+from helpers.server import random_key
+from service.application import Service
+from web import throttles
+from ws.open_sockets import open_sockets_of
+
+CACHE: Any = type(lru_cache(len))
+FEW = 220  # sqlite3 keeps references to as many cursors
+MANY = 300
+
+
+def knock(client: FlaskClient, number: int) -> None:
+    """With a key, a path, a name and an address that nobody else has."""
+    headers = {"X-API-Key": random_key(), "Host": f"host{number}", "Cookie": f"a{number}=b"}
+    address = {"REMOTE_ADDR": f"10.1.{number // 250}.{number % 250}"}
+    for path in (TEST, f"/api/v1/{number}", f"/{number}?{number}={number}"):
+        client.get(path, headers=headers, environ_base=address)
+    form = {"username": f"user{number}", "password": "x" * 300}
+    client.post("/log-in", data=form, headers=headers, environ_base=address)
+    sockets = open_sockets_of(client.application)
+    sockets.release(sockets.reserve(address["REMOTE_ADDR"]))
+
+
+def containers() -> dict[int, tuple[int, Any]]:
+    """The number of entries of each list, set, dict and cache."""
+    gc.collect()
+    kept = gc.get_objects()
+    kept += [each for each in gc.get_referents(*kept) if type(each) is dict]  # may be untracked
+    return {
+        id(each): (each.cache_info().currsize if isinstance(each, CACHE) else len(each), each)
+        for each in kept
+        if isinstance(each, CACHE | dict | list | set | deque)
+    }
+
+
+def test_nothing_of_strangers_is_kept(app: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(throttles, "BUCKETS", 50)  # which are soon all in use
+    client = app.test_client(use_cookies=False)
+    for number in range(MANY):  # bounded caches fill
+        knock(client, number)
+    before = containers()
+    for number in range(MANY):
+        knock(client, MANY + number)
+    for name, (size, each) in containers().items():
+        grown = size - before.get(name, (size, None))[0]
+        assert grown < FEW, (
+            f"this grows with strangers: {str(getattr(each, '__wrapped__', each))[:200]}"
+        )
