@@ -871,9 +871,12 @@ def test_console_has_the_address_that_was_asked_for(
         assert code in page
 
 
-def test_path_prefix_is_part_of_all_links_and_forms(app: Flask, ada: FlaskClient) -> None:
-    """The 405 of a form's address, which leads to its tab, is one of them."""
-    create_key(ada)
+def test_path_prefix_is_part_of_all_links_and_forms_and_everything_is_linked(
+    app: Flask, ada: FlaskClient
+) -> None:
+    """The 405 of a form's address, which leads to its tab, is one of them; so is a replaced key."""
+    ada.post(f"{KEYS}/{secret_in(create_key(ada))[8:16]}/successor")
+    linked = {"/log-in", "/sign-up", "/settings", "/console"}  # of others, or typed by hand
     found = [create_key(ada, base_url="http://localhost/demo")]
     for path in (*routes(app, "GET"), "/nowhere", KEYS):
         found.append(ada.get(path, base_url="http://localhost/demo", buffered=True))
@@ -882,6 +885,11 @@ def test_path_prefix_is_part_of_all_links_and_forms(app: Flask, ada: FlaskClient
         leads = re.findall(rf' (?:{attributes})="([^#].*?)"', answer.text)
         for lead in (*leads, answer.location or "/demo/"):
             assert lead.startswith("/demo/"), answer.request.path
+            linked.add(lead.removeprefix("/demo").partition("#")[0])
+    needed = {path for method in ("GET", "POST") for path in routes(app, method)}
+    needed -= {path for path in needed if "/ada/" in path}  # no key has this ID
+    needed -= {f"{path_of(0)}/{action}" for action in ("rotate", "successor")}  # it is replaced
+    assert needed <= linked, f"no page leads to {needed - linked}"
     current = re.findall('href="([^"]*)" aria-current', "".join(answer.text for answer in found))
     assert set(current) >= {f"/demo{path}" for path in ("/", PROFILE, SECURITY)}
 
