@@ -9,7 +9,7 @@ from typing import Any
 from flask import g, request
 from flask.typing import ResponseReturnValue
 
-from accounts.api_keys import KEY_START, checksum, digest
+from accounts.api_keys import digest, has_right_checksum, id_in
 from models import PREFIXES, ApiKey
 from ratelimit import DEFAULT_TIER, Allowance, Quota
 from service.application import current_service
@@ -64,10 +64,10 @@ def find_key(sent_key: str) -> ApiKey | None:
 
     Any other reason to refuse a key belongs here, too: `/status` calls nothing else.
     """
-    start = KEY_START.match(sent_key)
-    if not start or sent_key[-6:] != checksum(sent_key[:-6]):
+    key_id = id_in(sent_key)
+    if key_id is None or not has_right_checksum(sent_key):
         return None
-    key = current_service.store.find(start[1])
+    key = current_service.store.find(key_id)
     if key is None or key.has_expired:
         return None
     return key if compare_digest(key.digest, digest(sent_key)) else None

@@ -106,8 +106,7 @@ def duration(text: str) -> int:
 def create_user(username: str, email: str, password_stdin: bool) -> None:
     """Create a user; asks for the password."""
     check_fields(username=username, email=email)
-    password_hash = passwords.hash_password(read_password(password_stdin))
-    users.create(username, email, password_hash)
+    users.create(username, email, passwords.hash_password(read_password(password_stdin)))
     say(f"User {username} was created.")
 
 
@@ -161,8 +160,8 @@ def rotate_key(key_id: str, grace: int) -> None:
 @click.argument("username", required=False)
 def list_keys(username: str | None) -> None:
     """List all keys, or those of one user."""
-    query = ApiKey.select(ApiKey, User.username).join(User).where(valid_keys(username))
-    print_rows(KEY_COLUMNS, query.order_by(User.id, ApiKey.created_at).objects())
+    keys = ApiKey.select(ApiKey, User.username).join(User).where(valid_keys(username))
+    print_rows(KEY_COLUMNS, keys.order_by(User.id, ApiKey.created_at).objects())
 
 
 @key_group.command("tier")
@@ -288,8 +287,7 @@ def valid_keys(username: str | None) -> Expression:
 
 def valid_key(key_id: str) -> ApiKey:
     """The valid key with this ID; a whole key, or its beginning, is accepted, too."""
-    if start := api_keys.KEY_START.match(key_id):
-        key_id = start[1]
+    key_id = api_keys.id_in(key_id) or key_id
     query = ApiKey.select(ApiKey, User).join(User).where(ApiKey.id == key_id, ApiKey.valid())
     return query.get_or_none() or fail("There is no valid key with this ID.")
 
@@ -297,8 +295,10 @@ def valid_key(key_id: str) -> ApiKey:
 def existing_tier(tier: str) -> str:
     tiers = current_service.settings.rate_limits
     if tier not in tiers:
-        advice = "If the service has others, set its RATE_LIMITS for the command, too."
-        fail(f"RATE_LIMITS has no tier {tier!r}, only {', '.join(tiers)}. {advice}")
+        fail(
+            f"RATE_LIMITS has no tier {tier!r}, only {', '.join(tiers)}. "
+            "If the service has others, set its RATE_LIMITS for the command, too."
+        )
     return tier
 
 

@@ -23,8 +23,10 @@ PLATFORM_HOPS = {
     "RAILWAY_ENVIRONMENT_NAME": "2",
 }
 # Pages show the address of an API in code: no character ends a string or a word of a shell.
-API_HOST = r"([A-Za-z0-9][A-Za-z0-9._~-]*|\[[0-9A-Fa-f:.]+\])(:[1-9][0-9]{0,4})?"
-API_ADDRESS = f"(https?://{API_HOST}(/[A-Za-z0-9._~:-]+)*)?"
+API_ADDRESS = (
+    r"(https?://([A-Za-z0-9][A-Za-z0-9._~-]*|\[[0-9A-Fa-f:.]+\])(:[1-9][0-9]{0,4})?"
+    "(/[A-Za-z0-9._~:-]+)*)?"
+)
 URL_FORMS = "sqlite:///FILE or postgresql://USER:PASSWORD@HOST/NAME (percent-encoded)"
 NEEDS_DRIVER = "PostgreSQL needs a driver: run `pip install -r requirements-postgres.txt`"
 SECRET_CHARACTERS = 16
@@ -88,8 +90,8 @@ def _postgres(url: str) -> str:
         parts = conninfo.conninfo_to_dict(url)
         # libpq's errors quote these parts. If the password has an unescaped @, / or ?, one of them
         # contains a piece of it: for user:pass@word@host, the host is `word@host`.
-        host, port, name = (str(parts.get(part, "")) for part in ("host", "port", "dbname"))
-        if "@" not in host + name and re.fullmatch("[0-9,]*", port):
+        names = str(parts.get("host")) + str(parts.get("dbname"))
+        if "@" not in names and re.fullmatch("[0-9,]*", str(parts.get("port", ""))):
             return url
     except (ProgrammingError, UnicodeError) as error:
         unknown = re.match(r'invalid URI query parameter: "\w+"', str(error))

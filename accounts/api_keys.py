@@ -13,7 +13,7 @@ from settings import MAX_KEYS
 from storage.database import transaction
 
 BASE62 = digits + ascii_letters
-KEY_START = re.compile(f"(?:{'|'.join(PREFIXES.values())})([{BASE62}]{{8}})")  # group 1: the ID
+KEY_START = re.compile(f"(?:{'|'.join(PREFIXES.values())})([{BASE62}]{{8}})")
 GRACE_SECONDS = 86400  # how long a rotated key stays valid
 KEY_IS_GONE = "There is no such key: it was revoked, or has expired."
 # The columns that a successor takes over.
@@ -39,9 +39,10 @@ def create_key(
         if key.nonce and (earlier := same_form.get_or_none()):
             raise AlreadyMade(earlier)
         if current_keys(user) >= most:
-            advice = f"You have {most} keys already. Revoke one first."
             raise InvalidInput(
-                key=advice if most else "Ask the operator of this service for a key."
+                key=f"You have {most} keys already. Revoke one first."
+                if most
+                else "Ask the operator of this service for a key."
             )
         return _store(key)
 
@@ -68,7 +69,7 @@ def rotate_key(
         new = ApiKey(**{name: getattr(old, name) for name in INHERITED})
         if old.expires_at:
             new.expires_at = now() + old.expires_at - old.created_at
-        older = predecessor(old)
+        older = predecessor(user, old)
         if older:
             # What either has used, or each of many rotations would give another allowance.
             new.reset, new.used = max((old.reset, old.used), (older.reset, older.used))
@@ -82,10 +83,9 @@ def rotate_key(
         return old, *_store(new)
 
 
-def predecessor(key: ApiKey) -> ApiKey | None:
-    """The key that this one has replaced, if it is still valid."""
-    is_it = (ApiKey.id == key.predecessor) & (ApiKey.user == key.user_id)
-    found: ApiKey | None = ApiKey.get_or_none(is_it, ApiKey.valid())
+def predecessor(user: User, key: ApiKey) -> ApiKey | None:
+    """The key that this one of the user has replaced, if it is still valid."""
+    found: ApiKey | None = ApiKey.get_or_none(is_own(user, key.predecessor), ApiKey.valid())
     return found
 
 
@@ -107,6 +107,15 @@ def _store(key: ApiKey) -> tuple[ApiKey, str]:
     if ApiKey.select().where(ApiKey.user == key.user_id, ApiKey.valid()).count() > MAX_KEYS:
         raise InvalidInput(key=f"A user can have {MAX_KEYS} keys. Revoke one first.")
     return key, secret
+
+
+def id_in(text: str) -> str | None:
+    """The ID in a key, or in the beginning of one; None if it begins otherwise."""
+    return found[1] if (found := KEY_START.match(text)) else None
+
+
+def has_right_checksum(key: str) -> bool:
+    return key[-6:] == checksum(key[:-6])
 
 
 def random_text(length: int) -> str:

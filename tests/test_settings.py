@@ -108,6 +108,7 @@ def test_each_app_in_a_process_has_its_own_settings(
         return object.__getattribute__(self, name)
 
     other = create_app(dataclasses.replace(config))
+    app.testing = other.testing = True
     monkeypatch.setattr(settings.Settings, "__getattribute__", record)
     for each in (app, other):
         for path in (*pages(app, "GET", "ada"), *ENDPOINTS):

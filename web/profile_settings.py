@@ -135,10 +135,14 @@ def create_key() -> ResponseReturnValue:
 def confirm_key_change(key_id: str, action: str) -> str:
     key = own_key(key_id)
     with db.connection_context():
-        older = api_keys.predecessor(key)
-    allowance = current_service.store.peek(key, auth.quota_of(key))
+        older = api_keys.predecessor(g.user, key)
     return render_template(
-        "change-key.html", action=action, key=key, older=older, total=allowance.total, graces=GRACES
+        "change-key.html",
+        action=action,
+        key=key,
+        older=older,
+        total=current_service.store.usage_of(key).total,
+        graces=GRACES,
     )
 
 

@@ -11,7 +11,7 @@ import pytest
 from flask import Flask
 
 import models
-from accounts.api_keys import KEY_START
+from accounts.api_keys import id_in
 
 COMMANDS = {  # KEY is the ID of the last key that was printed
     "user create": "bob bob@example.com --password-stdin",
@@ -53,6 +53,5 @@ def run_commands(
             finally:
                 models.db.initialize(connections)
         printed = capfd.readouterr()
-        found = KEY_START.match(printed.out)
-        key = found[1] if found else key
+        key = id_in(printed.out) or key
         yield name, printed.out + printed.err
