@@ -17,6 +17,7 @@ import gevent
 import pytest
 from flask import Flask
 from flask.testing import FlaskClient
+from gevent.event import Event
 from werkzeug.exceptions import TooManyRequests
 from werkzeug.test import TestResponse
 
@@ -225,6 +226,23 @@ def test_passwords_at_once_are_counted_before_they_are_hashed(
     monkeypatch.setattr(passwords, "verify_password", check)
     assert log_in_as(client, "ada").status_code == 303
     assert [answer.status_code for answer in answers] == [422] * 18 + [429] * 2
+
+
+def test_sixty_forms_at_most_wait_for_a_hash(app: Flask, monkeypatch: pytest.MonkeyPatch) -> None:
+    """More are not counted for their caller, and forms without a password go on."""
+    go_on = Event()
+    monkeypatch.setattr(passwords, "verify_password", lambda *_: not go_on.wait())
+    waiting = [gevent.spawn(attempt, app, caller, "ada") for caller in range(60)]
+    gevent.idle()
+    refused = [log_in_as(app.test_client(), "ada", "wrong") for _ in range(70)]
+    others = app.test_client().post("/log-out")
+    go_on.set()
+    assert {client.get() for client in waiting} == {422}
+    assert {(answer.status_code, answer.headers["Retry-After"]) for answer in refused} == {
+        (503, "3")
+    }
+    assert others.status_code == 303
+    assert log_in_as(app.test_client(), "ada", "wrong").status_code == 422
 
 
 @pytest.mark.parametrize("path", ["/sign-up", "/log-out", f"{SECURITY}/keys"])

@@ -8,7 +8,7 @@ from flask.typing import ResponseReturnValue
 from werkzeug.exceptions import abort
 
 from models import InvalidInput
-from web.throttles import FORMS, throttle_caller
+from web.throttles import FORMS, take_place, throttle_caller
 
 FORM_TYPE = "application/x-www-form-urlencoded"
 
@@ -29,10 +29,12 @@ def receive_form() -> None:
             "This form was sent from another site, so nothing was changed. If it was not, the "
             "proxy in front of this service must pass on the Host header as it is, with the port.",
         )
+    if kind == FORM_TYPE:
+        request.get_data()  # a form that is incomplete or late is refused before anything is done
+        take_place()
     throttle_caller(FORMS)
     if kind != FORM_TYPE:
         abort(415, f"A form must be sent as {FORM_TYPE}.")
-    request.get_data()  # a form that is incomplete or late is refused before anything is done
 
 
 def sent_from_here() -> bool:

@@ -1,7 +1,8 @@
 """Limits on expensive actions, for each caller, user and account; hashing within these limits."""
 
-from flask import request
-from werkzeug.exceptions import TooManyRequests
+from flask import Response, after_this_request, request
+from gevent.lock import BoundedSemaphore
+from werkzeug.exceptions import ServiceUnavailable, TooManyRequests
 
 from accounts import passwords
 from models import User
@@ -15,6 +16,20 @@ NEW_KEYS = Quota("new keys of a user", 30, 3600)
 PASSWORDS = Quota("passwords of a caller", 20, 60)
 PASSWORDS_FOR_ACCOUNT = Quota("passwords for an account", 100, 60)  # of all callers
 BUCKETS = 16384  # for each of these quotas
+places = BoundedSemaphore(60)  # of forms that wait for hashes, which takes 3 s
+
+
+def take_place() -> None:
+    """Let a form with a password wait; raises ServiceUnavailable if there are too many."""
+    if "password" not in request.form:
+        return
+    if not places.acquire(blocking=False):
+        raise ServiceUnavailable(retry_after=3)
+
+    @after_this_request
+    def free_place(response: Response) -> Response:
+        places.release()
+        return response
 
 
 def throttle(quota: Quota, *counted_for: object) -> None:
