@@ -209,6 +209,8 @@ class Case:
     keys: list[str]
     of: "Case | None" = None  # what its processor time is compared with
     path: str = TEST
+    origin: str = "http://127.0.0.1"
+    is_refused: bool = False
     rounds: list[list[float]] = field(default_factory=list)
 
     def measure(self, seconds: float = 2) -> list[float]:
@@ -216,12 +218,13 @@ class Case:
         file = self.server.folder / "keys"
         file.write_text("\n".join(self.keys))
         command = ["taskset", "-c", "1", "wrk", "-t1", "-c32", f"-d{seconds:.0f}s", "-s"]
-        command += [str(HERE / "wrk.lua"), f"http://127.0.0.1:{self.server.port}{self.path}"]
+        command += [str(HERE / "wrk.lua"), f"{self.origin}:{self.server.port}{self.path}"]
         before = self.server.processor_seconds()
         output = subprocess.check_output(command, env=os.environ | {"KEYS": str(file)}, text=True)
         spent = self.server.processor_seconds() - before
         rate, p50, p99, requests, errors = map(float, output.split("figures")[1].split())
-        assert not errors, f"{self.name}: {errors:.0f} of {requests:.0f} failed"
+        expected = requests if self.is_refused else 0
+        assert errors == expected, f"{self.name}: {errors:.0f} of {requests:.0f} failed"
         return [1e6 * spent / requests, rate, p50, p99]
 
 

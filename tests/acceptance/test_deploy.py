@@ -171,6 +171,9 @@ def test_proxy_passes_forms_sockets_and_addresses_but_logs_no_key(
             answer = client.answer()
             assert answer.status == 303, "Origin is compared with Host"
             assert "Secure" in answer.headers["Set-Cookie"], "X-Forwarded-Proto says https"
+        with tls(port, name=host) as client:
+            client.send(b"GET /log-in HTTP/1.0\r\n\r\n")  # as simple health checks do
+            assert name != "nginx.conf" or client.answer().status == 200
         with tls(port, "127.0.0.2", host) as one, tls(port, "127.0.0.3", host) as other:
             for client in (one, other):  # each address may have one
                 assert client.handshake(ECHO, {"Host": host}).status == 101
