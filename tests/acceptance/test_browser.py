@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from auth import INVALID_KEY
+from conftest import StartServer
 from helpers.browsers import CONTROL, Browser, Chromium, Firefox, WebKit, find_program
 from helpers.paths import ECHO, ME, PROFILE, PROTECTED, PUBLIC, SECURITY, TEST, TIME, YEAR
 from helpers.server import REPOSITORY, Server
@@ -346,8 +347,35 @@ def test_no_state_is_cut_off_and_axe_finds_nothing(
     page.emulate_media(color_scheme=scheme)
     found = {}
     for state in states(page, server):
-        page.evaluate(AXE.read_text())
-        violations = page.evaluate("axe.run()")["violations"]
-        nodes = [(rule["id"], node["html"]) for rule in violations for node in rule["nodes"]]
-        found[state] = [*page.evaluate(FAULTS), *nodes]
+        found[state] = faults(page)
     assert {state: nodes for state, nodes in found.items() if nodes} == {}
+
+
+def faults(page: Page) -> list[Any]:
+    page.evaluate(AXE.read_text())
+    violations = page.evaluate("axe.run()")["violations"]
+    nodes = [(rule["id"], node["html"]) for rule in violations for node in rule["nodes"]]
+    return [*page.evaluate(FAULTS), *nodes]
+
+
+@pytest.mark.skipif(not AXE.exists(), reason=f"no axe-core: {AXE} does not exist; set AXE to it")
+def test_pages_of_a_guarded_api_lead_to_it_and_never_call_it(
+    page: Page, start_server: StartServer
+) -> None:
+    server = start_server(API_URL="https://api.example.com/v1", SITE_NAME="Weather API")
+    asked: list[str] = []
+    page.on("request", lambda request: asked.append(request.url))
+    page.set_viewport_size({"width": 360, "height": 800})
+    page.goto(server.url)
+    command = page.get_by_role("group", name="Shell code")
+    expect(command).to_have_text('curl -H "X-API-Key: $KEY" https://api.example.com/v1')
+    assert bottom(command) <= 800
+    assert faults(page) == []
+    person = Chromium(page)
+    sign_up(person, server)
+    make_key(person)
+    expect(command).to_have_text('curl -H "X-API-Key: $KEY" https://api.example.com/v1')
+    assert faults(page) == []
+    person.click("Console")
+    expect(page.get_by_role("region", name=f"GET {YEAR}")).to_contain_text("200 OK")
+    assert not [url for url in asked if not url.startswith(server.url)]
