@@ -233,6 +233,25 @@ def test_times_of_deployments_are_those_of_the_service() -> None:
     assert seconds == (str(SEND_SECONDS), str(lost)), "edit SECURITY.md: seconds"
 
 
+def test_numbers_of_deployments_are_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For the sockets, for the longest wait, and for connections that nobody closes too soon."""
+    files = {path.name: path.read_text() for path in (REPOSITORY / "deploy").iterdir()}
+    (limit,) = re.findall(r"\nLimitNOFILE=(\d+)", files["demo-service.service"])
+    monkeypatch.setattr("resource.getrlimit", lambda _: (int(limit), int(limit)))
+    most = settings.load({}).max_sockets
+    assert settings.max_websockets() >= most, "edit LimitNOFILE in deploy/demo-service.service"
+    assert int(re.findall(r"soft_limit = (\d+)", files["fly.toml"])[0]) >= most
+    text = "".join(files.values())
+    idle = re.findall(r"keepalive(?:_timeout)? (\d+)s", text)
+    assert idle == ["60"] * 4, "each proxy less than the 100 s of gunicorn.conf.py"
+    waits = re.findall(r"(?:_header|proxy_read)_timeout (\d+)(?:s|h);?\n", files["gate.Caddyfile"])
+    waits += re.findall(r"proxy_(?:read|send)_timeout (\w+);", files["gate.nginx.conf"])
+    assert waits == ["9", "1h", "1h", "9s"], "more than the 8 s that an answer may take"
+    for name in ("nginx.conf", "gate.nginx.conf"):
+        for site in files[name].split("\nserver {")[1:]:
+            assert "access_log " in site, f"{name}: say where this server logs: {site[:100]}"
+
+
 @pytest.mark.parametrize(
     ("name", "kept"),
     [
