@@ -239,6 +239,7 @@ class WebSocket:
                 if isinstance(event, events.Pong) and self._awaits_pong:
                     self._awaits_pong = False
                     self.ping_deadline = time.monotonic() + PING_SECONDS
+                    continue  # it was asked for, so it needs no turn of its own
                 yield event
                 gevent.sleep(TURN_SECONDS)
                 if self.code:
