@@ -47,8 +47,8 @@ def measure(server: Server, count: int, seconds: float) -> str:
             client = stack.enter_context(RawSocket(server.port))
             assert client.handshake(f"{TIME}?api_key={key}", COMPRESSED).status == 101
             selector.register(client.sock, selectors.EVENT_READ, client)
-            if number % 500 == 0 or number == count:
-                updates(selector, 1)  # also answers pings
+            if number % 100 == 0 or number == count:
+                updates(selector, 0.2)  # also answers pings
         spent = server.processor_seconds()
         with ThreadPoolExecutor() as threads:
             asked = threads.submit(waits, server.port, key, int(100 * seconds))
