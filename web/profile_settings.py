@@ -160,7 +160,8 @@ def rename_key(key_id: str) -> ResponseReturnValue:
 def rotate_key(key_id: str) -> ResponseReturnValue:
     grace = GRACES[form_option("grace", GRACES)]
     throttle(NEW_KEYS, g.user.id)
-    current_service.store.save()  # the successor goes on with what is stored
+    if current_service.settings.sqlite:  # PostgreSQL already has what the successor goes on with
+        current_service.store.save()
     old, key, secret = api_keys.rotate_key(g.user, key_id, grace)
     return render_template("key.html", key=key, secret=secret, old=old)
 

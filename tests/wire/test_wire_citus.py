@@ -62,9 +62,14 @@ def test_everything_that_a_user_does(server: Server) -> None:
         assert server.ask(path, X_API_Key=key).status == 200
     for path in (SECURITY, PROFILE, f"{KEYS}/{key[8:16]}/rotate"):
         assert server.ask(path, Cookie=cookie).status == 200
-    successor = server.flask("key", "rotate", key[8:16], "--grace", "0").strip()
+    assert server.flask("usage").startswith(f"{key[8:16]}\tada\tci\t")
+    lost = server.flask("key", "rotate", key[8:16]).strip()
+    seen = server.flask("key", "rotate", lost[8:16]).strip()
+    assert server.ask(ME, X_API_Key=seen).json()["api_key_count"] == 2
+    successor = server.flask("key", "rotate", seen[8:16], "--grace", "0").strip()
     assert server.ask(ME, X_API_Key=successor).json()["api_key_count"] == 1
-    assert server.ask(TEST, X_API_Key=key).status == 401
+    asked = {server.ask(TEST, X_API_Key=each).status for each in (key, lost, seen)}
+    assert asked == {401}
     assert server.flask("key", "list").count("\n") == 1
     with RawSocket(server.port) as client:
         client.open(f"{TIME}?api_key={successor}")
