@@ -18,6 +18,7 @@ import pytest
 from flask import Flask
 from flask.testing import FlaskClient
 from gevent.event import Event
+from markupsafe import escape
 from werkzeug.exceptions import TooManyRequests
 from werkzeug.test import TestResponse
 
@@ -54,9 +55,12 @@ EVIL = {"username": "mallory", "email": "m@example.com", "password": "chosen by 
 # What fields are sent with that are empty, and what somebody might send instead.
 TYPED = {"username": "bob", "email": "bob@example.com", "password": PASSWORD, "current": PASSWORD}
 TYPED |= {"confirmed": "ada"}
+TYPED_IN = r'<(?:input|textarea)(?![^>]*"(?:hidden|radio|password)")([^>]*) name="(\w+)"([^>]*)>'
+PASSWORDS_ONLY = {"/log-in", f"{SECURITY}/password", f"{PROFILE}/delete"}  # keep nothing
 MARKUP = "<i>\"&'"
 ALLOWED_MARKUP = ("<i>@example.com", "https://example.com/<i>", "<i>long enough")  # by some rules
-WRONG = ("", "-1", "\u00b2", "9" * 30, "x" * 300, "a\tb", "\0", MARKUP, *ALLOWED_MARKUP)
+LONG = "x" * 300
+WRONG = ("", "-1", "\u00b2", "9" * 30, LONG, "a\tb", "\0", MARKUP, *ALLOWED_MARKUP)
 
 ADVICE = "form_option, or FIELD_RULES and @show_errors_on"
 
@@ -637,11 +641,13 @@ def test_no_value_of_a_field_makes_a_page_fail_and_all_are_shown_as_text(
     """Each field of each form, one at a time; and no form sets what it does not show."""
     headers = {"X-API-Key": secret_in(create_key(ada, MARKUP))}
     before = snapshot()
-    found = {}
+    found, typed_in = {}, dict[str, bool]()  # by name, whether it is required
     for user in ("", "ada"):
         for path in routes(app, "GET"):
             page = browser_of(app, user).get(path, follow_redirects=True, buffered=True)
             found.update({to: (user, fields) for to, fields in forms_of(page).items()})
+            for start, name, rest in re.findall(TYPED_IN, page.text):
+                typed_in[name] = typed_in.get(name, False) or " required" in start + rest
     for to, (user, fields) in found.items():
         for name, value in (("", ""), *product(fields, WRONG)):
             browser = browser_of(app, user)
@@ -651,6 +657,12 @@ def test_no_value_of_a_field_makes_a_page_fail_and_all_are_shown_as_text(
             assert is_taken or name or to == "/log-in", (
                 f"{to} refuses {fields}: add what it takes to TYPED in tests/test_web.py"
             )
+            may_be_empty = not typed_in.get(name, True)
+            assert is_taken or value or not may_be_empty, f"{to}: {name} is required, or optional"
+            if answers[0].status_code == 422 and to not in PASSWORDS_ONLY:
+                others = fields.keys() & typed_in.keys() - ({name} if value != LONG else set())
+                lost = [each for each in others if escape(data[each]) not in answers[0].text]
+                assert not lost, f"{to}: show what was typed as {lost} again"
             stored = [each.values() for kept in snapshot().values() for each in kept]
             if is_taken and any(value in str(text) for texts in stored for text in texts):
                 for path in (*routes(app, "GET"), *ENDPOINTS):
