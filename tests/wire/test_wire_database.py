@@ -10,7 +10,7 @@ import pytest
 
 from conftest import StartServer
 from helpers.load import Load, accepted
-from helpers.paths import TEST, TIME
+from helpers.paths import PROTECTED, STATS, TEST, TIME
 from helpers.rawsocket import RawSocket
 from helpers.server import eventually, listens, newer_version, patience, serve_command, writing
 
@@ -142,6 +142,22 @@ class TestEither:
         replies = Load(server.port, server.new_key(), connections=64, requests=1500).join()
         assert {reply.status for reply in replies} == {200, 429}
         assert sorted(reply.remaining for reply in accepted(replies)) == list(range(1000))
+
+    def test_what_was_used_up_is_used_up_after_a_restart(self, start_server: StartServer) -> None:
+        """Of each tier, and of an endpoint with a limit of its own of up to 30 requests."""
+        tiers = ("free", "five", "much")
+        server = start_server(RATE_LIMITS="free=20/day,five=5/day,much=10000/day")
+        asked = [(path, server.new_key(tier=tier)) for path in PROTECTED for tier in tiers]
+        refused = {
+            (path, key)
+            for path, key in asked
+            if [server.ask(path, X_API_Key=key).status for _ in range(31)][-1] != 200
+        }
+        assert len(refused) >= 2 * len(set(PROTECTED) - {STATS})
+        server.stop()
+        server.start()
+        still = {each for each in asked if server.ask(each[0], X_API_Key=each[1]).status != 200}
+        assert still == refused, "keep what is counted in a column, or in a table"
 
     @pytest.mark.ci
     def test_new_column_is_one_line(self, start_server: StartServer, tmp_path: Path) -> None:
