@@ -30,7 +30,7 @@ def create_key(
     """Store a new key; returns its row, and the key itself, which is stored nowhere.
 
     Other columns may be given: `tier`, `expires_at`, `nonce`. Raises InvalidInput, also if the user
-    has as many keys as `most` says, Changed, and AlreadyMade if a key of the user has this nonce.
+    would have more keys than `most`; Changed; and AlreadyMade if a key of the user has this nonce.
     """
     check_fields(name=name, type=type)
     key = ApiKey(user=user, name=name, type=type, **columns)
@@ -38,27 +38,21 @@ def create_key(
         same_form = user.keys.where(ApiKey.nonce == key.nonce, ApiKey.valid())
         if key.nonce and (earlier := same_form.get_or_none()):
             raise AlreadyMade(earlier)
-        if current_keys(user) >= most:
-            raise InvalidInput(
-                key=f"You have {most} keys already. Revoke one first."
-                if most
-                else "Ask the operator of this service for a key."
-            )
-        return _store(key)
+        return _store(key, most)
 
 
 def rotate_key(
     user: User, key_id: str, grace_seconds: int = GRACE_SECONDS
 ) -> tuple[ApiKey, ApiKey, str]:
-    """Store a successor to a key of the user; returns the row of the key that it replaces, its own
-    row, and the new key itself.
+    """Store a successor to a key of the user.
 
-    The successor has the same name, type, tier and lifetime, and goes on with the window as it was
-    last saved. The old key ends after the grace period, or when it expires, if that is earlier.
+    Returns the row of the key that it replaces, its own row, and the new key itself. The successor
+    has the same name, type, tier and lifetime, and goes on with the window as it was last saved.
+    The old key ends after the grace period, or when it expires, if that is earlier.
 
-    Only one other key stays valid. So if the key itself has replaced an older one that is still
-    valid, the older one ends. But if the key was never used, perhaps because nobody has seen it, it
-    ends itself, and the older one keeps its time. Raises InvalidInput and Changed.
+    Only one other key stays valid. So if the key had itself replaced an older one, that one ends.
+    But if the key was never used, perhaps because nobody has seen it, the key itself ends, and the
+    older one keeps its time. Raises InvalidInput and Changed.
     """
     with transaction(user):
         # The update comes before the read, because it locks the row.
@@ -69,14 +63,12 @@ def rotate_key(
         new = ApiKey(**{name: getattr(old, name) for name in INHERITED})
         if old.expires_at:
             new.expires_at = now() + old.expires_at - old.created_at
-        older = predecessor(user, old)
-        if older:
+        if older := predecessor(user, old):
             # What either has used, or each of many rotations would give another allowance.
             new.reset, new.used = max((old.reset, old.used), (older.reset, older.used))
-            (older if old.total else old).delete_instance()
-        if older and not old.total:
-            old = older
-        else:
+            ended, old = (older, old) if old.total else (old, older)
+            ended.delete_instance()
+        if old.id == key_id:  # an older one keeps its time
             old.expires_at = min(old.expires_at or math.inf, now() + grace_seconds)
             old.save(only=["expires_at"])
         new.predecessor = old.id
@@ -89,14 +81,12 @@ def predecessor(user: User, key: ApiKey) -> ApiKey | None:
     return found
 
 
-def current_keys(user: User) -> int:
-    """How many valid keys a user has, without those that another one of them has replaced."""
-    pairs = user.keys.where(ApiKey.valid()).select(ApiKey.id, ApiKey.predecessor).tuples()
-    return len({key_id for key_id, _ in pairs} - {replaced for _, replaced in pairs})
+def _store(key: ApiKey, most: int = MAX_KEYS) -> tuple[ApiKey, str]:
+    """Store a key, in a transaction of its user.
 
-
-def _store(key: ApiKey) -> tuple[ApiKey, str]:
-    """Store a key, in a transaction of its user."""
+    Of the keys that a user may have, those that another valid key has replaced don't count; but all
+    together are at most MAX_KEYS.
+    """
     if key.has_expired:
         raise InvalidInput(key="This key would have expired already.")
     key.id = random_text(8)
@@ -104,8 +94,11 @@ def _store(key: ApiKey) -> tuple[ApiKey, str]:
     secret += checksum(secret)
     key.digest = digest(secret)
     key.save(force_insert=True)
-    if ApiKey.select().where(ApiKey.user == key.user_id, ApiKey.valid()).count() > MAX_KEYS:
-        raise InvalidInput(key=f"A user can have {MAX_KEYS} keys. Revoke one first.")
+    keys = ApiKey.select(ApiKey.id, ApiKey.predecessor)
+    replaced = dict(keys.where(ApiKey.user == key.user_id, ApiKey.valid()).tuples())
+    if len(replaced) > MAX_KEYS or len(replaced.keys() - replaced.values()) > most:
+        advice = f"A user can have {most} keys. Revoke one first."
+        raise InvalidInput(key=advice if most else "Ask the operator of this service for a key.")
     return key, secret
 
 

@@ -422,7 +422,7 @@ def test_keys_of_a_user_are_as_many_as_the_operator_allows(ada: FlaskClient) -> 
     other = secret_in(create_key(ada))[8:16]
     refused = create_key(ada)
     assert (refused.status_code, count()) == (422, 3)
-    assert "You have 2 keys already. Revoke one first." in refused.text
+    assert "A user can have 2 keys. Revoke one first." in refused.text
     api_keys.create_key(stored_user("ada"), "by the operator")
     assert create_key(ada).status_code == 422
     ada.post(f"{KEYS}/{other}/revoke")
