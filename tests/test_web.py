@@ -878,6 +878,7 @@ def test_console_shows_what_is_added_to_the_descriptions(app: Flask, client: Fla
     listed, _, apart = page.partition("<h2>Billing</h2>")
     assert "For <code>money</code>." in apart
     assert ("/api/v1/invoices" in listed, "/api/v1/invoices" in apart) == (False, True)
+    assert re.search(r'{\n  "year": \d+,\n  "message"', page), "as the API sends it"
     rows = dict(re.findall("<dt>(.*?)</dt>\\s*<dd>(.*?)</dd>", page))
     assert rows['<span class="chip">409</span> <code>conflict</code>'] == "Why. What."
     assert (
