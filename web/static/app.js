@@ -296,17 +296,6 @@ for (const entry of document.querySelectorAll(".socket")) new SocketEntry(entry)
 for (const entry of document.querySelectorAll("[data-live]")) send(entry);
 source?.addEventListener("focus", () => source.select()); // to copy it, or to replace it
 
-// Browsers open what an anchor leads to, but not all of them.
-function openTarget() {
-  const target = document.getElementById(location.hash.slice(1));
-  const details = target?.closest("details:not([open])");
-  if (!details) return;
-  details.open = true;
-  target.scrollIntoView();
-}
-addEventListener("hashchange", openTarget);
-openTarget();
-
 const environment = document.getElementById("environment"); // on the console only
 const NAMED = /\$KEY"|os\.environ\["KEY"\]|process\.env\.KEY/g;
 const examples = environment ? [...document.querySelectorAll("[data-language] code")] : [];
