@@ -79,6 +79,7 @@ def nginx(folder: Path, name: str, port: int, changes: dict[str, str]) -> list[s
     kinds = ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
     paths = " ".join(f"{kind}_temp_path {folder}/{kind};" for kind in kinds)
     paths += " underscores_in_headers on;"  # which the gate has to turn off
+    paths += " ssl_protocols TLSv1.3;"  # as some operators do
     (folder / "main.conf").write_text(
         f"daemon off; master_process off; pid {folder}/pid; error_log stderr;\n"
         f"events {{}}\nhttp {{ {paths} include {folder}/site.conf; }}\n"
