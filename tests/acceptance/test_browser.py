@@ -271,6 +271,7 @@ def test_chosen_shows_in_forced_colours(page: Page, server: Server) -> None:
     tabs = page.get_by_label("Profile Settings", exact=True).get_by_role("link")
     assert style(tabs.first, "borderBottomWidth") != style(tabs.last, "borderBottomWidth")
     page.goto("/")
+    assert page.evaluate("CSS.highlights.size") == 0, "code would look selected"
     labels = page.get_by_label("Language of the code").locator("label")
     assert style(labels.first, "backgroundColor") != style(labels.last, "backgroundColor")
 

@@ -160,7 +160,8 @@ const TOKEN = new RegExp(
 
 /** Colour code and JSON in place: the elements, and so what is copied or read aloud, stay as they are. */
 function colour() {
-  if (!CSS.highlights) return;
+  // In forced colours, all of it would look selected.
+  if (!CSS.highlights || matchMedia("(forced-colors: active)").matches) return;
   const found = { name: new Highlight(), string: new Highlight(), value: new Highlight() };
   for (const element of document.querySelectorAll("pre:not(.headers)")) {
     const nodes = textNodes(element);
