@@ -35,7 +35,7 @@ class Service(Flask):
         super().__init__(name, static_folder="web/static")
         self.settings = settings
         self.is_demo = is_demo
-        self.store: KeyStore = backend(settings).key_store(settings.database_url)
+        self.store: KeyStore = backend(settings).Store(settings.database_url)
         self.secret_key = settings.secret_key
         self.before_request(check_request)
         self.json.ensure_ascii = self.json.sort_keys = False  # type: ignore[attr-defined]

@@ -1,10 +1,10 @@
 """The choice of database, and its connections, transactions and tables."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any
 
-from peewee import Database, Model, PeeweeException, PostgresqlDatabase, SchemaManager
+from peewee import Model, PeeweeException, PostgresqlDatabase, SchemaManager
 from playhouse.migrate import SchemaMigrator
 
 from models import TABLES, Changed, User, db
@@ -18,25 +18,22 @@ from storage.outage import reason_of
 ONE_AT_A_TIME = "SELECT pg_advisory_xact_lock(20261121); SET LOCAL lock_timeout = '20ms'"
 
 
-class Backend(NamedTuple):
-    """The classes for a database; each is called with `settings.database_url`."""
+def backend(settings: Settings) -> Any:
+    """The module of the database, whose three classes take `settings.database_url`.
 
-    key_store: Callable[[Any], KeyStore]  # for the API
-    page_database: Callable[[Any], Database]  # for pages
-    command_database: Callable[[Any], Database]  # for commands, whose queries may wait
-
-
-def backend(settings: Settings) -> Backend:
+    They are Store for the API, PageDatabase for pages, and CommandDatabase for commands, whose
+    queries may wait.
+    """
     if settings.sqlite:
-        return Backend(sqlite.SqliteKeyStore, sqlite.PageDatabase, sqlite.CommandDatabase)
+        return sqlite
     from storage import postgres  # here, because its driver is optional
 
-    return Backend(postgres.PostgresKeyStore, postgres.PageDatabase, postgres.CommandDatabase)
+    return postgres
 
 
 def open_database(settings: Settings) -> None:
     """Configure the connections of pages, but do not connect yet."""
-    db.initialize(backend(settings).page_database(settings.database_url))
+    db.initialize(backend(settings).PageDatabase(settings.database_url))
 
 
 @contextmanager
@@ -45,7 +42,7 @@ def command_connection(settings: Settings) -> Iterator[None]:
 
     For commands only: in the service, one waiting query would hold up every request.
     """
-    db.initialize(backend(settings).command_database(settings.database_url))
+    db.initialize(backend(settings).CommandDatabase(settings.database_url))
     with db.connection_context():
         yield
 
@@ -79,7 +76,7 @@ def prepare_database(settings: Settings, is_service: bool = False) -> None:
             sqlite.check_file(settings.sqlite)
             if is_service:
                 sqlite.lock(settings.sqlite)
-        database = backend(settings).command_database(settings.database_url)
+        database = backend(settings).CommandDatabase(settings.database_url)
         with database.connection_context():
             create_missing(database)
     except (OSError, PeeweeException) as error:

@@ -197,7 +197,7 @@ class PageDatabase(RollbackMixin, PostgresqlDatabase):
         self._pool.close(timeout=0)
 
 
-class PostgresKeyStore(KeyStore):
+class Store(KeyStore):
     """A KeyStore that any number of processes share."""
 
     def __init__(self, url: str) -> None:

@@ -108,7 +108,7 @@ class CommandDatabase(RollbackMixin, SqliteDatabase):
         super().__init__(uri(file), timeout=COMMAND_SECONDS, **PAGE_OPTIONS)
 
 
-class SqliteKeyStore(KeyStore):
+class Store(KeyStore):
     """A KeyStore of one process. The usage of a key is its row, plus what the Limiter has counted.
 
     `hit` and `save` must never yield to another greenlet: each is one step for all the others.

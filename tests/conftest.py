@@ -37,8 +37,8 @@ from helpers.server import REPOSITORY, Server
 from models import User
 from ratelimit import Limiter
 from service.application import Service
+from storage import sqlite
 from storage.database import prepare_database
-from storage.sqlite import SqliteKeyStore
 from web import throttles
 
 # Beside the defaults, tiers small enough to use up.
@@ -102,7 +102,7 @@ def groups(item: pytest.Item) -> set[str]:
 @pytest.fixture(autouse=True)
 def nothing_waits_while_sqlite_is_locked() -> Iterator[None]:
     """Other greenlets would find the file locked, or only a part of what was counted."""
-    one_step = {SqliteKeyStore.hit.__code__, SqliteKeyStore.save.__code__}
+    one_step = {sqlite.Store.hit.__code__, sqlite.Store.save.__code__}
     found = []
 
     def trace(event: str, greenlets: Any) -> None:

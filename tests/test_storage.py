@@ -57,7 +57,7 @@ in_postgres = pytest.mark.parametrize("place", [POSTGRES], indirect=True)
 
 @pytest.fixture
 def store(place: Settings) -> Iterator[KeyStore]:
-    opened: KeyStore = backend(place).key_store(place.database_url)
+    opened: KeyStore = backend(place).Store(place.database_url)
     yield opened
     opened.close()
 
@@ -178,7 +178,7 @@ def test_owner_comes_with_the_number_of_valid_keys(store: KeyStore, new_id: NewI
 
 def test_what_a_page_stores_is_on_the_disk_whatever_the_database_says(cluster: Cluster) -> None:
     settings = load({"DATABASE_URL": cluster.new_database(synchronous_commit="off")})
-    database = backend(settings).page_database(settings.database_url)
+    database = backend(settings).PageDatabase(settings.database_url)
     with database.connection_context():
         assert database.execute_sql("SHOW synchronous_commit").fetchall() == [("on",)]
     database.close_all()
