@@ -39,7 +39,7 @@ from ratelimit import Limiter
 from service.application import Service
 from storage import sqlite
 from storage.database import prepare_database
-from web import throttles
+from web import forms
 
 # Beside the defaults, tiers small enough to use up.
 TIERS = "pro=10000/hour,free=1000/hour,five=5/day,once=1/day"
@@ -140,7 +140,7 @@ def app(
     cheap = partial(generate_password_hash, method="scrypt:128:8:1")
     monkeypatch.setattr(passwords, "generate_password_hash", cheap)
     monkeypatch.setattr(passwords, "UNMATCHABLE_HASH", cheap("known to nobody"))
-    monkeypatch.setattr(throttles, "BUCKETS", 10**12)  # so that no two names share one by chance
+    monkeypatch.setattr(forms, "BUCKETS", 10**12)  # so that no two names share one by chance
     prepare_database(config)
     made = create_app(config)
     connections = models.db.obj  # a command uses another one

@@ -11,7 +11,7 @@ from flask.testing import FlaskClient
 from helpers.paths import TEST
 from helpers.server import random_key
 from service.application import Service
-from web import throttles
+from web import forms
 from ws.open_sockets import open_sockets_of
 
 CACHE: Any = type(lru_cache(len))
@@ -44,7 +44,7 @@ def containers() -> dict[int, tuple[int, Any]]:
 
 
 def test_nothing_of_strangers_is_kept(app: Service, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(throttles, "BUCKETS", 50)  # which are soon all in use
+    monkeypatch.setattr(forms, "BUCKETS", 50)  # which are soon all in use
     client = app.test_client(use_cookies=False)
     for number in range(MANY):  # bounded caches fill
         knock(client, number)

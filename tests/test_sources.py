@@ -18,9 +18,9 @@ RULES = {
         ["settings.py", "app.py", "server/lifecycle.py", "server/demo.py"],
     ),
     # Commands and the demo, in which nobody guesses, do without.
-    "hash passwords by the functions of web/throttles.py": (
+    "hash passwords by the functions of web/forms.py": (
         r"\b(hash|verify)_password\(",
-        ["web/throttles.py", "accounts/passwords.py", "cli.py", "server/demo.py"],
+        ["web/forms.py", "accounts/passwords.py", "cli.py", "server/demo.py"],
     ),
     # psycopg writes them as %s; KeyStore._query replaces them.
     "ask by peewee's methods, because PostgreSQL has no ? in SQL": (

@@ -42,9 +42,8 @@ from helpers.paths import (
 from helpers.stored import HIDDEN, add_hidden_user, change, count, hidden_rows, row, snapshot
 from models import DAY, ApiKey, HourlyUsage, User
 from ratelimit import Limiter
-from service import request_checks
+from service import request_checks, timestamps
 from service.application import Service
-from web import filters
 
 PASSWORD = secrets.token_urlsafe()
 SECRET = re.compile(r"sk_(?:live|test)_\w{8}_\w{38}")
@@ -513,7 +512,7 @@ def test_key_ends_when_it_was_told_to(ada: FlaskClient) -> None:
     ],
 )
 def test_moments_are_told_in_words(seconds: float, words: str) -> None:
-    assert filters.relative_time(models.now() + seconds) == words
+    assert timestamps.relative_time(models.now() + seconds) == words
 
 
 def test_list_says_when_a_key_was_last_used(ada: FlaskClient) -> None:

@@ -22,9 +22,17 @@ from models import (
 )
 from ratelimit import tiers_for_users
 from service.application import current_service
-from web.forms import form_option, form_text, redirect_with_message, show_errors_on
-from web.sessions import password_mark, require_log_in
-from web.throttles import NEW_KEYS, hash_throttled, throttle, verify_throttled
+from web.forms import (
+    NEW_KEYS,
+    form_option,
+    form_text,
+    hash_throttled,
+    redirect_with_message,
+    show_errors_on,
+    throttle,
+    verify_throttled,
+)
+from web.log_in import password_mark, require_log_in
 
 LIFETIMES = {
     "never": 0,

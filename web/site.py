@@ -12,11 +12,10 @@ from ratelimit import UNIT_NAMES, Limiter
 from service.application import Service
 from service.problems import title_of
 from service.responses import is_api
-from service.timestamps import date_time, display
+from service.timestamps import date_time, display, duration, relative_time
 from web import console, log_in, profile_settings
-from web.filters import duration, relative_time
 from web.forms import receive_form, redirect_with_message
-from web.sessions import PageSessions, load_user
+from web.log_in import PageSessions, load_user
 
 SECURITY_HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
