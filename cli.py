@@ -225,7 +225,7 @@ def backup(file: str) -> None:
         unfinished.touch(mode=0o600)  # SQLite fills an empty file, and keeps its mode
         try:
             db.execute_sql("VACUUM INTO ?", (str(unfinished),))
-            os.link(unfinished, path)  # a rename would replace a file of that name
+            give_name(unfinished, path)
         except FileExistsError:
             fail(f"{path} exists, and is not replaced")
         except (PeeweeException, OSError) as error:  # the disk is full, for example
@@ -233,11 +233,21 @@ def backup(file: str) -> None:
     say(f"The database was copied to {path}.")
 
 
+def give_name(unfinished: Path, path: Path) -> None:
+    """Rename a file; raises FileExistsError instead of replacing another one."""
+    try:
+        os.link(unfinished, path)
+    except OSError:  # the file system has no hard links, for example
+        if os.path.lexists(path):
+            raise FileExistsError from None
+        unfinished.rename(path)
+
+
 def read_password(from_stdin: bool) -> str:
     if not sys.stdin:
         fail("standard input is closed, so there is no password to read")
     if from_stdin:
-        return sys.stdin.buffer.readline().decode().rstrip("\r\n")
+        return sys.stdin.buffer.readline().decode("utf-8-sig").rstrip("\r\n")  # without a BOM
     prompt = "Password (10 or more characters)"
     return str(click.prompt(prompt, hide_input=True, confirmation_prompt=True))
 

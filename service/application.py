@@ -33,6 +33,7 @@ class Service(Flask):
 
     def __init__(self, name: str, settings: Settings, is_demo: bool = False) -> None:
         super().__init__(name, static_folder="web/static")
+        self.config["DEBUG"] = False  # FLASK_DEBUG would change bodies: indent JSON, quote forms
         self.settings = settings
         self.is_demo = is_demo
         self.store: KeyStore = backend(settings).Store(settings.database_url)

@@ -18,6 +18,7 @@ from helpers.clock import Clock
 from helpers.paths import ECHO, GATE, ME, PROTECTED, STATS, STATUS, TEST, TIME, YEAR
 from helpers.rawsocket import Answer
 from helpers.server import Server, eventually, patience, random_key
+from settings import Settings
 
 
 @dataclasses.dataclass(eq=False)
@@ -50,6 +51,16 @@ def get(server: Server, path: str, **headers: str) -> Any:
     answer = server.ask(path, **headers)
     assert (answer.status, answer.headers["Content-Type"]) == (200, "application/json")
     return answer.json()
+
+
+def test_bodies_are_the_same_with_flask_debug(
+    client: FlaskClient, config: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FLASK_DEBUG", "1")
+    debugged = service.create_app(config).test_client()
+    for path in (STATUS, TEST, "/api/nowhere"):
+        assert debugged.get(path).data == client.get(path).data
+    assert not debugged.application.debug
 
 
 def test_year(client: FlaskClient, monkeypatch: pytest.MonkeyPatch) -> None:

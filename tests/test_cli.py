@@ -2,6 +2,7 @@
 
 import contextlib
 import csv
+import errno
 import os
 import re
 import secrets
@@ -14,6 +15,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 from click.testing import Result
@@ -68,13 +70,14 @@ def refused(result: Result) -> str:
     return result.stderr.removeprefix("Error: ").rstrip("\n")
 
 
-@pytest.mark.parametrize("end", ["", "\n", "\r\n"])
-def test_password_may_come_from_stdin(cli: FlaskCliRunner, end: str) -> None:
+@pytest.mark.parametrize(("bom", "end"), [("", ""), ("", "\n"), ("\ufeff", "\r\n")])
+def test_password_may_come_from_stdin(cli: FlaskCliRunner, bom: str, end: str) -> None:
+    """With what PowerShell sends before it, and Windows after it."""
     create = ["user", "create", "ada", "ada@example.com", "--password-stdin"]
     assert done(cli.invoke(args=create, input="a" * 10), "User ada was created.") == ""
     said = "The password of ada was changed, and all their sessions have ended."
     change = ["user", "password", "ADA", "--password-stdin"]
-    assert done(cli.invoke(args=change, input=f" {PASSWORD} é {end}"), said) == ""
+    assert done(cli.invoke(args=change, input=f"{bom} {PASSWORD} é {end}"), said) == ""
     assert passwords.verify_password(users.find_user("ada"), f" {PASSWORD} é ")
 
 
@@ -292,10 +295,13 @@ def test_command_that_waits_for_its_reader_keeps_nobody_from_storing(
     assert row(made).name == "ci"
 
 
+@pytest.mark.parametrize("code", [0, errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS])
 def test_backup_is_whole_and_private_and_replaces_nothing(
-    cli: FlaskCliRunner, key: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    cli: FlaskCliRunner, key: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
 ) -> None:
-    """Its name is a path, even if it looks like a URI."""
+    """Its name is a path, even if it looks like a URI. Not each file system has hard links."""
+    if code:
+        monkeypatch.setattr(os, "link", mock.Mock(side_effect=OSError(code, "no hard links")))
     copy, link = tmp_path / "file:copy.db", tmp_path / "link.db"
     link.symlink_to(tmp_path / "nothing.db")
     monkeypatch.chdir(tmp_path)
@@ -316,6 +322,7 @@ def test_backup_is_whole_and_private_and_replaces_nothing(
     [
         ("ulimit -f 1000; $FLASK", "disk I/O error"),
         ("NUMBER=15 PYTHONPATH=$DIR $FLASK", ""),
+        in_ci("NO_LINKS=1 NUMBER=15 PYTHONPATH=$DIR $FLASK", ""),
         in_ci("NUMBER=1 PYTHONPATH=$DIR $FLASK", ""),
         in_ci("NUMBER=2 PYTHONPATH=$DIR $FLASK", ""),
     ],
@@ -328,7 +335,10 @@ def test_backup_that_fails_leaves_no_file_of_that_name(
         User.update(password_hash="x" * 2_000_000).execute()
     (tmp_path / "kept").mkdir()
     (tmp_path / "sitecustomize.py").write_text(
-        "import os; os.link = lambda *_: os.kill(os.getpid(), int(os.environ['NUMBER']))"
+        "import os\n"
+        "def end(*_): os.kill(os.getpid(), int(os.environ['NUMBER']))\n"
+        "def refuse(*_): raise PermissionError\n"
+        "os.link, os.rename = refuse if 'NO_LINKS' in os.environ else end, end\n"
     )
     status, _, error = run(f"DIR={tmp_path}; {command} backup $DIR/kept/copy.db", shell)
     assert (status != 0, reason in error) == (True, True)
