@@ -4,7 +4,6 @@ import dataclasses
 import re
 import resource
 import sys
-from collections import defaultdict
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -13,12 +12,7 @@ import pytest
 from psycopg.conninfo import conninfo_to_dict
 
 import settings
-from app import create_app
-from helpers.described import ENDPOINTS
-from helpers.moment import MomentClient
-from helpers.paths import pages
 from ratelimit import Quota
-from service.application import Service
 from settings import HERE, SettingsError, load
 
 POSTGRES = {"DATABASE_URL": "postgresql://localhost/demo"}
@@ -95,27 +89,6 @@ WRONG = {
     ],
     "SECRET_KEY": ["no UTF-8: \udcff", "fifteen letters"],
 }
-
-
-def test_each_app_in_a_process_has_its_own_settings(
-    app: Service, config: settings.Settings, key: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A value that is kept in a module, or in a cache, would be that of the first one."""
-    read: dict[int, set[tuple[str, str]]] = defaultdict(set)
-
-    def record(self: settings.Settings, name: str) -> object:
-        read[id(self)].add((name, sys._getframe(1).f_code.co_name))
-        return object.__getattribute__(self, name)
-
-    other = create_app(dataclasses.replace(config))
-    app.testing = other.testing = True
-    monkeypatch.setattr(settings.Settings, "__getattribute__", record)
-    for each in (app, other):
-        for path in (*pages(app, "GET", "ada"), *ENDPOINTS):
-            MomentClient(each).get(path, headers={"X-API-Key": key})
-    first, second = read[id(app.settings)], read[id(other.settings)]
-    assert first == second, f"ask current_service.settings each time: {first ^ second}"
-    other.store.close()
 
 
 @pytest.mark.parametrize("variable", sorted(settings.VARIABLES))
