@@ -15,7 +15,7 @@ from ratelimit import DEFAULT_TIER, Allowance, Quota
 from service.application import current_service
 from service.problems import Problem, rate_limited
 
-log = logging.getLogger(__name__)
+warn_once = cache(logging.getLogger(__name__).warning)
 
 INVALID_KEY = (
     f"This API key is not valid. A key begins with {' or '.join(PREFIXES.values())}, followed by "
@@ -91,15 +91,9 @@ def count_request(key: ApiKey, enforce_limit: bool = True) -> Allowance:
 def quota_of(key: ApiKey) -> Quota:
     """The quota of the key's tier, or that of `free` if RATE_LIMITS lacks the tier."""
     quotas = current_service.settings.rate_limits
-    if key.tier in quotas:
-        return quotas[key.tier]
-    warn_once(key.tier)
-    return quotas[DEFAULT_TIER]
-
-
-@cache
-def warn_once(tier: str) -> None:
-    log.warning("RATE_LIMITS has no tier %s; its keys are treated as %s", tier, DEFAULT_TIER)
+    if key.tier not in quotas:
+        warn_once("RATE_LIMITS has no tier %s; its keys are treated as %s", key.tier, DEFAULT_TIER)
+    return quotas.get(key.tier, quotas[DEFAULT_TIER])
 
 
 def invalid_key() -> Problem:

@@ -225,22 +225,12 @@ def backup(file: str) -> None:
         unfinished.touch(mode=0o600)  # SQLite fills an empty file, and keeps its mode
         try:
             db.execute_sql("VACUUM INTO ?", (str(unfinished),))
-            give_name(unfinished, path)
-        except FileExistsError:
-            fail(f"{path} exists, and is not replaced")
+            if os.path.lexists(path):
+                fail(f"{path} exists, and is not replaced")
+            unfinished.rename(path)  # not a hard link, which not every file system has
         except (PeeweeException, OSError) as error:  # the disk is full, for example
             fail(f"no backup was made: {reason_of(error)}")
     say(f"The database was copied to {path}.")
-
-
-def give_name(unfinished: Path, path: Path) -> None:
-    """Rename a file; raises FileExistsError instead of replacing another one."""
-    try:
-        os.link(unfinished, path)
-    except OSError:  # the file system has no hard links, for example
-        if os.path.lexists(path):
-            raise FileExistsError from None
-        unfinished.rename(path)
 
 
 def read_password(from_stdin: bool) -> str:

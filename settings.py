@@ -53,16 +53,14 @@ def _secret(text: str) -> str | None:
     return text or None
 
 
-def _is_open(text: str) -> bool:
-    if text not in ("open", "closed"):
-        raise ValueError(f"must be open or closed, not {text!r}")
-    return text == "open"
-
-
-def _like(text: str, pattern: str, example: str) -> str:
+def _matching(text: str, pattern: str, what: str) -> str:
     if not re.fullmatch(pattern, text):
-        raise ValueError(f"must be like {example}, not {text!r}")
+        raise ValueError(f"must be {what}, not {text!r}")
     return text
+
+
+def _is_open(text: str) -> bool:
+    return _matching(text, "open|closed", "open or closed") == "open"
 
 
 def _database(url: str) -> Path | str:
@@ -122,15 +120,17 @@ class Settings:
     keys_per_user: int = setting(str(MAX_KEYS), partial(_whole, high=MAX_KEYS))
     site_name: str = setting(
         "Demo Service",
-        partial(_like, pattern=r"\S.{0,63}", example="My API (64 characters at most)"),
+        partial(
+            _matching, pattern=r"\S.{0,63}", what="a name like My API, of at most 64 characters"
+        ),
     )
     api_url: str = setting(  # of the API that this service guards
-        "", partial(_like, pattern=API_ADDRESS, example="https://api.example.com/v1")
+        "", partial(_matching, pattern=API_ADDRESS, what="like https://api.example.com/v1")
     )
     proxy_hops: int = setting("0", partial(_whole, high=10))
     web_concurrency: int = setting("1", partial(_whole, low=1))
     script_name: str = setting(  # which gunicorn reads itself, too
-        "", partial(_like, pattern="(/[A-Za-z0-9_.~-]+)*", example="/demo")
+        "", partial(_matching, pattern="(/[A-Za-z0-9_.~-]+)*", what="like /demo")
     )
 
     @property

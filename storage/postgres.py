@@ -229,14 +229,11 @@ class Store(KeyStore):
         """A request counts for the hour in which it is saved."""
         if not self._chart:
             return
-        chart, self._chart = self._chart, Counter()
-        ids = sorted(chart)  # in one order in all processes: otherwise they wait for each other
-        values = now() // HOUR * HOUR, ids, [chart[key_id] for key_id in ids]
-        try:
-            self._execute(ADD_HOUR, values, timeout=SAVE_CONNECTION_SECONDS)
-        except Exception:
-            self._chart.update(chart)  # adds what was not saved
-            raise
+        saved = self._chart.copy()
+        ids = sorted(saved)  # in one order in all processes: otherwise they wait for each other
+        values = now() // HOUR * HOUR, ids, [saved[key_id] for key_id in ids]
+        self._execute(ADD_HOUR, values, timeout=SAVE_CONNECTION_SECONDS)
+        self._chart -= saved  # and keep what was counted meanwhile
         self.delete_old_rows()
 
     def close(self) -> None:
