@@ -32,7 +32,6 @@ def test_random_walk_fits_the_model(start_server: StartServer, pytestconfig: pyt
         f"tests/acceptance/test_walk.py --randomly-seed={seed}"
     )
     Walk(server, random.Random(seed)).go()
-    assert "Traceback" not in server.log()
 
 
 @dataclass

@@ -193,6 +193,8 @@ class Server:
     `command` may start it in another way than the Procfile's.
     """
 
+    may_log_a_traceback = False
+
     def __init__(self, directory: Path, *command: str, **settings: str) -> None:
         self.directory, self.command = directory, list(command) or serve_command()
         self._database = directory / "data" / "service.db"
@@ -291,9 +293,12 @@ class Server:
         eventually(lambda: self.log_lines("winch"), what="gunicorn does not log its SIGWINCH")
 
     def close(self) -> None:
-        """Leave nothing running, whatever the test did."""
+        """Leave nothing running, whatever the test did. The log must have no traceback."""
         if self._process and self._process.poll() is None:
             self.stop(signal.SIGKILL)
+        before, traceback, after = self.log().partition("Traceback")
+        bug = f"{before[-500:]}{traceback}{after[:5000]}"
+        assert self.may_log_a_traceback or not traceback, f"the server has a bug: {bug}"
 
     def log(self) -> str:
         return self._log.read_text()

@@ -37,17 +37,6 @@ def test_body_without_end_is_not_read(server: Server, path: str, body: str) -> N
 
 
 class TestTurns:
-    @pytest.mark.parametrize(("number", "status"), [(4, 200), (5, 431)])
-    def test_header_has_32_kib_at_most(self, server: Server, number: int, status: int) -> None:
-        """gunicorn searches all of it again for each part that arrives."""
-        headers = {"Host": "a"} | {f"X-{n}": "y" * 8000 for n in range(number)}
-        with RawSocket(server.port) as client:
-            # No more than is read: what is left unread would reset the connection.
-            client.send(request_bytes(STATUS, headers)[:33_000])
-            answer = client.answer()
-        assert answer.status == status
-        assert status == 200 or answer.json()["code"] == "request_header_fields_too_large"
-
     @pytest.mark.parametrize("connection", ["close", "keep-alive"])
     def test_response_before_an_unread_body_is_not_lost(
         self, server: Server, connection: str
@@ -117,7 +106,6 @@ class TestHolding:
                     assert slow.answer().status == 200
             for client in clients:
                 assert client.rest() < 1_000_000
-        assert "Traceback" not in impatient.log()
 
     @pytest.mark.parametrize(
         ("framing", "part"),

@@ -114,6 +114,11 @@ def test_reader_that_pauses_holds_up_nobody(
     assert heard.count(b"ValueError") > 4
 
 
+ALWAYS = {
+    "Content-Type": "application/problem+json",
+    "Cache-Control": "no-store",
+    "Access-Control-Allow-Origin": "*",
+}
 POST = b"POST /log-in HTTP/1.1\r\nHost: a\r\n"
 LINE = "The first line of the request is malformed."
 LONG_LINE = "The first line of the request is too long."
@@ -129,7 +134,9 @@ MALFORMED = [
     (b"password=SECRET", 400, LINE),
     (b"GET /SECRET", 400, LINE),
     (b"GET /SECRET" + b"x" * 5000 + b" HTTP/1.1", 414, LONG_LINE),
+    (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfcSECRET", 400, LINE),  # TLS
     (b"G@SECRET / HTTP/1.1", 400, METHOD),
+    (b"\xe9SECRET / HTTP/1.1", 400, METHOD),
     (b"GET / SECRET/1.1", 400, VERSION),
     (b"GET / HTTP/7.1\r\nA: SECRET", 400, VERSION),
     (POST + b"Cookie SECRET", 400, HEADER),
@@ -140,6 +147,7 @@ MALFORMED = [
     (POST + b"A: SECRET" + b"x" * 9000, 431, LARGE),
     (POST + b"Expect: SECRET", 417, EXPECT),
     (POST + b"Transfer-Encoding: SECRET", 501, CODING),
+    (POST + b"A: SECRET\r\nContent-Length: 5\r\nTransfer-Encoding: chunked", 400, HEADER),
 ]
 
 
@@ -150,8 +158,13 @@ def test_malformed_request_is_answered_and_logged_without_a_quote(
     server = start_server(GUNICORN_CMD_ARGS="--access-logfile - --log-level debug")
     for request, status, detail in MALFORMED:
         answer = server.send(request + b"\r\n\r\n")
-        assert (answer.status, answer.json()["detail"]) == (status, detail), request
+        problem = answer.json()
+        assert list(problem) == ["type", "title", "status", "detail", "code"]
+        told = (answer.status, problem["status"], problem["detail"])
+        assert told == (status, status, detail), request
+        assert problem["code"] == problem["title"].lower().replace(" ", "_")
         assert answer.headers["Date"]
+        assert answer.headers.items() >= ALWAYS.items()
         assert server.log_lines("Invalid request")[-1].endswith(f"ip=127.0.0.1: {detail}")
     with server.connections(1) as (client,):
         client.send(POST + b"Cookie: SECRET")

@@ -55,7 +55,6 @@ class TestEcho:
             with pytest.raises((ConnectionResetError, BrokenPipeError)):
                 client.send(bytes(50_000_000))
         eventually(lambda: server.log_lines(": 1006"))
-        assert "Traceback" not in server.log()
 
     def test_client_that_answers_no_ping_is_lost(self, start_patched: StartServer) -> None:
         seconds = "connection.PING_SECONDS, connection.STALLED_SECONDS = 0.05, 2"
@@ -70,7 +69,6 @@ class TestEcho:
             assert client.ended()
             assert time.monotonic() - answered > 2
         eventually(lambda: server.log_lines(": 1006"))
-        assert "Traceback" not in server.log()
 
 
 CLOSES = {  # what a client sends, and the code with which the server closes then

@@ -49,7 +49,6 @@ class TestStop:
             assert silent.ended()
             stopping.result()
         assert (answer.status, answer.json()["success"]) == (200, True)
-        assert "Traceback" not in server.log()
         assert not server.log_lines("could not save the last counts")
         assert server.start().total(key) == 25 + 3
 
@@ -95,13 +94,13 @@ class TestStop:
                 time.sleep(0.002)
             server.wait()  # the status may be that of a signal that came at the very end
             replies = load.stop()
-        assert "Traceback" not in server.log()
         assert server.start().total(key) == len(accepted(replies))
 
 
 def test_background_goes_on_after_a_bug(start_patched: StartServer) -> None:
     """Counts are saved, and one traceback is logged although each round fails."""
     server = start_patched("lifecycle.SAVE_SECONDS = 0.05" + BUG)
+    server.may_log_a_traceback = True
     eventually(lambda: server.log_lines("ValueError: a bug"))
     key = server.new_key()
     assert server.ask(TEST, X_API_Key=key).status == 200
@@ -159,7 +158,6 @@ class TestHangUp:
         assert server.total(key) == len(accepted(replies))
         # A connection that a worker closes may cut off a request that it has not read.
         assert {reply.status for reply in replies} <= {200, 0}
-        assert "Traceback" not in server.log()
 
 
 def test_no_secret_is_in_a_log_or_a_file_and_nobody_can_forge_a_line(
