@@ -15,159 +15,164 @@ from helpers.rawsocket import RawSocket
 from helpers.server import eventually, listens, newer_version, patience, serve_command, writing
 
 
-class TestSqlite:
-    def test_lock_by_another_process_loses_nothing(self, start_server: StartServer) -> None:
-        """Nobody waits for it; what was revoked by hand, or its socket, ends."""
-        server = start_server(RATE_LIMITS="free=1000000/day")
-        key, revoked = server.new_key(), server.new_key()
-        with RawSocket(server.port) as stream:
-            stream.open(f"{TIME}?api_key={revoked}")
-            server.execute("DELETE FROM api_key WHERE id = ?", revoked[8:16])
-            with writing(str(server.database), "BEGIN IMMEDIATE"):
-                with Load(server.port, key, connections=1) as load:
-                    assert server.sign_up("early").status == 503
-                    assert stream.close_code() == 1008
-                    eventually(lambda: len(load.replies) > 100)
-                eventually(lambda: server.ask(TEST, X_API_Key=revoked).status == 401, patience(2))
-            assert server.sign_up("late").status == 303
-        assert load.statuses() == {200}
-        total = [(len(load.replies),)]
-        query = "SELECT total FROM api_key"
-        eventually(lambda: server.execute(query) == total, patience(2))
-        # A wait for the lock would come back at each sync; a pause of the machine hits one or two.
-        seconds = sorted(reply.seconds for reply in load.replies)
-        assert seconds[-3] < patience(0.1)
-        assert seconds[-1] < 4, "who waits for a lock halts all: use BUSY_SECONDS"
-        assert len(server.log_lines("database unavailable")) == 1
+def test_lock_by_another_process_loses_nothing(start_server: StartServer) -> None:
+    """Nobody waits for it; what was revoked by hand, or its socket, ends."""
+    server = start_server(RATE_LIMITS="free=1000000/day")
+    key, revoked = server.new_key(), server.new_key()
+    with RawSocket(server.port) as stream:
+        stream.open(f"{TIME}?api_key={revoked}")
+        server.execute("DELETE FROM api_key WHERE id = ?", revoked[8:16])
+        with writing(str(server.database), "BEGIN IMMEDIATE"):
+            with Load(server.port, key, connections=1) as load:
+                assert server.sign_up("early").status == 503
+                assert stream.close_code() == 1008
+                eventually(lambda: len(load.replies) > 100)
+            eventually(lambda: server.ask(TEST, X_API_Key=revoked).status == 401, patience(2))
+        assert server.sign_up("late").status == 303
+    assert load.statuses() == {200}
+    total = [(len(load.replies),)]
+    query = "SELECT total FROM api_key"
+    eventually(lambda: server.execute(query) == total, patience(2))
+    # A wait for the lock would come back at each sync; a pause of the machine hits one or two.
+    seconds = sorted(reply.seconds for reply in load.replies)
+    assert seconds[-3] < patience(0.1)
+    assert seconds[-1] < 4, "who waits for a lock halts all: use BUSY_SECONDS"
+    assert len(server.log_lines("database unavailable")) == 1
 
-    @pytest.mark.ci
-    def test_moved_file_loses_nothing(self, start_server: StartServer, tmp_path: Path) -> None:
-        """Its name has what a URI would take apart."""
-        file, away = tmp_path / "50%20 of a?b=c#d.db", tmp_path / "away"
-        server = start_server(DATABASE_URL=f"sqlite:///{file}", WEB_CONCURRENCY="1")
-        file.rename(away)
-        assert server.ask("/log-in").status == 200
-        assert server.sign_up("bob").status in (303, 503)
-        with server.start_flask("key", "list") as command:
-            error = command.communicate(timeout=20)[1]
-        assert (command.returncode, error.count("\n"), file.exists()) == (1, 1, False)
-        assert f"{file} does not exist." in error
-        away.rename(file)
-        assert server.sign_up("ada").status == 303
-        key = server.flask("key", "create", "ada", "test").strip()
+
+@pytest.mark.ci
+def test_moved_file_loses_nothing(start_server: StartServer, tmp_path: Path) -> None:
+    """Its name has what a URI would take apart."""
+    file, away = tmp_path / "50%20 of a?b=c#d.db", tmp_path / "away"
+    server = start_server(DATABASE_URL=f"sqlite:///{file}", WEB_CONCURRENCY="1")
+    file.rename(away)
+    assert server.ask("/log-in").status == 200
+    assert server.sign_up("bob").status in (303, 503)
+    with server.start_flask("key", "list") as command:
+        error = command.communicate(timeout=20)[1]
+    assert (command.returncode, error.count("\n"), file.exists()) == (1, 1, False)
+    assert f"{file} does not exist." in error
+    away.rename(file)
+    assert server.sign_up("ada").status == 303
+    key = server.flask("key", "create", "ada", "test").strip()
+    assert server.ask(TEST, X_API_Key=key).status == 200
+    server.stop()
+    assert {path.name for path in tmp_path.glob("*.db*")} == {file.name, f"{file.name}-lock"}
+    assert server.execute("PRAGMA integrity_check") == [("ok",)]
+    assert server.execute("SELECT total FROM api_key") == [(1,)]
+
+
+@pytest.mark.parametrize("ends", [True, pytest.param(False, marks=pytest.mark.ci)])
+def test_stop_waits_for_a_lock(start_server: StartServer, ends: bool) -> None:
+    server = start_server()
+    key = server.new_key()
+    with ThreadPoolExecutor(1) as thread:
+        with writing(str(server.database), "BEGIN IMMEDIATE"):
+            answers = [server.ask(TEST, X_API_Key=key).status for _ in range(2)]
+            stopping = thread.submit(server.stop)
+            # The worker closes its listener right before the last save.
+            eventually(lambda: not listens("127.0.0.1", server.port))
+            wait([stopping], timeout=0.5 if ends else None)
+        stopping.result()
+    assert answers == [200] * 2
+    lost = server.log_lines("could not save the last counts: database is locked")
+    assert len(lost) == (0 if ends else 1)
+    assert server.start().total(key) == (2 if ends else 0)
+
+
+@pytest.mark.parametrize("is_older", [False, pytest.param(True, marks=pytest.mark.ci)])
+def test_file_is_complete_after_a_stop_although_another_program_has_it_open(
+    start_server: StartServer, is_older: bool
+) -> None:
+    """Unless that program reads an older snapshot: then the log says so."""
+    server = start_server()
+    key = server.new_key()
+    with closing(sqlite3.connect(server.database, isolation_level=None)) as other:
+        other.execute("BEGIN")
+        assert other.execute("SELECT total FROM api_key").fetchall() == [(0,)]
+        if not is_older:
+            other.execute("COMMIT")
         assert server.ask(TEST, X_API_Key=key).status == 200
         server.stop()
-        assert {path.name for path in tmp_path.glob("*.db*")} == {file.name, f"{file.name}-lock"}
-        assert server.execute("PRAGMA integrity_check") == [("ok",)]
-        assert server.execute("SELECT total FROM api_key") == [(1,)]
-
-    @pytest.mark.parametrize("ends", [True, pytest.param(False, marks=pytest.mark.ci)])
-    def test_stop_waits_for_a_lock(self, start_server: StartServer, ends: bool) -> None:
-        server = start_server()
-        key = server.new_key()
-        with ThreadPoolExecutor(1) as thread:
-            with writing(str(server.database), "BEGIN IMMEDIATE"):
-                answers = [server.ask(TEST, X_API_Key=key).status for _ in range(2)]
-                stopping = thread.submit(server.stop)
-                # The worker closes its listener right before the last save.
-                eventually(lambda: not listens("127.0.0.1", server.port))
-                wait([stopping], timeout=0.5 if ends else None)
-            stopping.result()
-        assert answers == [200] * 2
-        lost = server.log_lines("could not save the last counts: database is locked")
-        assert len(lost) == (0 if ends else 1)
-        assert server.start().total(key) == (2 if ends else 0)
-
-    @pytest.mark.parametrize("is_older", [False, pytest.param(True, marks=pytest.mark.ci)])
-    def test_file_is_complete_after_a_stop_although_another_program_has_it_open(
-        self, start_server: StartServer, is_older: bool
-    ) -> None:
-        """Unless that program reads an older snapshot: then the log says so."""
-        server = start_server()
-        key = server.new_key()
-        with closing(sqlite3.connect(server.database, isolation_level=None)) as other:
-            other.execute("BEGIN")
-            assert other.execute("SELECT total FROM api_key").fetchall() == [(0,)]
-            if not is_older:
-                other.execute("COMMIT")
-            assert server.ask(TEST, X_API_Key=key).status == 200
-            server.stop()
-            alone = server.directory / "alone.db"
-            shutil.copy(server.database, alone)
-        with closing(sqlite3.connect(alone)) as copy:
-            assert copy.execute("SELECT total FROM api_key").fetchall() == [(int(not is_older),)]
-        assert bool(server.log_lines("another program still reads the database")) == is_older
-
-    @pytest.mark.ci
-    def test_what_a_page_stores_is_flushed_and_so_is_what_a_checkpoint_moves(
-        self, start_server: StartServer, tmp_path: Path
-    ) -> None:
-        """But no count. What is flushed, as strace sees it, survives a power failure.
-
-        A checkpoint comes with the first save once the log (-wal) has 4 MiB.
-        """
-        if not shutil.which("strace"):
-            pytest.skip("strace is not installed")
-        options = ["-D", "-f", "-y", "-e", "trace=fsync,fdatasync", "-o", f"{tmp_path}/trace"]
-        server = start_server("strace", *options, *serve_command())
-        key, file = server.new_key(), server.database
-
-        def flushed(name: str) -> int:
-            return (tmp_path / "trace").read_text().count(f"{name}>")
-
-        def count(total: int) -> None:
-            assert server.ask(TEST, X_API_Key=key).status == 200
-            eventually(lambda: server.execute("SELECT total FROM api_key") == [(total,)])
-
-        assert server.sign_up("ada").status == 303  # which begins the log
-        log, rest = flushed(f"{file}-wal"), flushed(str(file))
-        assert server.sign_up("bob").status == 303
-        eventually(lambda: flushed(f"{file}-wal") > log)
-        log = flushed(f"{file}-wal")
-        count(1)
-        assert (flushed(f"{file}-wal"), flushed(str(file))) == (log, rest)
-        with closing(sqlite3.connect(file)) as other, other:
-            other.execute("PRAGMA wal_autocheckpoint = 0")
-            other.execute("UPDATE user SET password_hash = ? WHERE id = 1000", ["x" * 5_000_000])
-        count(2)
-        eventually(lambda: flushed(str(file)) > rest)
+        alone = server.directory / "alone.db"
+        shutil.copy(server.database, alone)
+    with closing(sqlite3.connect(alone)) as copy:
+        assert copy.execute("SELECT total FROM api_key").fetchall() == [(int(not is_older),)]
+    assert bool(server.log_lines("another program still reads the database")) == is_older
 
 
-class TestEither:
-    """With SQLite, and with PostgreSQL under --postgres."""
+@pytest.mark.ci
+def test_what_a_page_stores_is_flushed_and_so_is_what_a_checkpoint_moves(
+    start_server: StartServer, tmp_path: Path
+) -> None:
+    """But no count. What is flushed, as strace sees it, survives a power failure.
 
-    def test_limit_is_exact_over_64_connections(self, start_server: StartServer) -> None:
-        """Over two processes with PostgreSQL; each number of requests left is told once."""
-        server = start_server(RATE_LIMITS="free=1000/day")
-        replies = Load(server.port, server.new_key(), connections=64, requests=1500).join()
-        assert {reply.status for reply in replies} == {200, 429}
-        assert sorted(reply.remaining for reply in accepted(replies)) == list(range(1000))
+    A checkpoint comes with the first save once the log (-wal) has 4 MiB.
+    """
+    if not shutil.which("strace"):
+        pytest.skip("strace is not installed")
+    options = ["-D", "-f", "-y", "-e", "trace=fsync,fdatasync", "-o", f"{tmp_path}/trace"]
+    server = start_server("strace", *options, *serve_command())
+    key, file = server.new_key(), server.database
 
-    def test_what_was_used_up_is_used_up_after_a_restart(self, start_server: StartServer) -> None:
-        """Of each tier, and of an endpoint with a limit of its own of up to 30 requests."""
-        tiers = ("free", "five", "much")
-        server = start_server(RATE_LIMITS="free=20/day,five=5/day,much=10000/day")
-        asked = [(path, server.new_key(tier=tier)) for path in PROTECTED for tier in tiers]
-        refused = {
-            (path, key)
-            for path, key in asked
-            if [server.ask(path, X_API_Key=key).status for _ in range(31)][-1] != 200
-        }
-        assert len(refused) >= 2 * len(set(PROTECTED) - {STATS})
-        server.stop()
-        server.start()
-        still = {each for each in asked if server.ask(each[0], X_API_Key=each[1]).status != 200}
-        assert still == refused, "keep what is counted in a column, or in a table"
+    def flushed(name: str) -> int:
+        return (tmp_path / "trace").read_text().count(f"{name}>")
 
-    @pytest.mark.ci
-    def test_new_column_is_one_line(self, start_server: StartServer, tmp_path: Path) -> None:
-        """The version before goes on with the same database."""
-        colour = "colour = CharField(default='0', constraints=[SQL('DEFAULT 0')])"
-        place = "place = BigIntegerField(null=True, index=True)"
-        server, newer = start_server(), newer_version(tmp_path, colour, place)
-        key = server.new_key()
-        with server.start_flask("user", "list", cwd=newer) as command:
-            assert command.communicate(timeout=30)[1] == ""
-        new = server.flask("key", "create", "user0", "by the version before").strip()
-        assert [server.ask(TEST, X_API_Key=each).status for each in (key, new)] == [200, 200]
-        assert set(server.execute("SELECT colour, place FROM api_key")) == {("0", None)}
+    def count(total: int) -> None:
+        assert server.ask(TEST, X_API_Key=key).status == 200
+        eventually(lambda: server.execute("SELECT total FROM api_key") == [(total,)])
+
+    assert server.sign_up("ada").status == 303  # which begins the log
+    log, rest = flushed(f"{file}-wal"), flushed(str(file))
+    assert server.sign_up("bob").status == 303
+    eventually(lambda: flushed(f"{file}-wal") > log)
+    log = flushed(f"{file}-wal")
+    count(1)
+    assert (flushed(f"{file}-wal"), flushed(str(file))) == (log, rest)
+    with closing(sqlite3.connect(file)) as other, other:
+        other.execute("PRAGMA wal_autocheckpoint = 0")
+        other.execute("UPDATE user SET password_hash = ? WHERE id = 1000", ["x" * 5_000_000])
+    count(2)
+    eventually(lambda: flushed(str(file)) > rest)
+
+
+# With SQLite, and with PostgreSQL under --postgres
+
+
+def test_limit_is_exact_over_64_connections(start_server: StartServer) -> None:
+    """Over two processes with PostgreSQL; each number of requests left is told once."""
+    server = start_server(RATE_LIMITS="free=1000/day")
+    replies = Load(server.port, server.new_key(), connections=64, requests=1500).join()
+    assert {reply.status for reply in replies} == {200, 429}
+    assert sorted(reply.remaining for reply in accepted(replies)) == list(range(1000))
+
+
+def test_what_was_used_up_is_used_up_after_a_restart(start_server: StartServer) -> None:
+    """Of each tier, and of an endpoint with a limit of its own of up to 30 requests."""
+    tiers = ("free", "five", "much")
+    server = start_server(RATE_LIMITS="free=20/day,five=5/day,much=10000/day")
+    asked = [(path, server.new_key(tier=tier)) for path in PROTECTED for tier in tiers]
+    refused = {
+        (path, key)
+        for path, key in asked
+        if [server.ask(path, X_API_Key=key).status for _ in range(31)][-1] != 200
+    }
+    assert len(refused) >= 2 * len(set(PROTECTED) - {STATS})
+    server.stop()
+    server.start()
+    still = {each for each in asked if server.ask(each[0], X_API_Key=each[1]).status != 200}
+    assert still == refused, "keep what is counted in a column, or in a table"
+
+
+@pytest.mark.ci
+def test_new_column_is_one_line(start_server: StartServer, tmp_path: Path) -> None:
+    """The version before goes on with the same database."""
+    colour = "colour = CharField(default='0', constraints=[SQL('DEFAULT 0')])"
+    place = "place = BigIntegerField(null=True, index=True)"
+    server, newer = start_server(), newer_version(tmp_path, colour, place)
+    key = server.new_key()
+    with server.start_flask("user", "list", cwd=newer) as command:
+        assert command.communicate(timeout=30)[1] == ""
+    new = server.flask("key", "create", "user0", "by the version before").strip()
+    assert [server.ask(TEST, X_API_Key=each).status for each in (key, new)] == [200, 200]
+    assert set(server.execute("SELECT colour, place FROM api_key")) == {("0", None)}

@@ -4,15 +4,14 @@ import contextlib
 import os
 import signal
 import time
-from pathlib import Path
 
 import pytest
 
 from conftest import StartServer
 from helpers.load import waits
 from helpers.paths import ECHO, STATUS, YEAR
-from helpers.rawsocket import TEXT, RawSocket, close_frame, frame, request_bytes
-from helpers.server import Server, eventually, patience, within
+from helpers.rawsocket import TEXT, RawSocket, frame, request_bytes
+from helpers.server import Server, patience, within
 
 ENDLESS = {
     "chunks": ({"Host": "a", "Transfer-Encoding": "chunked"}, b"1\r\nx\r\n" * 20_000),
@@ -36,129 +35,107 @@ def test_body_without_end_is_not_read(server: Server, path: str, body: str) -> N
     assert answer.status == status
 
 
-class TestTurns:
-    @pytest.mark.parametrize("connection", ["close", "keep-alive"])
-    def test_response_before_an_unread_body_is_not_lost(
-        self, server: Server, connection: str
-    ) -> None:
-        """Nor is the body taken for the next request."""
-        headers = {"Host": "a", "Content-Length": "16384", "Connection": connection}
-        with RawSocket(server.port) as client:
-            client.send(request_bytes(STATUS, headers) + bytes(16_384))
-            answer = client.answer()
-            assert (answer.status, answer.headers["Connection"]) == (200, "close")
-            assert client.ended(), "a reset would end it with an error"
-
-    def test_body_that_nobody_reads_ends_the_connection(self, start_patched: StartServer) -> None:
-        """Although behind a proxy connections stay open for long: here, 10 s instead of 100."""
-        patch = "keepalive //= 10; from server import worker; worker.SEND_SECONDS = 0.2"
-        server = start_patched(patch, PROXY_HOPS="1")
-        headers = {"Host": "a", "Content-Type": "text/plain", "Content-Length": "16000"}
-        with server.connections(2) as (idle, client), within(5):
-            assert idle.request(STATUS).status == 200
-            client.send(request_bytes("/log-in", headers, "POST"))
-            assert client.answer().status == 415
-            with contextlib.suppress(ConnectionError):
-                for _ in range(1000):
-                    client.send(b"x")
-                    time.sleep(0.02)
-            assert idle.request(STATUS).status == 200  # without a proxy, it would end after 0.5 s
-
-    def test_new_connections_are_answered_soon_beside_32_busy_ones(self, server: Server) -> None:
-        """After few rounds of the busy ones, but not all in one: then an attack could be long."""
-        asked = request_bytes(YEAR, {"Host": "a"})
-        with server.connections(32) as busy:
-            assert {client.request(STATUS).status for client in busy} == {200}
-            os.kill(server.worker_pid, signal.SIGSTOP)
-            for client in busy:
-                client.send(asked * 100)
-            with server.connections(96) as new:
-                for client in new:
-                    client.send(asked)
-                os.kill(server.worker_pid, signal.SIGCONT)
-                last = max(client.answer().json()["timestamp"] for client in new)
-            times = [client.answer().json()["timestamp"] for client in busy for _ in range(100)]
-        rounds = sum(moment < last for moment in times) / len(busy)
-        assert 4 < rounds <= 13
+@pytest.mark.parametrize("connection", ["close", "keep-alive"])
+def test_response_before_an_unread_body_is_not_lost(server: Server, connection: str) -> None:
+    """Nor is the body taken for the next request."""
+    headers = {"Host": "a", "Content-Length": "16384", "Connection": connection}
+    with RawSocket(server.port) as client:
+        client.send(request_bytes(STATUS, headers) + bytes(16_384))
+        answer = client.answer()
+        assert (answer.status, answer.headers["Connection"]) == (200, "close")
+        assert client.ended(), "a reset would end it with an error"
 
 
-class TestHolding:
-    """Connections that do nothing are not kept for ever, nor at the cost of others."""
+def test_body_that_nobody_reads_ends_the_connection(start_patched: StartServer) -> None:
+    """Although behind a proxy connections stay open for long: here, 10 s instead of 100."""
+    patch = "keepalive //= 10; from server import worker; worker.SEND_SECONDS = 0.2"
+    server = start_patched(patch, PROXY_HOPS="1")
+    headers = {"Host": "a", "Content-Type": "text/plain", "Content-Length": "16000"}
+    with server.connections(2) as (idle, client), within(5):
+        assert idle.request(STATUS).status == 200
+        client.send(request_bytes("/log-in", headers, "POST"))
+        assert client.answer().status == 415
+        with contextlib.suppress(ConnectionError):
+            for _ in range(1000):
+                client.send(b"x")
+                time.sleep(0.02)
+        assert idle.request(STATUS).status == 200  # without a proxy, it would end after 0.5 s
 
-    @pytest.fixture
-    def impatient(self, start_patched: StartServer) -> Server:
-        return start_patched(
-            "from service import request_checks; from server import worker; keepalive = 1\n"
-            "request_checks.BODY_SECONDS, worker.SEND_SECONDS = 1, 0.5"
-        )
 
-    def test_responses_that_are_not_read_end_the_connection(self, impatient: Server) -> None:
-        """A client that reads slowly gets them all."""
-        requests = request_bytes("/openapi.json", {"Host": "a"}) * 1000
-        with impatient.connections(20, receive_buffer=4096) as clients:
-            for client in clients:
-                client.fill(requests, limit=len(requests))
-            assert waits(impatient.port, impatient.new_key(), 20)[10] < patience(0.1)
-            with RawSocket(impatient.port, receive_buffer=4096) as slow:
-                slow.send(requests[: len(requests) // 1000 * 30])
-                for _ in range(30):
-                    time.sleep(0.04)
-                    assert slow.answer().status == 200
-            for client in clients:
-                assert client.rest() < 1_000_000
+def test_new_connections_are_answered_soon_beside_32_busy_ones(server: Server) -> None:
+    """After few rounds of the busy ones, but not all in one: then an attack could be long."""
+    asked = request_bytes(YEAR, {"Host": "a"})
+    with server.connections(32) as busy:
+        assert {client.request(STATUS).status for client in busy} == {200}
+        os.kill(server.worker_pid, signal.SIGSTOP)
+        for client in busy:
+            client.send(asked * 100)
+        with server.connections(96) as new:
+            for client in new:
+                client.send(asked)
+            os.kill(server.worker_pid, signal.SIGCONT)
+            last = max(client.answer().json()["timestamp"] for client in new)
+        times = [client.answer().json()["timestamp"] for client in busy for _ in range(100)]
+    rounds = sum(moment < last for moment in times) / len(busy)
+    assert 4 < rounds <= 13
 
-    @pytest.mark.parametrize(
-        ("framing", "part"),
-        [({"Content-Length": "1000"}, b"name"), ({"Transfer-Encoding": "chunked"}, b"999\r\nname")],
-        ids=["length", "chunks"],
+
+# Connections that do nothing are not kept for ever, nor at the cost of others
+
+
+@pytest.fixture
+def impatient(start_patched: StartServer) -> Server:
+    return start_patched(
+        "from service import request_checks; from server import worker; keepalive = 1\n"
+        "request_checks.BODY_SECONDS, worker.SEND_SECONDS = 1, 0.5"
     )
-    def test_slowloris_ends_the_connection_and_a_slow_form_is_408(
-        self, impatient: Server, framing: dict[str, str], part: bytes
-    ) -> None:
-        """A header that drips, also in a later request; a form that drips, and one that halts."""
-        slow = request_bytes(STATUS, {"Host": "a" * 300})
-        with within(4), impatient.connections(4) as clients:
-            first, later, dripping, halted = clients
-            assert later.request(STATUS).status == 200
-            for form in (dripping, halted):
-                form.send(request_bytes("/log-in", {"Host": "a"} | framing, "POST") + part)
-            with contextlib.suppress(ConnectionError):
-                for number in range(len(slow)):
-                    for client in (first, later, dripping):
-                        client.send(slow[number : number + 1])
-                    time.sleep(0.02)
-            assert [form.answer().status for form in (dripping, halted)] == [408, 408]
-            for client in clients:
-                client.rest()
-        assert "bug" not in impatient.log()
-
-    def test_idle_connections_keep_nobody_out(self, start_patched: StartServer) -> None:
-        server = start_patched("worker_connections = 40; keepalive = 1")
-        with RawSocket(server.port).open(ECHO) as echo, server.connections(80):
-            assert waits(server.port, server.new_key(), 20)[-1] < patience(2.5)
-            echo.send(frame(TEXT, b"still here"))
-            assert echo.frame().json()["message"] == "still here"
 
 
-class TestSockets:
-    def test_of_closed_sockets_no_message_and_no_file_stays(
-        self, start_patched: StartServer
-    ) -> None:
-        server = start_patched("import gc; gc.disable()")
-        unfinished = frame(TEXT, b"x" * 65_000, fin=False)
+def test_responses_that_are_not_read_end_the_connection(impatient: Server) -> None:
+    """A client that reads slowly gets them all."""
+    requests = request_bytes("/openapi.json", {"Host": "a"}) * 1000
+    with impatient.connections(20, receive_buffer=4096) as clients:
+        for client in clients:
+            client.fill(requests, limit=len(requests))
+        assert waits(impatient.port, impatient.new_key(), 20)[10] < patience(0.1)
+        with RawSocket(impatient.port, receive_buffer=4096) as slow:
+            slow.send(requests[: len(requests) // 1000 * 30])
+            for _ in range(30):
+                time.sleep(0.04)
+                assert slow.answer().status == 200
+        for client in clients:
+            assert client.rest() < 1_000_000
 
-        def open_and_close() -> None:
-            for number in range(300):
-                with RawSocket(server.port).open(ECHO) as client:
-                    client.send(unfinished)
-                    if number % 2:
-                        client.send(close_frame(1000))
-                        assert client.close_code() == 1000
 
-        open_and_close()
-        files = Path(f"/proc/{server.worker_pid}/fd")
-        before, open_files = server.resident_kib, len([*files.iterdir()])
-        open_and_close()
-        # Without the garbage collector there stays a class that flask-sock makes for each socket.
-        assert server.resident_kib - before < 300 * 30
-        eventually(lambda: len([*files.iterdir()]) <= open_files)
+@pytest.mark.parametrize(
+    ("framing", "part"),
+    [({"Content-Length": "1000"}, b"name"), ({"Transfer-Encoding": "chunked"}, b"999\r\nname")],
+    ids=["length", "chunks"],
+)
+def test_slowloris_ends_the_connection_and_a_slow_form_is_408(
+    impatient: Server, framing: dict[str, str], part: bytes
+) -> None:
+    """A header that drips, also in a later request; a form that drips, and one that halts."""
+    slow = request_bytes(STATUS, {"Host": "a" * 300})
+    with within(4), impatient.connections(4) as clients:
+        first, later, dripping, halted = clients
+        assert later.request(STATUS).status == 200
+        for form in (dripping, halted):
+            form.send(request_bytes("/log-in", {"Host": "a"} | framing, "POST") + part)
+        with contextlib.suppress(ConnectionError):
+            for number in range(len(slow)):
+                for client in (first, later, dripping):
+                    client.send(slow[number : number + 1])
+                time.sleep(0.02)
+        assert [form.answer().status for form in (dripping, halted)] == [408, 408]
+        for client in clients:
+            client.rest()
+    assert "bug" not in impatient.log()
+
+
+def test_idle_connections_keep_nobody_out(start_patched: StartServer) -> None:
+    server = start_patched("worker_connections = 40; keepalive = 1")
+    with RawSocket(server.port).open(ECHO) as echo, server.connections(80):
+        assert waits(server.port, server.new_key(), 20)[-1] < patience(2.5)
+        echo.send(frame(TEXT, b"still here"))
+        assert echo.frame().json()["message"] == "still here"

@@ -30,45 +30,46 @@ from helpers.server import Server, eventually, serve_command, within
 MAX_BYTES = 65_536
 
 
-class TestEcho:
-    def test_a_thousand_mixed_messages_come_back_in_order(self, server: Server) -> None:
-        sizes = [0, 1, 125, 126, 127, MAX_BYTES - 1, MAX_BYTES]
-        sizes += [random.randrange(20_000) for _ in range(1000)]
-        sent = [f"{number:04}".ljust(size, "x")[:size] for number, size in enumerate(sizes)]
-        sent += ["\0", '"\\/\u2028', "🜂" * 10, "é" * (MAX_BYTES // 2)]
-        random.shuffle(sent)
-        with connect(server.ws_url + ECHO) as ws:
-            # This client reads nothing while a send of it waits, so it sends what the kernel takes.
-            for part in (sent[start : start + 50] for start in range(0, len(sent), 50)):
-                for message in part:
-                    ws.send(message)
-                assert [json.loads(ws.recv(timeout=30))["message"] for _ in part] == part
+def test_a_thousand_mixed_messages_come_back_in_order(server: Server) -> None:
+    sizes = [0, 1, 125, 126, 127, MAX_BYTES - 1, MAX_BYTES]
+    sizes += [random.randrange(20_000) for _ in range(1000)]
+    sent = [f"{number:04}".ljust(size, "x")[:size] for number, size in enumerate(sizes)]
+    sent += ["\0", '"\\/\u2028', "🜂" * 10, "é" * (MAX_BYTES // 2)]
+    random.shuffle(sent)
+    with connect(server.ws_url + ECHO) as ws:
+        # This client reads nothing while a send of it waits, so it sends what the kernel takes.
+        for part in (sent[start : start + 50] for start in range(0, len(sent), 50)):
+            for message in part:
+                ws.send(message)
+            assert [json.loads(ws.recv(timeout=30))["message"] for _ in part] == part
 
-    @pytest.mark.parametrize("sent", [frame(TEXT, b"x" * MAX_BYTES), frame(PING, b"x" * 125)])
-    def test_client_that_never_reads(self, start_patched: StartServer, sent: bytes) -> None:
-        server = start_patched("from ws import connection; connection.STALLED_SECONDS = 1")
-        with RawSocket(server.port, receive_buffer=4096).open(ECHO) as client:
-            before = server.resident_kib
-            client.fill(sent * (MAX_BYTES // len(sent) + 1), 0.5, limit=100_000_000)
-            assert server.resident_kib - before < 4096, "while it is still connected"
-            client.sock.settimeout(15)
-            with pytest.raises((ConnectionResetError, BrokenPipeError)):
-                client.send(bytes(50_000_000))
-        eventually(lambda: server.log_lines(": 1006"))
 
-    def test_client_that_answers_no_ping_is_lost(self, start_patched: StartServer) -> None:
-        seconds = "connection.PING_SECONDS, connection.STALLED_SECONDS = 0.05, 2"
-        server = start_patched(f"from ws import connection; {seconds}")
-        with RawSocket(server.port).open(ECHO) as client:
-            for _ in range(5):
-                assert client.frame() == (PING, b"")
-                client.send(frame(PONG))
-            answered = time.monotonic()
-            client.send(frame(TEXT, b"not a pong"))
-            assert [client.frame().opcode for _ in range(2)] == [TEXT, PING]
-            assert client.ended()
-            assert time.monotonic() - answered > 2
-        eventually(lambda: server.log_lines(": 1006"))
+@pytest.mark.parametrize("sent", [frame(TEXT, b"x" * MAX_BYTES), frame(PING, b"x" * 125)])
+def test_client_that_never_reads(start_patched: StartServer, sent: bytes) -> None:
+    server = start_patched("from ws import connection; connection.STALLED_SECONDS = 1")
+    with RawSocket(server.port, receive_buffer=4096).open(ECHO) as client:
+        before = server.resident_kib
+        client.fill(sent * (MAX_BYTES // len(sent) + 1), 0.5, limit=100_000_000)
+        assert server.resident_kib - before < 4096, "while it is still connected"
+        client.sock.settimeout(15)
+        with pytest.raises((ConnectionResetError, BrokenPipeError)):
+            client.send(bytes(50_000_000))
+    eventually(lambda: server.log_lines(": 1006"))
+
+
+def test_client_that_answers_no_ping_is_lost(start_patched: StartServer) -> None:
+    seconds = "connection.PING_SECONDS, connection.STALLED_SECONDS = 0.05, 2"
+    server = start_patched(f"from ws import connection; {seconds}")
+    with RawSocket(server.port).open(ECHO) as client:
+        for _ in range(5):
+            assert client.frame() == (PING, b"")
+            client.send(frame(PONG))
+        answered = time.monotonic()
+        client.send(frame(TEXT, b"not a pong"))
+        assert [client.frame().opcode for _ in range(2)] == [TEXT, PING]
+        assert client.ended()
+        assert time.monotonic() - answered > 2
+    eventually(lambda: server.log_lines(": 1006"))
 
 
 CLOSES = {  # what a client sends, and the code with which the server closes then
@@ -87,155 +88,155 @@ CLOSES = {  # what a client sends, and the code with which the server closes the
 DESCRIBED = {int(code): row for code, row in SOCKETS["x-close-codes"].items()}
 
 
-class TestFraming:
-    """RFC 6455 parts 5 to 8."""
-
-    @pytest.mark.parametrize(("sent", "code"), CLOSES.values(), ids=CLOSES)
-    def test_the_server_closes(self, server: Server, sent: bytes, code: int) -> None:
-        with RawSocket(server.port).open(ECHO) as client:
-            client.send(sent)
-            found = client.frame()
-            assert (found.close_code, found.reason) == (code, DESCRIBED[code]["reason"])
-            assert client.ended()
-
-    @pytest.mark.parametrize("code", [None, 1000, 1008, 4999])
-    def test_answer_to_a_close_has_its_code_and_no_reason(
-        self, server: Server, code: int | None
-    ) -> None:
-        with RawSocket(server.port).open(ECHO) as client:
-            client.send(close_frame(code))
-            found = client.frame()
-            assert (found.close_code, found.reason) == (code or 0, "")
-            assert client.ended()
-
-    def test_a_text_in_any_pieces_is_whole(self, server: Server) -> None:
-        whole = frame(TEXT, "é".encode())
-        with RawSocket(server.port).open(ECHO) as client:
-            client.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            for pieces in (
-                [frame(TEXT, b"\xc3", fin=False), frame(CONTINUATION, b"\xa9")],
-                [frame(TEXT, "é".encode(), fin=False), frame(CONTINUATION)],
-                [frame(PONG, b"unasked"), whole],
-                [bytes([byte]) for byte in whole],
-            ):
-                for piece in pieces:
-                    client.send(piece)
-                assert client.frame().json()["message"] == "é"
-
-    def test_a_ping_inside_a_message_is_answered_at_once(self, server: Server) -> None:
-        half = b"x" * (MAX_BYTES // 2)
-        with RawSocket(server.port).open(ECHO) as client:
-            for _ in range(3):  # each message may be as big as the last
-                client.send(frame(TEXT, half, fin=False) + frame(PING, b"?"))
-                assert client.frame() == (PONG, b"?")
-                client.send(frame(CONTINUATION, half))
-                assert len(client.frame().json()["message"]) == MAX_BYTES
-
-    def test_log_says_how_long_whose_socket_was_open(self, server: Server, server_key: str) -> None:
-        who = f"{TIME} of key {server_key[8:16]}"
-        with RawSocket(server.port).open(f"{TIME}?api_key={server_key}") as client:
-            client.send(close_frame(1001))
-            assert client.close_code() == 1001
-        eventually(lambda: re.search(rf"closed {who} after \d+\.\d s: 1001\n", server.log()))
-        assert server.log_lines(f"open {who}")
+# Framing: RFC 6455 parts 5 to 8
 
 
-class TestHandshake:
-    @pytest.mark.parametrize(
-        ("changes", "status", "code"),
-        [
-            ({"Sec-WebSocket-Key": None}, 400, "bad_handshake"),
-            ({"Sec-WebSocket-Key": "\xe9" * 24}, 400, "bad_handshake"),
-            ({"Sec-WebSocket-Version": None}, 400, "bad_handshake"),
-            ({"Sec-WebSocket-Version": "8"}, 426, "upgrade_required"),
-            ({"Sec-WebSocket-Version": "13, 8"}, 426, "upgrade_required"),
-            ({"Host": None}, 400, "bad_handshake"),
-            ({"Host": "\xe9"}, 400, "bad_handshake"),
-            ({"Connection": "keep-alive"}, 400, "bad_handshake"),
-            ({"Content-Length": "1"}, 400, "bad_handshake"),
-            ({"Transfer-Encoding": "chunked"}, 400, "bad_handshake"),
-            ({"Upgrade": "h2c"}, 426, "upgrade_required"),
-            ({"Upgrade": None, "Connection": None}, 426, "upgrade_required"),
-        ],
-    )
-    def test_broken_is_refused(
-        self, server: Server, changes: dict[str, str | None], status: int, code: str
-    ) -> None:
-        """Before the key is looked for, so it is not counted."""
-        for path in (ECHO, TIME):
-            answer = server.send(handshake_bytes(path, changes))
-            assert (answer.status, answer.json()["code"]) == (status, code)
-            assert answer.headers["Content-Type"] == "application/problem+json"
-            if status == 426:
-                assert answer.headers["Upgrade"] == "websocket"
-                assert answer.headers["Connection"].lower() == "upgrade"
-                assert answer.headers["Sec-WebSocket-Version"] == "13"
-
-    @pytest.mark.parametrize(
-        "changes",
-        [
-            {"Sec-WebSocket-Extensions": "permessage-deflate; client_max_window_bits"},
-            {"Sec-WebSocket-Extensions": ";;==,\xff"},
-            {"Sec-WebSocket-Protocol": "no token"},
-            {"Connection": "Upgrade, \xff"},
-            {"Origin": "https://elsewhere.example"},
-            {"Connection": "keep-alive, UPGRADE", "Upgrade": "WebSocket"},
-            {"Upgrade": "h2c, websocket"},
-            {"X-Odd": "\xff"},
-        ],
-    )
-    def test_odd_offers_do_no_harm(self, server: Server, changes: dict[str, str | None]) -> None:
-        with RawSocket(server.port) as client:
-            answer = client.handshake(ECHO, changes)
-            assert answer.status == 101
-            assert "Sec-WebSocket-Extensions" not in answer.headers
-            assert "Sec-WebSocket-Protocol" not in answer.headers
-            client.send(frame(TEXT, b"hi"))
-            assert client.frame().json()["message"] == "hi"
-
-    def test_frames_in_the_packet_of_the_handshake_are_answered(self, server: Server) -> None:
-        texts = ["first", "x" * 60_000, "last"]
-        frames = b"".join(frame(TEXT, text.encode()) for text in texts)
-        with RawSocket(server.port) as client:
-            client.send(handshake_bytes(ECHO) + frames + close_frame(1000))
-            assert client.answer().status == 101
-            assert [client.frame().json()["message"] for _ in texts] == texts
-            assert client.frame().close_code == 1000
-            assert client.ended()
+@pytest.mark.parametrize(("sent", "code"), CLOSES.values(), ids=CLOSES)
+def test_bad_frame_closes_the_socket(server: Server, sent: bytes, code: int) -> None:
+    with RawSocket(server.port).open(ECHO) as client:
+        client.send(sent)
+        found = client.frame()
+        assert (found.close_code, found.reason) == (code, DESCRIBED[code]["reason"])
+        assert client.ended()
 
 
-class TestTime:
-    @pytest.mark.parametrize(
-        ("query", "code"),
-        [
-            ("", "missing_api_key"),
-            ("?api_key=", "missing_api_key"),
-            ("?api_key=nonsense", "invalid_api_key"),
-            ("?api_key=%ff%fe", "invalid_api_key"),
-        ],
-    )
-    def test_no_upgrade_without_a_good_key(self, server: Server, query: str, code: str) -> None:
-        answer = server.send(handshake_bytes(TIME + query))
-        assert (answer.status, answer.json()["code"]) == (401, code)
-        assert answer.headers["WWW-Authenticate"] == 'ApiKey realm="api", header="X-API-Key"'
+@pytest.mark.parametrize("code", [None, 1000, 1008, 4999])
+def test_answer_to_a_close_has_its_code_and_no_reason(server: Server, code: int | None) -> None:
+    with RawSocket(server.port).open(ECHO) as client:
+        client.send(close_frame(code))
+        found = client.frame()
+        assert (found.close_code, found.reason) == (code or 0, "")
+        assert client.ended()
 
-    def test_key_may_come_in_the_header(self, server: Server, server_key: str) -> None:
-        with RawSocket(server.port) as client:
-            assert client.handshake(TIME, {"X-API-Key": server_key}).status == 101
-            assert client.frame().json()["type"] == "auth_success"
 
-    def test_revoked_key_or_deleted_user_is_1008(self, start_server: StartServer) -> None:
-        server = start_server()
-        revoked, other = server.new_key(), server.new_key()
-        with server.connections(2) as (one, two):
-            one.open(f"{TIME}?api_key={revoked}")
-            two.open(f"{TIME}?api_key={other}")
-            commands = (f"key revoke {revoked[8:16]}", "user delete user0")
-            for client, command in zip((one, two), commands, strict=True):
-                server.flask(*command.split())
-                with within(2):
-                    found = client.closing_frame()
-                assert (found.close_code, found.reason) == (1008, DESCRIBED[1008]["reason"])
+def test_a_text_in_any_pieces_is_whole(server: Server) -> None:
+    whole = frame(TEXT, "é".encode())
+    with RawSocket(server.port).open(ECHO) as client:
+        client.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        for pieces in (
+            [frame(TEXT, b"\xc3", fin=False), frame(CONTINUATION, b"\xa9")],
+            [frame(TEXT, "é".encode(), fin=False), frame(CONTINUATION)],
+            [frame(PONG, b"unasked"), whole],
+            [bytes([byte]) for byte in whole],
+        ):
+            for piece in pieces:
+                client.send(piece)
+            assert client.frame().json()["message"] == "é"
+
+
+def test_a_ping_inside_a_message_is_answered_at_once(server: Server) -> None:
+    half = b"x" * (MAX_BYTES // 2)
+    with RawSocket(server.port).open(ECHO) as client:
+        for _ in range(3):  # each message may be as big as the last
+            client.send(frame(TEXT, half, fin=False) + frame(PING, b"?"))
+            assert client.frame() == (PONG, b"?")
+            client.send(frame(CONTINUATION, half))
+            assert len(client.frame().json()["message"]) == MAX_BYTES
+
+
+def test_log_says_how_long_whose_socket_was_open(server: Server, server_key: str) -> None:
+    who = f"{TIME} of key {server_key[8:16]}"
+    with RawSocket(server.port).open(f"{TIME}?api_key={server_key}") as client:
+        client.send(close_frame(1001))
+        assert client.close_code() == 1001
+    eventually(lambda: re.search(rf"closed {who} after \d+\.\d s: 1001\n", server.log()))
+    assert server.log_lines(f"open {who}")
+
+
+@pytest.mark.parametrize(
+    ("changes", "status", "code"),
+    [
+        ({"Sec-WebSocket-Key": None}, 400, "bad_handshake"),
+        ({"Sec-WebSocket-Key": "\xe9" * 24}, 400, "bad_handshake"),
+        ({"Sec-WebSocket-Version": None}, 400, "bad_handshake"),
+        ({"Sec-WebSocket-Version": "8"}, 426, "upgrade_required"),
+        ({"Sec-WebSocket-Version": "13, 8"}, 426, "upgrade_required"),
+        ({"Host": None}, 400, "bad_handshake"),
+        ({"Host": "\xe9"}, 400, "bad_handshake"),
+        ({"Connection": "keep-alive"}, 400, "bad_handshake"),
+        ({"Content-Length": "1"}, 400, "bad_handshake"),
+        ({"Transfer-Encoding": "chunked"}, 400, "bad_handshake"),
+        ({"Upgrade": "h2c"}, 426, "upgrade_required"),
+        ({"Upgrade": None, "Connection": None}, 426, "upgrade_required"),
+    ],
+)
+def test_broken_handshake_is_refused(
+    server: Server, changes: dict[str, str | None], status: int, code: str
+) -> None:
+    """Before the key is looked for, so it is not counted."""
+    for path in (ECHO, TIME):
+        answer = server.send(handshake_bytes(path, changes))
+        assert (answer.status, answer.json()["code"]) == (status, code)
+        assert answer.headers["Content-Type"] == "application/problem+json"
+        if status == 426:
+            assert answer.headers["Upgrade"] == "websocket"
+            assert answer.headers["Connection"].lower() == "upgrade"
+            assert answer.headers["Sec-WebSocket-Version"] == "13"
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"Sec-WebSocket-Extensions": "permessage-deflate; client_max_window_bits"},
+        {"Sec-WebSocket-Extensions": ";;==,\xff"},
+        {"Sec-WebSocket-Protocol": "no token"},
+        {"Connection": "Upgrade, \xff"},
+        {"Origin": "https://elsewhere.example"},
+        {"Connection": "keep-alive, UPGRADE", "Upgrade": "WebSocket"},
+        {"Upgrade": "h2c, websocket"},
+        {"X-Odd": "\xff"},
+    ],
+)
+def test_odd_handshake_does_no_harm(server: Server, changes: dict[str, str | None]) -> None:
+    with RawSocket(server.port) as client:
+        answer = client.handshake(ECHO, changes)
+        assert answer.status == 101
+        assert "Sec-WebSocket-Extensions" not in answer.headers
+        assert "Sec-WebSocket-Protocol" not in answer.headers
+        client.send(frame(TEXT, b"hi"))
+        assert client.frame().json()["message"] == "hi"
+
+
+def test_frames_in_the_packet_of_the_handshake_are_answered(server: Server) -> None:
+    texts = ["first", "x" * 60_000, "last"]
+    frames = b"".join(frame(TEXT, text.encode()) for text in texts)
+    with RawSocket(server.port) as client:
+        client.send(handshake_bytes(ECHO) + frames + close_frame(1000))
+        assert client.answer().status == 101
+        assert [client.frame().json()["message"] for _ in texts] == texts
+        assert client.frame().close_code == 1000
+        assert client.ended()
+
+
+@pytest.mark.parametrize(
+    ("query", "code"),
+    [
+        ("", "missing_api_key"),
+        ("?api_key=", "missing_api_key"),
+        ("?api_key=nonsense", "invalid_api_key"),
+        ("?api_key=%ff%fe", "invalid_api_key"),
+    ],
+)
+def test_time_socket_does_not_open_without_a_good_key(
+    server: Server, query: str, code: str
+) -> None:
+    answer = server.send(handshake_bytes(TIME + query))
+    assert (answer.status, answer.json()["code"]) == (401, code)
+    assert answer.headers["WWW-Authenticate"] == 'ApiKey realm="api", header="X-API-Key"'
+
+
+def test_revoked_key_or_deleted_user_is_1008(start_server: StartServer) -> None:
+    server = start_server()
+    revoked, other = server.new_key(), server.new_key()
+    with server.connections(2) as (one, two):
+        one.open(f"{TIME}?api_key={revoked}")
+        two.open(f"{TIME}?api_key={other}")
+        commands = (f"key revoke {revoked[8:16]}", "user delete user0")
+        for client, command in zip((one, two), commands, strict=True):
+            server.flask(*command.split())
+            with within(2):
+                found = client.closing_frame()
+            assert (found.close_code, found.reason) == (1008, DESCRIBED[1008]["reason"])
 
 
 @pytest.mark.one_process("each process caps its own sockets")

@@ -19,82 +19,77 @@ from helpers.rawsocket import UPGRADE, handshake_bytes, request_bytes
 from helpers.server import Server, eventually, listens, serve_command, within
 
 
-class TestStop:
-    @pytest.mark.parametrize(
-        "number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.ci)]
-    )
-    def test_everybody_is_told_and_nothing_is_lost(
-        self, start_server: StartServer, number: signal.Signals
-    ) -> None:
-        """One request is under way; others are served as long as that one is."""
-        server = start_server()
-        key = server.new_key()
-        with (
-            ThreadPoolExecutor(1) as threads,
-            server.connections(50) as sockets,
-            server.connections(3) as (silent, idle, under_way),
-        ):
-            for place, client in enumerate(sockets):
-                client.open(f"{TIME}?api_key={key}" if place % 2 else ECHO)
-            under_way.send(request_bytes(TEST, {"Host": "a", "X-API-Key": key})[:-2])
-            assert idle.request(TEST, X_API_Key=key).status == 200  # by then, it has begun
+@pytest.mark.parametrize(
+    "number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.ci)]
+)
+def test_everybody_is_told_and_nothing_is_lost(
+    start_server: StartServer, number: signal.Signals
+) -> None:
+    """One request is under way; others are served as long as that one is."""
+    server = start_server()
+    key = server.new_key()
+    with (
+        ThreadPoolExecutor(1) as threads,
+        server.connections(50) as sockets,
+        server.connections(3) as (silent, idle, under_way),
+    ):
+        for place, client in enumerate(sockets):
+            client.open(f"{TIME}?api_key={key}" if place % 2 else ECHO)
+        under_way.send(request_bytes(TEST, {"Host": "a", "X-API-Key": key})[:-2])
+        assert idle.request(TEST, X_API_Key=key).status == 200  # by then, it has begun
 
-            stopping = threads.submit(server.stop, number)
-            with within(1):
-                assert sockets[0].close_code() == 1001
-                assert idle.request(TEST, X_API_Key=key).status == 200  # as long as others go on
-                under_way.send(b"\r\n")
-                assert {client.close_code() for client in sockets[1:]} == {1001}
-            answer = under_way.answer()
-            assert silent.ended()
-            stopping.result()
-        assert (answer.status, answer.json()["success"]) == (200, True)
-        assert not server.log_lines("could not save the last counts")
-        assert server.start().total(key) == 25 + 3
+        stopping = threads.submit(server.stop, number)
+        with within(1):
+            assert sockets[0].close_code() == 1001
+            assert idle.request(TEST, X_API_Key=key).status == 200  # as long as others go on
+            under_way.send(b"\r\n")
+            assert {client.close_code() for client in sockets[1:]} == {1001}
+        answer = under_way.answer()
+        assert silent.ended()
+        stopping.result()
+    assert (answer.status, answer.json()["success"]) == (200, True)
+    assert not server.log_lines("could not save the last counts")
+    assert server.start().total(key) == 25 + 3
 
-    def test_what_arrives_before_and_during_a_stop_is_answered(
-        self, start_server: StartServer
-    ) -> None:
-        """A handshake is refused; a body that is not read, or does not come, does no harm."""
-        server = start_server()
-        with server.connections(40) as pending, server.connections(4) as clients:
-            told, late, large, halted = clients
-            halted.send(request_bytes("/log-out", {"Host": "a", "Content-Length": "8"}, "POST"))
-            told.open(ECHO)
-            assert late.request(STATUS).status == large.request(STATUS).status == 200
-            late.send(handshake_bytes(ECHO)[:20])
-            for client in pending:
-                client.send(request_bytes(STATUS, {"Host": "a"}))
-            os.kill(server.pid, signal.SIGTERM)
-            assert told.close_code() == 1001
-            assert [client.answer().status for client in pending] == [200] * 40
-            headers = {"Host": "a", "Content-Length": "16384"}
-            large.send(request_bytes(STATUS, headers) + bytes(16_384))
-            assert large.answer().status == 200
-            assert large.ended(), "a reset would end it with an error"
-            late.send(handshake_bytes(ECHO)[20:])
-            answer = late.answer()
-            assert server.wait() == 0
-        assert server.postgres or server.stored == {"service.db"}, "it was not killed"
-        assert (answer.status, answer.json()["code"]) == (503, "too_many_sockets")
-        assert int(answer.headers["Retry-After"]) >= 1
 
-    def test_no_second_signal_loses_a_count(self, start_server: StartServer) -> None:
-        """Under load, beside idle connections, until the end; nothing of it leaves a traceback."""
-        server = start_server(RATE_LIMITS="free=1000000/day")
-        key = server.new_key()
-        with server.connections(20) as idle, Load(server.port, key, connections=8) as load:
-            assert {client.request(STATUS).status for client in idle} == {200}
-            eventually(lambda: len(load.replies) > 200)
-            os.kill(server.pid, signal.SIGTERM)
-            eventually(lambda: server.log_lines("Handling signal"))
-            others = itertools.cycle([signal.SIGINT, signal.SIGTERM, signal.SIGQUIT])
-            while not server.has_ended():
-                os.kill(server.pid, next(others))
-                time.sleep(0.002)
-            server.wait()  # the status may be that of a signal that came at the very end
-            replies = load.stop()
-        assert server.start().total(key) == len(accepted(replies))
+def test_what_arrives_before_and_during_a_stop_is_answered(start_server: StartServer) -> None:
+    """A handshake is refused; a body that does not come does no harm."""
+    server = start_server()
+    with server.connections(40) as pending, server.connections(3) as clients:
+        told, late, halted = clients
+        halted.send(request_bytes("/log-out", {"Host": "a", "Content-Length": "8"}, "POST"))
+        told.open(ECHO)
+        assert late.request(STATUS).status == 200
+        late.send(handshake_bytes(ECHO)[:20])
+        for client in pending:
+            client.send(request_bytes(STATUS, {"Host": "a"}))
+        os.kill(server.pid, signal.SIGTERM)
+        assert told.close_code() == 1001
+        assert [client.answer().status for client in pending] == [200] * 40
+        late.send(handshake_bytes(ECHO)[20:])
+        answer = late.answer()
+        assert server.wait() == 0
+    assert server.postgres or server.stored == {"service.db"}, "it was not killed"
+    assert (answer.status, answer.json()["code"]) == (503, "too_many_sockets")
+    assert int(answer.headers["Retry-After"]) >= 1
+
+
+def test_no_second_signal_loses_a_count(start_server: StartServer) -> None:
+    """Under load, beside idle connections, until the end; nothing of it leaves a traceback."""
+    server = start_server(RATE_LIMITS="free=1000000/day")
+    key = server.new_key()
+    with server.connections(20) as idle, Load(server.port, key, connections=8) as load:
+        assert {client.request(STATUS).status for client in idle} == {200}
+        eventually(lambda: len(load.replies) > 200)
+        os.kill(server.pid, signal.SIGTERM)
+        eventually(lambda: server.log_lines("Handling signal"))
+        others = itertools.cycle([signal.SIGINT, signal.SIGTERM, signal.SIGQUIT])
+        while not server.has_ended():
+            os.kill(server.pid, next(others))
+            time.sleep(0.002)
+        server.wait()  # the status may be that of a signal that came at the very end
+        replies = load.stop()
+    assert server.start().total(key) == len(accepted(replies))
 
 
 def test_background_goes_on_after_a_bug(start_patched: StartServer) -> None:
@@ -120,44 +115,43 @@ OpenSockets.close_ended = close_ended
 """
 
 
-class TestHangUp:
-    def test_closed_terminal_saves_stops_and_frees_the_port(self, tmp_path: Path) -> None:
-        """script(1) runs the demo on a terminal of its own, as `ssh -t` does."""
-        command = f"exec {sys.executable} app.py"
-        server = Server(tmp_path, "script", "-qfc", command, "/dev/null")
-        with contextlib.closing(server.start()):
-            eventually(lambda: re.search(r"sk_live_\w+\s", server.log()))  # script(1) copies it
-            key = re.findall(r"sk_live_\w+", server.log())[0]
-            assert {server.ask(TEST, X_API_Key=key).status for _ in range(7)} == {200}
-            server.stop(signal.SIGKILL)  # the terminal, and not the demo
-        eventually(lambda: not listens("127.0.0.1", server.port))
+def test_closed_terminal_saves_stops_and_frees_the_port(tmp_path: Path) -> None:
+    """script(1) runs the demo on a terminal of its own, as `ssh -t` does."""
+    command = f"exec {sys.executable} app.py"
+    server = Server(tmp_path, "script", "-qfc", command, "/dev/null")
+    with contextlib.closing(server.start()):
+        eventually(lambda: re.search(r"sk_live_\w+\s", server.log()))  # script(1) copies it
+        key = re.findall(r"sk_live_\w+", server.log())[0]
+        assert {server.ask(TEST, X_API_Key=key).status for _ in range(7)} == {200}
+        server.stop(signal.SIGKILL)  # the terminal, and not the demo
+    eventually(lambda: not listens("127.0.0.1", server.port))
 
-        saved = [(7,)], {"service.db"}
-        eventually(lambda: (server.execute("SELECT total FROM api_key"), server.stored) == saved)
+    saved = [(7,)], {"service.db"}
+    eventually(lambda: (server.execute("SELECT total FROM api_key"), server.stored) == saved)
 
-    @pytest.mark.one_process("with PostgreSQL it is a reload")
-    def test_service_started_with_nohup_stays(self, start_server: StartServer) -> None:
-        server = start_server("nohup", *serve_command())
-        workers = server.worker_pids
-        os.killpg(server.pid, signal.SIGHUP)
-        server.handle_signals()
-        assert server.ask(TEST).status == 401
-        assert server.worker_pids == workers
-        server.stop()
 
-    def test_postgresql_reload_fails_nobody(
-        self, start_server: StartServer, cluster: object
-    ) -> None:
-        server = start_server(RATE_LIMITS="free=1000000/day")
-        key, before = server.new_key(), set(server.worker_pids)
-        with Load(server.port, key, connections=4) as load:
-            eventually(lambda: len(load.replies) > 100)
-            os.kill(server.pid, signal.SIGHUP)
-            eventually(lambda: not before & set(server.worker_pids), 10)
-            replies = load.stop()
-        assert server.total(key) == len(accepted(replies))
-        # A connection that a worker closes may cut off a request that it has not read.
-        assert {reply.status for reply in replies} <= {200, 0}
+@pytest.mark.one_process("with PostgreSQL it is a reload")
+def test_service_started_with_nohup_stays(start_server: StartServer) -> None:
+    server = start_server("nohup", *serve_command())
+    workers = server.worker_pids
+    os.killpg(server.pid, signal.SIGHUP)
+    server.handle_signals()
+    assert server.ask(TEST).status == 401
+    assert server.worker_pids == workers
+    server.stop()
+
+
+def test_postgresql_reload_fails_nobody(start_server: StartServer, cluster: object) -> None:
+    server = start_server(RATE_LIMITS="free=1000000/day")
+    key, before = server.new_key(), set(server.worker_pids)
+    with Load(server.port, key, connections=4) as load:
+        eventually(lambda: len(load.replies) > 100)
+        os.kill(server.pid, signal.SIGHUP)
+        eventually(lambda: not before & set(server.worker_pids), 10)
+        replies = load.stop()
+    assert server.total(key) == len(accepted(replies))
+    # A connection that a worker closes may cut off a request that it has not read.
+    assert {reply.status for reply in replies} <= {200, 0}
 
 
 def test_no_secret_is_in_a_log_or_a_file_and_nobody_can_forge_a_line(
