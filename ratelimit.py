@@ -24,15 +24,16 @@ class Quota(NamedTuple):
     limit: int
     seconds: int
 
-    def window_ends(self, now: float) -> tuple[int, int]:
-        """The end of the window by this clock, and by a clock that is CLOCK_SKEW ahead.
+    def window_ends(self, now: float, waited: float = 0) -> tuple[int, int]:
+        """The end of the window by this clock, and the latest one that may be in the row by now.
 
-        A row that has either of them was written in the current window. As long as clocks
-        differ, or are set back, by less than CLOCK_SKEW and less than a window, no window begins
-        a second time.
+        A row whose `reset` is one of them, or between them, was written in the current window: by a
+        clock that is CLOCK_SKEW ahead, or while this request `waited` for so many seconds. As long
+        as clocks differ, or are set back, by less than CLOCK_SKEW and less than a window, no window
+        begins a second time.
         """
-        skew = min(CLOCK_SKEW, self.seconds)
-        return window_end(now, self.seconds), window_end(now + skew, self.seconds)
+        ahead = min(CLOCK_SKEW, self.seconds) + waited
+        return window_end(now, self.seconds), window_end(now + ahead, self.seconds)
 
 
 def window_end(now: float, seconds: int) -> int:
@@ -58,10 +59,10 @@ class Usage(NamedTuple):
     reset: int = 0
     used: int = 0
 
-    def in_current_window(self, quota: Quota, now: float) -> "Usage":
+    def in_current_window(self, quota: Quota, now: float, waited: float = 0) -> "Usage":
         """The usage in the current window: zero if `reset` belongs to another window."""
-        end, ahead = quota.window_ends(now)
-        return self if self.reset in (end, ahead) else Usage(self.total, end)
+        end, latest = quota.window_ends(now, waited)
+        return self if end <= self.reset <= latest else Usage(self.total, end)
 
     def allowance(self, quota: Quota, now: float, accepted: bool) -> Allowance:
         """What is left of the window that ends at `reset`."""

@@ -26,6 +26,7 @@ from storage.window_sql import HIT
 
 CONNECTION_SECONDS = 1.3  # how long a request waits for a connection
 ANSWER_SECONDS = 0.5  # how long the answer to a statement may take
+HIT_SECONDS = 4  # how long a hit may take at most, with all its waits
 SAVE_CONNECTION_SECONDS = 0.5  # how long a save waits for one; less, because a stop waits for it
 CONNECT_SECONDS = 2  # the time to connect to each address; the least that libpq allows
 SHRINK_SECONDS = 7  # between closing two idle connections of a pool
@@ -207,11 +208,11 @@ class Store(KeyStore):
 
     def hit(self, key_id: str, quota: Quota) -> Allowance | None:
         moment = time.time()
-        end, ahead = quota.window_ends(moment)
+        end, latest = quota.window_ends(moment, HIT_SECONDS)
         values = {
             "id": key_id,
             "end": end,
-            "ahead": ahead,
+            "latest": latest,
             "now": int(moment),
             "limit": quota.limit,
         }
@@ -220,7 +221,8 @@ class Store(KeyStore):
             return Usage(*row).allowance(quota, moment, True)
         # The same moment as above, because the window may have ended since.
         key = self._look_up(key_id)
-        left = key and key.usage.in_current_window(quota, moment).allowance(quota, moment, False)
+        usage = key and key.usage.in_current_window(quota, moment, HIT_SECONDS)
+        left = usage and usage.allowance(quota, moment, False)
         if left and left.remaining:  # another process has begun the next window
             return self.hit(key_id, quota)
         return left

@@ -7,8 +7,8 @@ SAVE = """UPDATE api_key SET total = total + ?,
     WHERE id = ?"""
 
 # PostgreSQL: adds one request if the limit allows it. A row whose `reset` is one of the two ends of
-# `Quota.window_ends` belongs to the current window.
-SAME_WINDOW = "reset IN (%(end)s, %(ahead)s)"
+# `Quota.window_ends`, or between them, belongs to the current window.
+SAME_WINDOW = "reset BETWEEN %(end)s AND %(latest)s"
 USED_AFTER = f"1 + CASE WHEN {SAME_WINDOW} THEN used ELSE 0 END"
 HIT = f"""UPDATE api_key SET total = total + 1, used = {USED_AFTER}, last_used_at = %(now)s,
     reset = CASE WHEN {SAME_WINDOW} THEN reset ELSE %(end)s END

@@ -294,6 +294,19 @@ def test_clocks_that_differ_open_no_window_twice(
 
 
 @in_postgres
+def test_request_that_waited_for_the_database_opens_no_window(
+    store: KeyStore, new_id: NewId, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is counted in the window that others have begun meanwhile."""
+    key_id, quota = new_id(), Quota("free", 5, 1)
+    monkeypatch.setattr(postgres, "time", clock := Clock(now := 1000.0 * int(time.time() / 1000)))
+    granted = []
+    for clock.now in (now + 2, now, now + 2, now + 2, now, now + 1, now, now + 2):
+        granted.append(remaining(store.hit(key_id, quota)))
+    assert granted == [4, 3, 2, 1, 0, None, None, None]
+
+
+@in_postgres
 def test_request_that_finds_the_next_window_begun_is_counted_in_it(
     store: KeyStore, new_id: NewId, monkeypatch: pytest.MonkeyPatch
 ) -> None:
