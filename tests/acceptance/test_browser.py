@@ -14,9 +14,9 @@ import pytest
 
 from auth import INVALID_KEY
 from conftest import StartServer
-from helpers.browsers import CONTROL, Browser, Chromium, Firefox, WebKit, find_program
+from helpers.browsers import CONTROL, Browser, Chromium, Firefox, WebKit
 from helpers.paths import ECHO, ME, PROFILE, PROTECTED, PUBLIC, SECURITY, TEST, TIME, YEAR
-from helpers.server import REPOSITORY, Server
+from helpers.server import REPOSITORY, Server, find_program
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 expect = playwright.expect

@@ -2,8 +2,7 @@
 
 import os
 import re
-import shutil
-import subprocess
+import shlex
 import sys
 from pathlib import Path
 
@@ -12,20 +11,15 @@ import pytest
 from conftest import StartServer
 from helpers.documents import blocks, section
 from helpers.paths import TEST
-from helpers.server import REPOSITORY, Server, bash
+from helpers.server import PATH, REPOSITORY, Server, bash, find_program
 
 PAGE = (REPOSITORY / "docs/testing-clients.md").read_text()
-PATH = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
 
 
 def run(*command: str, cwd: Path) -> str:
-    """What a program prints; it must succeed, and is skipped where it is not installed."""
-    if not shutil.which(command[0], path=PATH):
-        pytest.skip(f"{command[0]} is not installed: .ci/clients")
-    env = {**os.environ, "PATH": PATH}
-    done = subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout + done.stderr
+    """What a program prints; it must succeed."""
+    find_program(command[0])
+    return bash(f"{shlex.join(command)} 2>&1", cwd, {**os.environ, "PATH": PATH}, 170)
 
 
 @pytest.mark.parametrize("caller", ["with a key", "without a key", "over the limit"])

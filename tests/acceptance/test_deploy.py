@@ -4,7 +4,6 @@ import contextlib
 import json
 import re
 import resource
-import secrets
 import shlex
 import shutil
 import socket
@@ -20,7 +19,7 @@ from pathlib import Path
 import pytest
 
 from helpers.documents import blocks, section
-from helpers.paths import ECHO, STATUS, TEST, TIME
+from helpers.paths import ECHO, STATUS, TEST
 from helpers.postgresql import Cluster
 from helpers.rawsocket import TEXT, RawSocket, form_bytes, frame
 from helpers.server import (
@@ -29,22 +28,16 @@ from helpers.server import (
     bash,
     clean_environment,
     eventually,
+    find_program,
     free_port,
     random_key,
     serve_command,
-    working_tree,
 )
 
 DEPLOY = REPOSITORY / "deploy"
 UPSTREAM, API = "127.0.0.1:8000", "127.0.0.1:9000"  # where proxies expect the service and the API
 KEYS_HOST = "keys.localhost"
 FLASK = f"{sys.executable} -m flask --app {REPOSITORY}/app.py"
-
-
-def need(*programs: str) -> None:
-    for program in programs:
-        if not shutil.which(program):
-            pytest.skip(f"{program} is not installed")
 
 
 def shipped(name: str, changes: dict[str, str] | None = None) -> str:
@@ -62,10 +55,9 @@ def written(page: str, title: str) -> list[str]:
 
 
 def nginx(folder: Path, name: str, port: int, changes: dict[str, str]) -> list[str]:
-    need("nginx", "openssl")
     key = "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes"
     names = "-subj /CN=localhost -keyout site.key -out site.pem"
-    subprocess.run(["openssl", *f"{key} {names}".split()], cwd=folder, check=True)
+    subprocess.run([find_program("openssl"), *f"{key} {names}".split()], cwd=folder, check=True)
     changes |= {
         "listen 443 ssl": f"listen 127.0.0.1:{port} ssl",
         "/etc/letsencrypt/live/example.org/fullchain.pem": f"{folder}/site.pem",
@@ -84,18 +76,17 @@ def nginx(folder: Path, name: str, port: int, changes: dict[str, str]) -> list[s
         f"daemon off; master_process off; pid {folder}/pid; error_log stderr;\n"
         f"events {{}}\nhttp {{ {paths} include {folder}/site.conf; }}\n"
     )
-    return ["nginx", "-p", str(folder), "-c", "main.conf", "-e", "stderr"]
+    return [find_program("nginx"), "-p", str(folder), "-c", "main.conf", "-e", "stderr"]
 
 
 def caddy(folder: Path, name: str, port: int, changes: dict[str, str]) -> list[str]:
-    need("caddy")
     # Its own certificate, and no other port.
     options = "\tadmin off\n\tlocal_certs\n\tskip_install_trust\n\tauto_https disable_redirects\n"
     changes |= {"example.org": f"https://localhost:{port}", "\tlog {": f"{options}\tlog {{"}
     if "keys.example.com" in changes:
         changes["keys.example.com"] = f"https://{KEYS_HOST}:{port}"
     (folder / "Caddyfile").write_text(shipped(name, changes))
-    return ["caddy", "run", "--adapter", "caddyfile", "--config", "Caddyfile"]
+    return [find_program("caddy"), "run", "--adapter", "caddyfile", "--config", "Caddyfile"]
 
 
 @contextlib.contextmanager
@@ -148,7 +139,9 @@ def test_no_key_is_logged_in_whatever_form_and_whatever_fails(tmp_path: Path, na
         pid = int((tmp_path / "proxy/pid").read_text())
         for number, query in enumerate(("?", "#?", "%3F", "/", "%3fapi%5fkey%3D")):
             with tls(port, name=host) as client:
-                client.request(f"/{number}{query}{key}", Host=host, X_API_Key=key, Cookie=key)
+                path = f"/{number}{query}{key}"
+                answer = client.request(path, Host=host, X_API_Key=key, Cookie=key)
+                assert answer.status == 502
         with tls(port, name=host) as client:
             resource.prlimit(pid, resource.RLIMIT_NOFILE, (1, 1))
             client.request(f"/last?api_key={key}", Host=host, Referer=key)
@@ -158,12 +151,10 @@ def test_no_key_is_logged_in_whatever_form_and_whatever_fails(tmp_path: Path, na
 
 
 @pytest.mark.parametrize("name", PROXIES)
-def test_proxy_passes_forms_sockets_and_addresses_but_logs_no_key(
-    tmp_path: Path, name: str
-) -> None:
+def test_proxy_passes_forms_sockets_and_addresses(tmp_path: Path, name: str) -> None:
     """The gate does so under the name of its pages."""
     server = Server(tmp_path, PROXY_HOPS="1", MAX_SOCKETS_PER_CALLER="1")
-    host, key = KEYS_HOST if name.startswith("gate") else "localhost", secrets.token_hex()
+    host = KEYS_HOST if name.startswith("gate") else "localhost"
     with contextlib.closing(server.start()), proxy(name, tmp_path, server.port) as port:
         with tls(port, name=host) as client:
             ours = f"Host: {host}:{port}\r\nOrigin: https://{host}:{port}".encode()
@@ -183,11 +174,6 @@ def test_proxy_passes_forms_sockets_and_addresses_but_logs_no_key(
             with tls(port, "127.0.0.2", host) as again:
                 headers = {"Host": host, "X-Forwarded-For": "198.51.100.7"}
                 assert again.handshake(ECHO, {**headers}).status == 429
-        server.stop()
-        with tls(port, name=host) as client:
-            assert client.handshake(f"{TIME}?api_key={key}", {"Host": host}).status == 502
-        eventually(lambda: TIME in logged(tmp_path))
-        assert key not in logged(tmp_path), "proxies quote requests that fail"
 
 
 def dockerfile(instruction: str) -> str:
@@ -237,70 +223,70 @@ systemd-run() (
 )"""
 
 
-class TestUnit:
-    def test_documented_commands_make_and_restore_a_backup(self, tmp_path: Path) -> None:
-        """With a `sudo` that changes no user, and fakes of systemd."""
-        _, commands, _, restore = written("deploying.md", "systemd")
-        alias, create, backup = commands.splitlines()
-        (data := tmp_path / "data").mkdir()
-        fakes = 'sudo() { [ "$1" != -u ] || shift 2; "$@"; }; systemctl() { :; }' + SYSTEMD_RUN
-        (file := tmp_path / "demo-service.env").write_text("RATE_LIMITS=free=1/day, gold=7/day\n")
+def test_documented_commands_make_and_restore_a_backup(tmp_path: Path) -> None:
+    """With a `sudo` that changes no user, and fakes of systemd."""
+    _, commands, _, restore = written("deploying.md", "systemd")
+    alias, create, backup = commands.splitlines()
+    (data := tmp_path / "data").mkdir()
+    fakes = 'sudo() { [ "$1" != -u ] || shift 2; "$@"; }; systemctl() { :; }' + SYSTEMD_RUN
+    (file := tmp_path / "demo-service.env").write_text("RATE_LIMITS=free=1/day, gold=7/day\n")
 
-        def paste(commands: str) -> str:
-            ours = f"shopt -s expand_aliases; {fakes}\n{alias}\n{commands}"
-            ours = ours.replace("/srv/demo-service/.venv/bin/flask", f"{sys.executable} -m flask")
-            ours = ours.replace("/srv/demo-service", str(REPOSITORY))
-            ours = ours.replace("/var/lib/demo-service", str(data))
-            ours = ours.replace("/etc/demo-service.env", str(file))
-            return bash(ours, tmp_path, clean_environment())
+    def paste(commands: str) -> str:
+        ours = f"shopt -s expand_aliases; {fakes}\n{alias}\n{commands}"
+        ours = ours.replace("/srv/demo-service/.venv/bin/flask", f"{sys.executable} -m flask")
+        ours = ours.replace("/srv/demo-service", str(REPOSITORY))
+        ours = ours.replace("/var/lib/demo-service", str(data))
+        ours = ours.replace("/etc/demo-service.env", str(file))
+        return bash(ours, tmp_path, clean_environment())
 
-        paste(f"{create} --password-stdin <<< 'long enough words'\n{backup}")
-        assert len(list(data.glob("backup-*.db"))) == 1, "where the unit's user may write"
-        assert paste("demo key create ada ci --tier gold").startswith("sk_live_")
-        paste(f"demo user delete ada\n{restore}")
-        assert "ada@example.com" in paste("demo user list")
+    paste(f"{create} --password-stdin <<< 'long enough words'\n{backup}")
+    assert len(list(data.glob("backup-*.db"))) == 1, "where the unit's user may write"
+    assert paste("demo key create ada ci --tier gold").startswith("sk_live_")
+    paste(f"demo user delete ada\n{restore}")
+    assert "ada@example.com" in paste("demo user list")
 
-    def test_systemd_finds_no_mistake(self, tmp_path: Path) -> None:
-        need("systemd-analyze")
-        gunicorn, unit = tmp_path / ".venv/bin/gunicorn", tmp_path / "demo-service.service"
-        gunicorn.parent.mkdir(parents=True)
-        gunicorn.touch(0o755)
-        unit.write_text(shipped(unit.name, {"/srv/demo-service": str(tmp_path)}))
-        unit.with_suffix(".socket").write_text(shipped("demo-service.socket"))
-        command = ["systemd-analyze", "verify", "--man=no", str(unit)]
-        done = subprocess.run(command, capture_output=True, text=True)
-        assert (done.returncode, done.stderr) == (0, ""), done.stdout
 
-    def test_restart_fails_no_request(self, tmp_path: Path) -> None:
-        """This test plays systemd's part: it listens, and is told when the service is ready."""
-        unit, notify = shipped("demo-service.service"), str(tmp_path / "notify")
-        (start,) = re.findall("ExecStart=/srv/demo-service/.venv/bin/(gunicorn.*)", unit)
-        server = Server(tmp_path, NOTIFY_SOCKET=notify)
-        listener = socket.create_server(("127.0.0.1", server.port))
-        takes_over = f"export LISTEN_FDS=1 LISTEN_PID=$$; exec {sys.executable} -m {start} 3<&0"
-        server.command, server.stdin = ["bash", "-c", takes_over], listener.fileno()
-        done = threading.Event()
+def test_systemd_finds_no_mistake(tmp_path: Path) -> None:
+    gunicorn, unit = tmp_path / ".venv/bin/gunicorn", tmp_path / "demo-service.service"
+    gunicorn.parent.mkdir(parents=True)
+    gunicorn.touch(0o755)
+    unit.write_text(shipped(unit.name, {"/srv/demo-service": str(tmp_path)}))
+    unit.with_suffix(".socket").write_text(shipped("demo-service.socket"))
+    command = [find_program("systemd-analyze"), "verify", "--man=no", str(unit)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, ""), done.stdout
 
-        def ask() -> set[int]:
-            return {server.ask(STATUS).status for _ in iter(done.is_set, True)}
 
-        with (
-            listener,
-            socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd,
-            contextlib.closing(server),
-            ThreadPoolExecutor(50) as threads,
-        ):
-            systemd.bind(notify)
-            systemd.settimeout(30)
-            server.start()
-            assert b"READY=1" in systemd.recv(1000)
-            clients = [threads.submit(ask) for _ in range(50)]
-            with RawSocket(server.port).open(ECHO) as echo:
-                server.stop()
-                assert echo.close_code() == 1001
-            server.start()
-            done.set()
-            assert [client.result() for client in clients] == [{200}] * 50
+def test_restart_fails_no_request(tmp_path: Path) -> None:
+    """This test plays systemd's part: it listens, and is told when the service is ready."""
+    unit, notify = shipped("demo-service.service"), str(tmp_path / "notify")
+    (start,) = re.findall("ExecStart=/srv/demo-service/.venv/bin/(gunicorn.*)", unit)
+    server = Server(tmp_path, NOTIFY_SOCKET=notify)
+    listener = socket.create_server(("127.0.0.1", server.port))
+    takes_over = f"export LISTEN_FDS=1 LISTEN_PID=$$; exec {sys.executable} -m {start} 3<&0"
+    server.command, server.stdin = ["bash", "-c", takes_over], listener.fileno()
+    done = threading.Event()
+
+    def ask() -> set[int]:
+        return {server.ask(STATUS).status for _ in iter(done.is_set, True)}
+
+    with (
+        listener,
+        socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd,
+        contextlib.closing(server),
+        ThreadPoolExecutor(50) as threads,
+    ):
+        systemd.bind(notify)
+        systemd.settimeout(30)
+        server.start()
+        assert b"READY=1" in systemd.recv(1000)
+        clients = [threads.submit(ask) for _ in range(50)]
+        with RawSocket(server.port).open(ECHO) as echo:
+            server.stop()
+            assert echo.close_code() == 1001
+        server.start()
+        done.set()
+        assert [client.result() for client in clients] == [{200}] * 50
 
 
 def test_fly() -> None:
@@ -313,8 +299,11 @@ def test_heroku_from_its_documented_block(tmp_path: Path, cluster: Cluster) -> N
     """Pasted with a `heroku` that only notes the settings; what is pushed then is served."""
     (block,) = written("deploying.md", "Heroku")
     app, config = tmp_path / "app", tmp_path / "config"
-    script = f"""cd {tmp_path}; git init -q --bare heroku.git
-        cd {working_tree(tmp_path)}; git remote add heroku ../heroku.git
+    script = f"""git init -q --bare heroku.git; git clone -q {REPOSITORY} clone; cd clone
+        git config user.name a; git config user.email a@b
+        git -C {REPOSITORY} diff --binary HEAD | git apply --allow-empty --index
+        git commit -q --allow-empty -m changes
+        git remote add heroku ../heroku.git
         heroku() {{ [ "$1" != config:set ] || echo "$2" >> {config}; }}
         {block}
         git clone -q -b main ../heroku.git {app}"""
@@ -338,7 +327,7 @@ def test_heroku_from_its_documented_block(tmp_path: Path, cluster: Cluster) -> N
 )
 def test_a_backup_is_restored(request: pytest.FixtureRequest, tmp_path: Path, number: int) -> None:
     if number:
-        need("pg_dump")
+        find_program("pg_dump")
     url = {"DATABASE_URL": request.getfixturevalue("cluster").new_database()} if number else {}
     server = Server(tmp_path, **url)
 
@@ -356,7 +345,8 @@ def test_a_backup_is_restored(request: pytest.FixtureRequest, tmp_path: Path, nu
 
 
 def test_a_sqlite_file_moves_to_postgresql(tmp_path: Path, cluster: Cluster) -> None:
-    need("psql", "sqlite3")
+    find_program("psql")
+    find_program("sqlite3")
     script = "\n".join(written("growing.md", "Moving an existing file"))
     old = Server(tmp_path / "old")
     new = Server(tmp_path / "new", DATABASE_URL=cluster.new_database())

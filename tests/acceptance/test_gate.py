@@ -17,8 +17,16 @@ import pytest
 
 from helpers.paths import GATE
 from helpers.rawsocket import TEXT, UPGRADE, Answer, Headers, frame, request_bytes
-from helpers.server import Server, clean_environment, eventually, random_key, serving
-from test_deploy import DEPLOY, KEYS_HOST, logged, need, proxy, tls
+from helpers.server import (
+    Server,
+    bash,
+    clean_environment,
+    eventually,
+    find_program,
+    random_key,
+    serving,
+)
+from test_deploy import DEPLOY, KEYS_HOST, logged, proxy, tls
 
 GATES = ["gate.nginx.conf", "gate.Caddyfile"]
 VERSIONS = ["--http1.1", "--http2"]
@@ -133,14 +141,13 @@ Ask = Callable[..., Answer]
 @pytest.fixture(params=VERSIONS)
 def ask(request: pytest.FixtureRequest, gate: Gate) -> Ask:
     """Sends a request over this version of HTTP, with TLS."""
-    need("curl")
 
     def send(path: str, method: str = "GET", body: bytes = b"", **headers: str) -> Answer:
         how = ["--head"] if method == "HEAD" else ["-X", method]
         for name, value in {"Expect": "", **headers}.items():
             how += ["-H", f"{name.replace('_', '-')}: {value}"]
         how += ["--data-binary", "@-"] if body else []
-        command = ["curl", "-sik", "--path-as-is", request.param, *how]
+        command = [find_program("curl"), "-sik", "--path-as-is", request.param, *how]
         command.append(f"https://localhost:{gate.port}{path}")
         output = subprocess.run(command, input=body, capture_output=True, timeout=20).stdout
         head, _, rest = output.partition(b"\r\n\r\n")
@@ -472,12 +479,10 @@ def test_while_the_service_is_away_nothing_passes_and_no_key_is_logged(
 
 def test_compose_starts_the_same_caddyfile_with_other_addresses() -> None:
     """Docker is not needed for this; only Caddy has a port."""
-    need("caddy")
     yaml = pytest.importorskip("yaml")
     services = yaml.safe_load((DEPLOY / "gate.compose.yaml").read_text())["services"]
     assert [name for name in services if "ports" in services[name]] == ["caddy"]
-    command = ["caddy", "adapt", "--adapter", "caddyfile", "--config", f"{DEPLOY}/gate.Caddyfile"]
-    env = clean_environment(**services["caddy"]["environment"])
-    adapted = subprocess.run(command, env=env, capture_output=True, check=True, text=True).stdout
+    adapt = f"{find_program('caddy')} adapt --adapter caddyfile --config gate.Caddyfile"
+    adapted = bash(adapt, DEPLOY, clean_environment(**services["caddy"]["environment"]))
     assert {*re.findall('"dial":"(.*?)"', adapted)} == {"service:8000", "api:9000"}
     assert {*re.findall(r'"host":\["(.*?)"', adapted)} == {"localhost", "keys.localhost"}

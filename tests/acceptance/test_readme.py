@@ -17,7 +17,15 @@ from typing import Any
 import pytest
 
 from helpers.documents import CONTRIBUTING, DOCUMENTS, README, blocks, section
-from helpers.server import REPOSITORY, bash, clean_environment, eventually, free_port, listens
+from helpers.server import (
+    REPOSITORY,
+    bash,
+    clean_environment,
+    eventually,
+    find_program,
+    free_port,
+    listens,
+)
 
 # What differs from run to run; everything else has to be as it stands in README.
 MOMENT = re.compile(r"20\d\d-\d\d-\d\d[T ]\d\d:\d\d:\d\d(\.\d{3})?( UTC|Z)")
@@ -117,44 +125,45 @@ def export(shown: str) -> str:
     return str(line)
 
 
-class TestCommands:
-    def test_pasted_commands_print_what_readme_shows(self, checkout: Checkout) -> None:
-        serve, _, ask, socket, *_ = blocks("sh")
-        answers, frames = blocks("json")
-        with checkout.running(serve) as shown:
-            printed = checkout.paste(f"{export(shown())}{ask}{socket}")
-        assert pattern(printed) == pattern(answers + frames)
-        (start_over,) = [code for code in inline("Start over") if code.startswith("rm")]
-        checkout.paste(start_over)
-        with checkout.running(".venv/bin/python app.py"):  # until it shows a new key
-            pass
+def test_pasted_commands_print_what_readme_shows(checkout: Checkout) -> None:
+    serve, _, ask, socket, *_ = blocks("sh")
+    answers, frames = blocks("json")
+    with checkout.running(serve) as shown:
+        printed = checkout.paste(f"{export(shown())}{ask}{socket}")
+    assert pattern(printed) == pattern(answers + frames)
+    (start_over,) = [code for code in inline("Start over") if code.startswith("rm")]
+    checkout.paste(start_over)
+    with checkout.running(".venv/bin/python app.py"):  # until it shows a new key
+        pass
 
-    def test_another_port_an_access_log_and_a_429_can_be_had(self, installed: Checkout) -> None:
-        (port,), (log,) = inline("Use another port"), inline("Show an access log")
-        create, ask = inline("See a 429")
-        # A limit for a day, so that no minute ends between the six.
-        installed.env["RATE_LIMITS"] = "free=1000/hour,tiny=5/day"
-        with installed.running(port.replace(" ", f" {log.partition(' .venv')[0]} ", 1)) as printed:
-            installed.paste("curl -s http://127.0.0.1:8001/api/v1/status?private")
-            eventually(lambda: '"GET /api/v1/status" 200' in printed())
-            answers = installed.paste(f"{create}\n{ask}".replace("8000", "8001")).splitlines()
-        assert [json.loads(answer).get("status", 200) for answer in answers] == [200] * 5 + [429]
 
-    def test_test_command_runs_tests(self, checkout: Checkout) -> None:
-        (command,) = blocks("sh", section("Tests"))
-        short = "-n 0 -v tests/test_ratelimit.py"
-        assert " passed" in checkout.paste(command, PYTEST_ADDOPTS=short)
+def test_another_port_an_access_log_and_a_429_can_be_had(installed: Checkout) -> None:
+    (port,), (log,) = inline("Use another port"), inline("Show an access log")
+    create, ask = inline("See a 429")
+    # A limit for a day, so that no minute ends between the six.
+    installed.env["RATE_LIMITS"] = "free=1000/hour,tiny=5/day"
+    with installed.running(port.replace(" ", f" {log.partition(' .venv')[0]} ", 1)) as printed:
+        installed.paste("curl -s http://127.0.0.1:8001/api/v1/status?private")
+        eventually(lambda: '"GET /api/v1/status" 200' in printed())
+        answers = installed.paste(f"{create}\n{ask}".replace("8000", "8001")).splitlines()
+    assert [json.loads(answer).get("status", 200) for answer in answers] == [200] * 5 + [429]
 
-    def test_blocks_can_be_pasted_into_any_shell(self) -> None:
-        """No prompt, and no comment: interactive zsh runs it."""
-        for block in [block for path in DOCUMENTS for block in blocks("sh", path.read_text())]:
-            assert not re.search(r"^\s*[$>] |(^|\s)#", block, re.MULTILINE), block
+
+def test_test_command_runs_tests(checkout: Checkout) -> None:
+    (command,) = blocks("sh", section("Tests"))
+    short = "-n 0 -v tests/test_ratelimit.py"
+    assert " passed" in checkout.paste(command, PYTEST_ADDOPTS=short)
+
+
+def test_blocks_can_be_pasted_into_any_shell() -> None:
+    """No prompt, and no comment: interactive zsh runs it."""
+    for block in [block for path in DOCUMENTS for block in blocks("sh", path.read_text())]:
+        assert not re.search(r"^\s*[$>] |(^|\s)#", block, re.MULTILINE), block
 
 
 @pytest.mark.parametrize("program", ["caddy", "nginx"])
 def test_gate_can_be_tried(checkout: Checkout, program: str) -> None:
-    if not shutil.which(program):
-        pytest.skip(f"{program} is not installed")
+    find_program(program)
     page = (REPOSITORY / "docs/protecting-your-api.md").read_text()
     used = ("9000", "8080")
     api, service, *proxies, ask = blocks("sh", section("Try it", page))

@@ -3,7 +3,6 @@
 import contextlib
 import json
 import os
-import shutil
 import signal
 import subprocess
 import urllib.request
@@ -12,10 +11,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import pytest
 from websockets.sync.client import connect
 
-from helpers.server import eventually, free_port
+from helpers.server import eventually, find_program, free_port
 
 # A link, a button, or the label of a field, by its name; at first in the main part of the page. A
 # browser clicks on what it has painted, so the place counts once it was the same at four looks.
@@ -34,12 +32,6 @@ FIND = """name => {
 # Before the script of a page has run, Reload asks a question.
 READ = "() => document.readyState === 'complete' ? document.body.innerText : ''"
 CONTROL = "\ue009"  # in the actions of WebDriver
-
-
-def find_program(*names: str) -> str:
-    """The path of the first one that is installed; skips the test if none is."""
-    found = next(filter(None, map(shutil.which, names)), None)
-    return found or pytest.skip(f"no browser found: none of {', '.join(names)} is installed")
 
 
 class Browser:

@@ -19,7 +19,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from helpers.server import eventually, free_port, listens, serving
+from helpers.server import eventually, find_program, free_port, listens, serving
 
 DEBIAN = Path("/usr/lib/postgresql")
 OPTIONS = {
@@ -70,9 +70,7 @@ class Cluster:
     @contextmanager
     def pooled(self) -> Iterator[int]:
         """The port of a PgBouncer in front: it runs each transaction in one of two sessions."""
-        program = shutil.which("pgbouncer", path=f"{os.environ['PATH']}:/usr/sbin")
-        if program is None:
-            pytest.skip("PgBouncer is not installed")
+        program = find_program("pgbouncer")
         port, file = free_port(), self._directory / "pgbouncer.ini"
         file.write_text(
             f"""[databases]

@@ -34,6 +34,7 @@ from storage.database import prepare_database
 TcpServer = TypeVar("TcpServer", bound=socketserver.TCPServer)
 
 REPOSITORY = Path(__file__).parents[2]
+PATH = f"{Path(sys.executable).parent}:{os.environ['PATH']}"  # also with what pip has installed
 START_SECONDS = 30
 SETTINGS = {*VARIABLES, *PLATFORM_HOPS, "GUNICORN_CMD_ARGS", "FORWARDED_ALLOW_IPS"}
 KEYS_PER_USER = 25
@@ -51,6 +52,13 @@ def clean_environment(**settings: str) -> dict[str, str]:
     """This process's environment with none of the service's settings but the given ones."""
     inherited = {name: value for name, value in os.environ.items() if name not in SETTINGS}
     return {**inherited, "PYTHONUNBUFFERED": "1", **settings}
+
+
+def find_program(*names: str) -> str:
+    """The path of the first one that is installed; skips the test if none is."""
+    path = f"{PATH}:/usr/sbin"
+    found = next(filter(None, (shutil.which(name, path=path) for name in names)), None)
+    return found or pytest.skip(f"{' or '.join(names)} is not installed")
 
 
 def free_port() -> int:
@@ -133,16 +141,6 @@ def bash(script: str, cwd: Path, env: dict[str, str] | None = None, seconds: flo
     done = subprocess.run(["bash", "-ec", script], capture_output=True, **how)
     assert done.returncode == 0, f"{script}\n{done.stdout}{done.stderr}"
     return str(done.stdout)
-
-
-def working_tree(folder: Path) -> Path:
-    """A repository in this folder whose last commit is what is being tested."""
-    script = f"""git clone -q {REPOSITORY} {folder}/clone; cd {folder}/clone
-        git config user.name a; git config user.email a@b
-        git -C {REPOSITORY} diff --binary HEAD | git apply --allow-empty --index
-        git commit -q --allow-empty -m changes"""
-    bash(script, folder)
-    return folder / "clone"
 
 
 def newer_version(folder: Path, *columns: str) -> Path:

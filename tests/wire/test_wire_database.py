@@ -12,7 +12,15 @@ from conftest import StartServer
 from helpers.load import Load, accepted
 from helpers.paths import PROTECTED, STATS, TEST, TIME
 from helpers.rawsocket import RawSocket
-from helpers.server import eventually, listens, newer_version, patience, serve_command, writing
+from helpers.server import (
+    eventually,
+    find_program,
+    listens,
+    newer_version,
+    patience,
+    serve_command,
+    writing,
+)
 
 
 def test_lock_by_another_process_loses_nothing(start_server: StartServer) -> None:
@@ -109,10 +117,8 @@ def test_what_a_page_stores_is_flushed_and_so_is_what_a_checkpoint_moves(
 
     A checkpoint comes with the first save once the log (-wal) has 4 MiB.
     """
-    if not shutil.which("strace"):
-        pytest.skip("strace is not installed")
     options = ["-D", "-f", "-y", "-e", "trace=fsync,fdatasync", "-o", f"{tmp_path}/trace"]
-    server = start_server("strace", *options, *serve_command())
+    server = start_server(find_program("strace"), *options, *serve_command())
     key, file = server.new_key(), server.database
 
     def flushed(name: str) -> int:
