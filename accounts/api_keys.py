@@ -9,6 +9,7 @@ from string import ascii_letters, digits
 from peewee import Expression
 
 from models import DEFAULT_TYPE, PREFIXES, ApiKey, Changed, InvalidInput, User, check_fields, now
+from ratelimit import CLOCK_SKEW
 from settings import MAX_KEYS
 from storage.database import transaction
 
@@ -65,11 +66,14 @@ def rotate_key(
             new.expires_at = now() + old.expires_at - old.created_at
         if older := predecessor(user, old):
             # What either has used, or each of many rotations would give another allowance.
-            new.reset, new.used = max((old.reset, old.used), (older.reset, older.used))
+            if older.tier == old.tier:
+                new.reset, new.used = max((old.reset, old.used), (older.reset, older.used))
             ended, old = (older, old) if old.total else (old, older)
             ended.delete_instance()
         if old.id == key_id:  # an older one keeps its time
-            old.expires_at = min(old.expires_at or math.inf, now() + grace_seconds)
+            # At once also by a clock that is behind.
+            end = now() + (grace_seconds or -CLOCK_SKEW)
+            old.expires_at = min(old.expires_at or math.inf, end)
             old.save(only=["expires_at"])
         new.predecessor = old.id
         return old, *_store(new)
@@ -127,11 +131,19 @@ def change_key(user: User, key_id: str, **columns: str) -> None:
 def revoke_key(user: User, key_id: str) -> None:
     """Delete a key; raises Changed if the user has no key with this id.
 
-    Keys that have expired are deleted by KeyStore.delete_old_rows, those of a user by users.delete.
+    Its successor goes on with its window, so nobody gets another allowance by revoking. Keys that
+    have expired are deleted by KeyStore.delete_old_rows, those of a user by users.delete.
     """
     with transaction():
-        if not ApiKey.delete().where(is_own(user, key_id)).execute():
+        old = ApiKey.get_or_none(is_own(user, key_id))
+        if old is None:
             raise Changed(KEY_IS_GONE)
+        is_successor = (ApiKey.user == user) & (ApiKey.predecessor == key_id)
+        same_window = (ApiKey.reset == old.reset) & (ApiKey.used < old.used)
+        has_used_less = (ApiKey.tier == old.tier) & ((ApiKey.reset < old.reset) | same_window)
+        left = ApiKey.update(reset=old.reset, used=old.used)
+        left.where(is_successor, has_used_less).execute()
+        old.delete_instance()
 
 
 def is_own(user: User, key_id: str) -> Expression:

@@ -100,6 +100,24 @@ def test_successor_goes_on_with_the_window(owner: User, clock: Clock) -> None:
         api_keys.rotate_key(owner, stored.id)
 
 
+def test_window_of_another_tier_is_not_taken_over(owner: User) -> None:
+    _, first = api_keys.create_key(owner, "ci")
+    change(first, reset=NOON + 3600, used=1)
+    second = api_keys.rotate_key(owner, first[8:16])[2]
+    change(second, tier="tiny", total=5, reset=NOON + 60, used=5)
+    third = api_keys.rotate_key(owner, second[8:16])[2]
+    assert row(third).usage == Usage(0, NOON + 60, 5)
+
+
+def test_rotation_without_a_grace_ends_a_key_at_once_by_a_clock_that_is_behind(
+    owner: User, clock: Clock
+) -> None:
+    _, key = api_keys.create_key(owner, "ci")
+    api_keys.rotate_key(owner, key[8:16], 0)
+    clock.now -= 59
+    assert row(key).has_expired
+
+
 def test_each_column_of_a_key_is_inherited_or_not_on_purpose() -> None:
     moments = {"created_at", "expires_at", "rotated_at", "last_used_at"}
     decided = {"id", "digest", "nonce", "total", "predecessor", *moments, *api_keys.INHERITED}
