@@ -66,13 +66,6 @@ def test_log_of_a_file_that_was_moved_away_is_not_taken_over(
     assert not (tmp_path / "test.db").exists()
 
 
-@pytest.mark.usefixtures("app")
-def test_what_a_page_stores_is_on_the_disk() -> None:
-    with models.db.connection_context():
-        (synchronous,) = models.db.execute_sql("PRAGMA synchronous").fetchone()
-    assert synchronous == 2, "pages need `synchronous = full`"
-
-
 def test_file_that_is_no_database_stays_as_it_was(config: Settings, tmp_path: Path) -> None:
     file = tmp_path / "test.db"
     file.write_text(text := "This is no database. " * 100)

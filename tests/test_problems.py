@@ -118,7 +118,8 @@ def test_any_abort_is_a_problem_with_the_words_of_the_view(
         assert body["detail"] == "Not on Mondays."
         codes[status] = body["code"]
         page = client.get(f"/aborting/{status}")
-        assert (page.status_code, "Not on Mondays." in page.text) == (status, True)
+        assert (page.status_code, page.mimetype) == (status, "text/html")
+        assert "Not on Mondays." in page.text
     words = {400: "bad_request", 409: "conflict", 418: "i'm_a_teapot"}
     words |= {500: "internal_error", 503: "unavailable"}
     assert codes | words == codes
