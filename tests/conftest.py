@@ -120,9 +120,14 @@ def nothing_waits_while_sqlite_is_locked() -> Iterator[None]:
 
 @pytest.fixture
 def config(tmp_path: Path, request: pytest.FixtureRequest) -> settings.Settings:
-    """The settings; a test that is parametrized by them may change some."""
-    url = f"sqlite:///{tmp_path}/test.db"
-    usual = {"DATABASE_URL": url, "SECRET_KEY": secrets.token_hex(), "RATE_LIMITS": TIERS}
+    """The settings; a test that is parametrized by them may change some.
+
+    What goes through everything, `with_sample`, does so in PostgreSQL with --postgres.
+    """
+    usual = {"SECRET_KEY": secrets.token_hex(), "RATE_LIMITS": TIERS}
+    usual["DATABASE_URL"] = f"sqlite:///{tmp_path}/test.db"
+    if "with_sample" in request.fixturenames:
+        usual |= request.getfixturevalue("storage")()
     return settings.load(usual | getattr(request, "param", {}))
 
 

@@ -10,7 +10,6 @@ import re
 import secrets
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from io import BytesIO
 from itertools import product
 from typing import Any
@@ -23,7 +22,6 @@ from werkzeug.test import TestResponse
 
 import auth
 import models
-import settings
 from conftest import NewKey
 from helpers import sample
 from helpers.described import (
@@ -65,13 +63,6 @@ Ask = Callable[..., TestResponse]
 
 
 pytestmark = pytest.mark.usefixtures("with_sample")
-
-
-@pytest.fixture
-def config(config: settings.Settings, storage: Callable[[], dict[str, str]]) -> settings.Settings:
-    """With --postgres, each test has an empty database there."""
-    url = storage().get("DATABASE_URL")
-    return replace(config, database_url=url) if url else config
 
 
 @pytest.fixture(params=[*OPERATIONS, *sample.OPERATIONS], ids=str)
@@ -178,7 +169,7 @@ def test_entry_is_complete(operation: Operation) -> None:
     bodies = [("requestBody", operation.example, schema)] if kind.endswith("json") else []
     for status, response in operation.responses.items():
         for media in response.get("content", {}).values():
-            fields = schema_of(operation, media).get("properties", {})
+            fields = resolved(media["schema"], operation.description).get("properties", {})
             number = fields.get("status", {}).get("const", int(status))
             is_right = number == int(status) or int(status) < 400
             assert is_right, f"{advice}: {status} has the schema of {number}"
@@ -188,10 +179,6 @@ def test_entry_is_complete(operation: Operation) -> None:
     for place, body, schema in bodies:
         wrong = misfits(body, schema, operation.description)
         assert not wrong, f"{advice}: the example of {place}: {'; '.join(wrong)}"
-
-
-def schema_of(operation: Operation, media: Any) -> Any:
-    return resolved(media["schema"], operation.description)
 
 
 @pytest.mark.parametrize("name", SOCKETS_API["channels"])
@@ -249,9 +236,11 @@ def wrong_bodies(operation: Operation) -> dict[str, dict[str, Any]]:
         "20,000 bytes": {"data": b"x" * 20_000, "content_type": kind or "text/plain"}
     }
     if kind:
-        found["no body"] = {"data": b"", "content_type": None}
-        found["an empty body"] = {"data": b"", "content_type": kind}
-        found["another type"] = operation.sent(operation.example) | {"content_type": "image/png"}
+        found |= {
+            "no body": {"data": b"", "content_type": None},
+            "an empty body": {"data": b"", "content_type": kind},
+            "another type": operation.sent(operation.example) | {"content_type": "image/png"},
+        }
     if kind.startswith("text/"):
         found |= {"NUL": operation.sent("\0"), "no UTF-8": operation.sent(b"\xff")}
         if misfits("x" * 15_000, schema, operation.description):
@@ -539,14 +528,10 @@ def test_preflight_and_405_name_the_methods_of_the_path(
     names = taken | {"OPTIONS"} | ({"HEAD"} if "GET" in taken else set())
     refused = client.open(operation.url(), method="BREW")
     assert set(refused.headers["Allow"].split(", ")) == names
-    check_preflight(client, operation.url(), names)
-
-
-def check_preflight(client: FlaskClient, path: str, methods: set[str]) -> None:
-    answer = client.options(path, headers={"Access-Control-Request-Method": "GET"})
+    answer = client.options(operation.url(), headers={"Access-Control-Request-Method": "GET"})
     assert (answer.status_code, answer.data) == (200, b"")
     told = f"OPTIONS gets a {answer.status_code} without a body."
     assert told in API["info"]["description"], f"edit docs/openapi.json: {told}"
     for name in ("Allow", "Access-Control-Allow-Methods"):
-        assert set(answer.headers[name].split(", ")) == methods
+        assert set(answer.headers[name].split(", ")) == names
     assert answer.headers["Access-Control-Allow-Headers"].startswith("X-API-Key, Content-Type")

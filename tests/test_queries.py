@@ -4,9 +4,8 @@ import re
 import secrets
 import sqlite3
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing
-from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -49,13 +48,6 @@ ROW = {"id=?", "rowid=?", "<expr>=?", "hour=? AND key_id=?"}
 LISTS = {"user list", "key list", "usage", "backup"}  # commands that read all rows
 STATEMENT = re.compile("(?!.*sqlite_master)(SELECT|INSERT|UPDATE|DELETE)")
 FEW = {"user_id=?", "hour=?", "hour<?", "expires_at<?"}
-
-
-@pytest.fixture
-def config(config: Settings, storage: Callable[[], dict[str, str]]) -> Settings:
-    """With --postgres, each test has an empty database there."""
-    url = storage().get("DATABASE_URL")
-    return replace(config, database_url=url) if url else config
 
 
 @pytest.fixture
