@@ -157,10 +157,6 @@ def ask(request: pytest.FixtureRequest, gate: Gate) -> Ask:
     return send
 
 
-def identity(received: Received) -> list[list[str]]:
-    return [received.values(name) for name in CALLER]
-
-
 def lower(answer: Answer) -> dict[str, str]:
     """Its headers; the two proxies spell them differently."""
     return {name.lower(): value for name, value in answer.headers.items()}
@@ -287,7 +283,8 @@ def test_api_learns_from_the_service_who_calls_but_not_the_key(
 ) -> None:
     assert gate.send(with_spoofed_headers("GET", "/", key, more)).status == 200
     (user,) = gate.service.execute("SELECT user_id FROM api_key WHERE id = ?", key[8:16])[0]
-    assert identity(gate.api.only()) == [[key[8:16]], [str(user)], ["production"], ["free"]]
+    told = [gate.api.only().values(name) for name in CALLER]
+    assert told == [[key[8:16]], [str(user)], ["production"], ["free"]]
     assert key not in str(gate.api.only())
     assert "spoofed" not in str(gate.api.only())
 

@@ -15,12 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from accounts import users
 from helpers.paths import SECURITY, TEST
 from helpers.rawsocket import RawSocket, form_bytes
 from helpers.server import Server, eventually, start_refusal
-from models import User
-from server.demo import welcome
 
 KEY = re.compile(r"sk_live_\w+")
 in_ci = partial(pytest.param, marks=pytest.mark.ci)  # each of them starts a server, or tries to
@@ -95,13 +92,3 @@ def test_taken_port_is_one_line_and_spends_no_secret(tmp_path: Path) -> None:
     advice = f"is the service running already? If not, try PORT={port + 1}"
     assert message == f"{reason}; {advice}"
     assert not (tmp_path / "demo.db").exists()
-
-
-def test_demo_makes_no_user_beside_others(
-    owner: User, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level("INFO")
-    welcome(8000)
-    assert capfd.readouterr().out == ""
-    assert caplog.messages == ["To create a user: flask user create USERNAME EMAIL"]
-    assert users.find_user("demo") is None

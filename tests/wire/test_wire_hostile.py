@@ -31,7 +31,7 @@ def test_body_without_end_is_not_read(server: Server, path: str, body: str) -> N
         client.send(request_bytes(path, headers, method) + part)
         answer = client.answer()
         with pytest.raises(ConnectionError):  # in time, whatever is still sent
-            client.fill(part, seconds=5, limit=1 << 40)
+            client.fill(part, seconds=5, limit=100_000_000)
     assert answer.status == status
 
 
@@ -44,22 +44,6 @@ def test_response_before_an_unread_body_is_not_lost(server: Server, connection: 
         answer = client.answer()
         assert (answer.status, answer.headers["Connection"]) == (200, "close")
         assert client.ended(), "a reset would end it with an error"
-
-
-def test_body_that_nobody_reads_ends_the_connection(start_patched: StartServer) -> None:
-    """Although behind a proxy connections stay open for long: here, 10 s instead of 100."""
-    patch = "keepalive //= 10; from server import worker; worker.SEND_SECONDS = 0.2"
-    server = start_patched(patch, PROXY_HOPS="1")
-    headers = {"Host": "a", "Content-Type": "text/plain", "Content-Length": "16000"}
-    with server.connections(2) as (idle, client), within(5):
-        assert idle.request(STATUS).status == 200
-        client.send(request_bytes("/log-in", headers, "POST"))
-        assert client.answer().status == 415
-        with contextlib.suppress(ConnectionError):
-            for _ in range(1000):
-                client.send(b"x")
-                time.sleep(0.02)
-        assert idle.request(STATUS).status == 200  # without a proxy, it would end after 0.5 s
 
 
 def test_new_connections_are_answered_soon_beside_32_busy_ones(server: Server) -> None:

@@ -20,7 +20,6 @@ from helpers.server import (
     StartError,
     eventually,
     listens,
-    random_key,
     serve_command,
     start_refusal,
 )
@@ -34,13 +33,14 @@ in_ci = partial(pytest.param, marks=pytest.mark.ci)  # each of them starts a ser
 @pytest.mark.parametrize(
     "command",
     [
-        in_ci([*ELSEWHERE, PYTHON, str(REPOSITORY / "app.py")], id="python /path/app.py"),
+        pytest.param([*ELSEWHERE, PYTHON, str(REPOSITORY / "app.py")], id="python /path/app.py"),
         in_ci([PYTHON, "-m", "gunicorn"], id="gunicorn"),
         in_ci([PYTHON, "-m", "gunicorn", "app:app"], id="gunicorn app:app"),
         pytest.param([*serve_command(), "--preload"], id="gunicorn -k gevent app:app --preload"),
     ],
 )
 def test_every_command_leads_to_the_same_server(tmp_path: Path, command: list[str]) -> None:
+    """It makes no user beside others, not even as the demo."""
     (tmp_path / "psycopg.py").write_text("raise ImportError")  # SQLite needs no driver
     settings = {"GUNICORN_CMD_ARGS": "--access-logfile -", "PYTHONPATH": str(tmp_path)}
     server = Server(tmp_path, *command, **settings)
@@ -55,7 +55,7 @@ def test_every_command_leads_to_the_same_server(tmp_path: Path, command: list[st
 
     assert server.execute("SELECT total FROM api_key") == [(2,)]
     assert server.stored == {"service.db"}
-    assert key not in server.log()
+    assert "sk_live_" not in server.log()
     assert f'"GET {TEST}" 200' in server.log(), "an access log"
     assert server.log_lines("Invalid request"), "the service's words for it"
 
@@ -121,9 +121,7 @@ def test_supported_options_work_together(start_server: StartServer, tmp_path: Pa
     eventually(lambda: server.ask(STATUS) and access.exists() and STATUS in access.read_text())
     assert STATUS in other.read_text()
     server.send(b"no request\r\n\r\n")
-    server.ask(f"/{random_key()}")
     assert "Invalid request" in log.read_text()
-    eventually(lambda: "/sk_live_[redacted]" in access.read_text())
     assert server.log() == ""
     server.stop()
 
@@ -145,34 +143,35 @@ def test_few_open_files_are_one_line(start_server: StartServer) -> None:
 
 
 @pytest.mark.one_process("only SQLite needs it")
-class TestOneWorker:
-    def test_start_declines_more_workers(self, start_server: StartServer) -> None:
-        server = start_server(WEB_CONCURRENCY="3", WEB_CONCURENCY="3")
-        worker = server.worker_pid
-        assert listens("127.0.0.2", server.port), "on all addresses"
-        assert len(server.log_lines("did you mean WEB_CONCURRENCY?")) == 1
-        assert len(server.log_lines(f"Database: {server.database}")) == 1
-        for number in (signal.SIGTTIN, signal.SIGTTOU, signal.SIGUSR2):
-            os.kill(server.pid, number)
-        server.handle_signals()
-        assert server.worker_pid == worker
-        # gunicorn's control socket would be one for all services of a user, in the user's home.
-        assert not [path for path in Path(server.env["HOME"]).rglob("*") if path.is_socket()]
+def test_start_declines_more_workers(start_server: StartServer) -> None:
+    server = start_server(WEB_CONCURRENCY="3", WEB_CONCURENCY="3")
+    worker = server.worker_pid
+    assert listens("127.0.0.2", server.port), "on all addresses"
+    assert len(server.log_lines("did you mean WEB_CONCURRENCY?")) == 1
+    assert len(server.log_lines(f"Database: {server.database}")) == 1
+    for number in (signal.SIGTTIN, signal.SIGTTOU, signal.SIGUSR2):
+        os.kill(server.pid, number)
+    server.handle_signals()
+    assert server.worker_pid == worker
+    # gunicorn's control socket would be one for all services of a user, in the user's home.
+    assert not [path for path in Path(server.env["HOME"]).rglob("*") if path.is_socket()]
 
-    def test_second_service_on_the_same_file_is_refused(self, start_patched: StartServer) -> None:
-        """Until the last process of the first one has ended; a command is not."""
-        impatient = partial(start_patched, "from storage import sqlite; sqlite.TRIES = 3")
-        first = impatient()
-        link, orphan = first.directory / "link.db", first.worker_pid
-        link.symlink_to(first.database)
-        assert first.flask("user", "list") == ""
-        os.kill(orphan, signal.SIGSTOP)
-        os.kill(first.pid, signal.SIGKILL)
-        first.wait()
-        with pytest.raises(StartError, match="another service uses this file; stop") as refused:
-            impatient(DATABASE_URL=f"sqlite:///{link}")
-        line = refused.value.output.splitlines()[-1]
-        assert (refused.value.status, line[:14]) == (1, "DATABASE_URL: ")
-        os.kill(orphan, signal.SIGCONT)
-        eventually(lambda: not listens("127.0.0.1", first.port))
-        assert impatient(DATABASE_URL=f"sqlite:///{link}").ask(STATUS).status == 200
+
+@pytest.mark.one_process("only SQLite needs it")
+def test_second_service_on_the_same_file_is_refused(start_patched: StartServer) -> None:
+    """Until the last process of the first one has ended; a command is not."""
+    impatient = partial(start_patched, "from storage import sqlite; sqlite.TRIES = 3")
+    first = impatient()
+    link, orphan = first.directory / "link.db", first.worker_pid
+    link.symlink_to(first.database)
+    assert first.flask("user", "list") == ""
+    os.kill(orphan, signal.SIGSTOP)
+    os.kill(first.pid, signal.SIGKILL)
+    first.wait()
+    with pytest.raises(StartError, match="another service uses this file; stop") as refused:
+        impatient(DATABASE_URL=f"sqlite:///{link}")
+    line = refused.value.output.splitlines()[-1]
+    assert (refused.value.status, line[:14]) == (1, "DATABASE_URL: ")
+    os.kill(orphan, signal.SIGCONT)
+    eventually(lambda: not listens("127.0.0.1", first.port))
+    assert impatient(DATABASE_URL=f"sqlite:///{link}").ask(STATUS).status == 200
