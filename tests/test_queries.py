@@ -132,7 +132,10 @@ def walk(app: Service, commands: Iterator[tuple[str, str]]) -> Iterator[str]:
         return path
 
     yield post("/sign-up", password=password, **ada)
-    fill(users.find_user("ada"), range(1, 31))
+    user = users.find_user("ada")
+    assert user
+    made, key = api_keys.create_key(user, "ci")
+    fill(user, range(1, 31))
     yield "the rows"
     for path, form in {
         "/log-out": {},
@@ -142,8 +145,7 @@ def walk(app: Service, commands: Iterator[tuple[str, str]]) -> Iterator[str]:
         KEYS: {"name": "ci", "type": "production", "expires": "never"},
     }.items():
         yield post(path, **form)
-    key_id, key = new_key("ada")
-    for path in pages(app, "GET", "ada", key_id):
+    for path in pages(app, "GET", "ada", made.id):
         answer = browser.get(path)
         assert answer.status_code in (200, 303, 404), f"{path} has a bug, see the log below"
         yield path
@@ -151,8 +153,8 @@ def walk(app: Service, commands: Iterator[tuple[str, str]]) -> Iterator[str]:
         status = send(browser, operation, key)
         assert status in (200, 201, 204), f"{operation} has a bug, see the log below: {status}"
         yield str(operation)
-    yield post(f"{KEYS}/{key_id}/successor", grace="in 5 minutes")
-    yield post(f"{KEYS}/{key_id}/revoke")
+    yield post(f"{KEYS}/{made.id}/successor", grace="in 5 minutes")
+    yield post(f"{KEYS}/{made.id}/revoke")
     flush(app)
     keys = [ApiKey(id=f"{number:08}", digest=f"{number}") for number in range(1200)]
     assert len(app.store.ended_digests(keys)) == 1200
@@ -195,7 +197,7 @@ def send(client: FlaskClient, operation: Operation, key: str) -> int:
     return client.open(url, method=operation.method, **how).status_code
 
 
-def fill(user: User | None, numbers: range) -> None:
+def fill(user: User, numbers: range) -> None:
     """Store a row for each number in each table; what belongs to a user, to this one."""
     known = {
         "user": user,
@@ -212,10 +214,3 @@ def fill(user: User | None, numbers: range) -> None:
                 if not isinstance(field, AutoField)
             }
             table.insert(row).on_conflict_ignore().execute()
-
-
-def new_key(username: str) -> tuple[str, str]:
-    user = users.find_user(username)
-    assert user
-    row, key = api_keys.create_key(user, "ci", "production")
-    return row.id, key
