@@ -1,1 +1,1 @@
-"""How the service is served: its life cycle, the gunicorn worker, the log, checks at a start."""
+"""How the service is served: its life cycle, the gunicorn worker, the log."""

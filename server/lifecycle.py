@@ -8,17 +8,18 @@ import logging
 import os
 import signal
 import socket
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import gevent
 from gevent.server import StreamServer
 from gunicorn.arbiter import Arbiter
+from gunicorn.config import Config
 from gunicorn.workers.ggevent import GeventWorker
 
 from models import db
 from server import demo, gunicorn_patches
-from server.start_checks import check_options
 from service.application import Service
 from settings import MAKE_SECRET, Settings, SettingsError, load, misspelled, raise_file_limit
 from storage.database import prepare_database
@@ -36,6 +37,24 @@ STOPS = (signal.SIGINT, signal.SIGQUIT)  # these stop the service as SIGTERM doe
 # Whether the service was started with nohup; read before gunicorn sets its own handler.
 IGNORES_HANGUP = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
 
+# A closed list, because an option that nobody has thought of, known or new, could break a promise.
+# docs/deploying.md describes these.
+SUPPORTED_OPTIONS = {
+    "accesslog",
+    "bind",
+    "check_config",
+    "config",
+    "errorlog",
+    "loglevel",
+    "pidfile",
+    "preload_app",
+    "print_config",
+    "proc_name",
+    "worker_class",
+    "worker_tmp_dir",
+    "workers",
+}
+
 
 def load_settings() -> Settings:
     """The settings for gunicorn.conf.py; raises SettingsError."""
@@ -45,6 +64,29 @@ def load_settings() -> Settings:
         raise SettingsError(f"SECRET_KEY is not set; {MAKE_SECRET}")
     check_options(settings)
     return settings
+
+
+def check_options(settings: Settings) -> None:
+    """Raises SettingsError for an option that is not supported, wherever it was given.
+
+    gunicorn calls this while it reads its settings, before it daemonizes or logs.
+    """
+    config = Config()
+    for arguments in (config.get_cmd_args_from_env(), sys.argv[1:]):
+        given = vars(config.parser().parse_args(arguments))
+        for name, value in given.items():
+            if value is not None and name not in {*SUPPORTED_OPTIONS, "args"}:  # args: the app
+                raise SettingsError(
+                    f"gunicorn: {config.settings[name].cli[-1]} is not supported; "
+                    "docs/deploying.md lists what is"
+                )
+        if given["worker_class"] not in (None, "gevent"):
+            raise SettingsError("gunicorn: --worker-class must be gevent")
+        workers = given["workers"]
+        if workers is not None and (workers < 1 or (settings.sqlite and workers > 1)):
+            raise SettingsError(
+                "gunicorn: --workers must be 1 with SQLite, and at least 1 with PostgreSQL"
+            )
 
 
 def prepare(arbiter: Arbiter) -> None:

@@ -7,7 +7,7 @@ import pytest
 from gunicorn.config import Config
 
 from helpers.server import REPOSITORY
-from server.start_checks import SUPPORTED, check_options
+from server.lifecycle import SUPPORTED_OPTIONS, check_options
 from settings import Settings, SettingsError
 
 # Gunicorn 27.0. If a setting is new, decide: do all promises of the service hold, whatever its
@@ -40,7 +40,7 @@ SETTINGS = Config().settings
 
 
 def test_each_setting_of_gunicorn_was_decided_on() -> None:
-    assert sorted(SETTINGS) == sorted([*SUPPORTED, *REFUSED, *WITHOUT_OPTION])
+    assert sorted(SETTINGS) == sorted([*SUPPORTED_OPTIONS, *REFUSED, *WITHOUT_OPTION])
     assert {name for name in SETTINGS if not SETTINGS[name].cli} == {*WITHOUT_OPTION}
 
 
@@ -49,7 +49,7 @@ def test_documents_list_the_supported_options() -> None:
     section = text.partition("\n## Options of gunicorn\n")[2].partition("\n## ")[0]
     listed = re.findall(r"^\| `(--[a-z-]+)", section, re.MULTILINE)
     names = {option: name for name in SETTINGS for option in SETTINGS[name].cli or []}
-    assert sorted(names[option] for option in listed) == sorted(SUPPORTED)
+    assert sorted(names[option] for option in listed) == sorted(SUPPORTED_OPTIONS)
 
 
 @pytest.mark.parametrize("name", REFUSED)
