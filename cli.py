@@ -69,12 +69,10 @@ class Command(click.Command):
             prepare_database(settings)
             with command_connection(settings):
                 return super().invoke(ctx)
-        except PeeweeException as error:
-            fail(f"DATABASE_URL: {reason_of(error)}")
         except BrokenPipeError:
             raise  # click ends quietly
-        except (ValueError, OSError) as error:  # InvalidInput, Changed, a full disk behind stdout
-            fail(str(error))
+        except (PeeweeException, ValueError, OSError) as error:  # ValueError: InvalidInput, Changed
+            fail(reason_of(error))
 
 
 class Commands(AppGroup):
@@ -223,13 +221,10 @@ def backup(file: str) -> None:
     with TemporaryDirectory(prefix=".", suffix=".unfinished", dir=path.parent) as folder:
         unfinished = Path(folder) / path.name
         unfinished.touch(mode=0o600)  # SQLite fills an empty file, and keeps its mode
-        try:
-            db.execute_sql("VACUUM INTO ?", (str(unfinished),))
-            if os.path.lexists(path):
-                fail(f"{path} exists, and is not replaced")
-            unfinished.rename(path)  # not a hard link, which not every file system has
-        except (PeeweeException, OSError) as error:  # the disk is full, for example
-            fail(f"no backup was made: {reason_of(error)}")
+        db.execute_sql("VACUUM INTO ?", (str(unfinished),))
+        if os.path.lexists(path):
+            fail(f"{path} exists, and is not replaced")
+        unfinished.rename(path)  # not a hard link, which not every file system has
     say(f"The database was copied to {path}.")
 
 
@@ -281,8 +276,7 @@ def user_named(username: str) -> User:
 
 def valid_keys(username: str | None) -> Expression:
     """The condition that a key is valid, and belongs to this user, if a name is given."""
-    is_of_user = username is None or ApiKey.user == user_named(username)
-    return ApiKey.valid() & is_of_user
+    return ApiKey.valid() & (username is None or ApiKey.user == user_named(username))
 
 
 def valid_key(key_id: str) -> ApiKey:
@@ -294,12 +288,11 @@ def valid_key(key_id: str) -> ApiKey:
 
 def existing_tier(tier: str) -> str:
     tiers = current_service.settings.rate_limits
-    if tier not in tiers:
-        fail(
-            f"RATE_LIMITS has no tier {tier!r}, only {', '.join(tiers)}. "
-            "If the service has others, set its RATE_LIMITS for the command, too."
-        )
-    return tier
+    refusal = (
+        f"RATE_LIMITS has no tier {tier!r}, only {', '.join(tiers)}. "
+        "If the service has others, set its RATE_LIMITS for the command, too."
+    )
+    return tier if tier in tiers else fail(refusal)
 
 
 def say(message: str) -> None:

@@ -229,7 +229,7 @@ def test_locked_database_is_one_line(
     monkeypatch.setattr(sqlite, "COMMAND_SECONDS", 0.1)
     with writing(str(config.database_url), "BEGIN IMMEDIATE"):
         printed = refused(cli.invoke(args=["key", "revoke", key[8:16]]))
-    assert printed == "DATABASE_URL: database is locked"
+    assert printed == "database is locked"
 
 
 @pytest.mark.parametrize(
