@@ -1,12 +1,11 @@
 """API keys: what they look like, and how they are made, changed and ended."""
 
-import math
 import re
 import secrets
 from hashlib import sha256
 from string import ascii_letters, digits
 
-from peewee import Expression
+from peewee import Expression, Tuple
 
 from models import DEFAULT_TYPE, PREFIXES, ApiKey, Changed, InvalidInput, User, check_fields, now
 from ratelimit import CLOCK_SKEW
@@ -71,9 +70,9 @@ def rotate_key(
             ended, old = (older, old) if old.total else (old, older)
             ended.delete_instance()
         if old.id == key_id:  # an older one keeps its time
-            # At once also by a clock that is behind.
-            end = now() + (grace_seconds or -CLOCK_SKEW)
-            old.expires_at = min(old.expires_at or math.inf, end)
+            # Without a grace period, at once also by a clock that is behind.
+            grace_end = now() + (grace_seconds or -CLOCK_SKEW)
+            old.expires_at = min(old.expires_at or grace_end, grace_end)
             old.save(only=["expires_at"])
         new.predecessor = old.id
         return old, *_store(new)
@@ -138,11 +137,13 @@ def revoke_key(user: User, key_id: str) -> None:
         old = ApiKey.get_or_none(is_own(user, key_id))
         if old is None:
             raise Changed(KEY_IS_GONE)
-        is_successor = (ApiKey.user == user) & (ApiKey.predecessor == key_id)
-        same_window = (ApiKey.reset == old.reset) & (ApiKey.used < old.used)
-        has_used_less = (ApiKey.tier == old.tier) & ((ApiKey.reset < old.reset) | same_window)
-        left = ApiKey.update(reset=old.reset, used=old.used)
-        left.where(is_successor, has_used_less).execute()
+        ApiKey.update(reset=old.reset, used=old.used).where(
+            ApiKey.user == user,
+            ApiKey.predecessor == key_id,
+            ApiKey.tier == old.tier,
+            # An earlier window, or less of the same one.
+            Tuple(ApiKey.reset, ApiKey.used) < (old.reset, old.used),
+        ).execute()
         old.delete_instance()
 
 
