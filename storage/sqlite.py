@@ -70,9 +70,10 @@ def check_file(file: Path) -> None:
         file.touch(mode=0o600)
     for path in (real, real.parent):  # SQLite creates other files beside it
         if not os.access(path, os.R_OK | os.W_OK):
-            is_read_only = os.statvfs(path).f_flag & os.ST_RDONLY
-            advice = "the file system is read-only" if is_read_only else "change its owner"
-            raise OSError(f"no permission to read and write {path}; {advice}")
+            raise OSError(
+                f"no permission to read and write {path}; "
+                "change its owner, or make its file system writable"
+            )
 
 
 def lock(file: Path) -> None:
