@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from peewee import Model, PeeweeException, PostgresqlDatabase, SchemaManager
+from peewee import Field, Model, PeeweeException, PostgresqlDatabase, SchemaManager
 from playhouse.migrate import SchemaMigrator
 
 from models import TABLES, Changed, User, db
@@ -86,24 +86,24 @@ def prepare_database(settings: Settings, is_service: bool = False) -> None:
 
 
 def create_missing(database: Any) -> None:
-    """Create what is missing; if nothing is, the database is only read, and nothing is locked."""
-    if not any(missing_columns(database, table) for table in TABLES):
-        return
-    with database.atomic():
-        if isinstance(database, PostgresqlDatabase):
-            database.execute_sql(ONE_AT_A_TIME)
-        migrator = SchemaMigrator.from_database(database)
-        for table in TABLES:
-            name = table._meta.table_name
-            columns = missing_columns(database, table)  # again: another process may have added some
-            for column in columns if database.table_exists(name) else ():
-                field = table._meta.columns[column]
-                migrator.alter_add_column(name, column, field, allow_not_null=True).run()
-            if columns:
-                SchemaManager(table, database).create_all()  # leaves alone what exists
+    """Create what is missing; a table that lacks nothing is only read, and not locked."""
+    migrator = SchemaMigrator.from_database(database)
+    for table in TABLES:
+        if missing_columns(database, table):
+            with database.atomic():
+                if isinstance(database, PostgresqlDatabase):
+                    database.execute_sql(ONE_AT_A_TIME)
+                schema = SchemaManager(table, database)
+                schema.create_table()  # only if there is none; it has all columns
+                # Asked again: another process may have added some.
+                for name, field in missing_columns(database, table).items():
+                    migrator.alter_add_column(
+                        table._meta.table_name, name, field, allow_not_null=True
+                    ).run()
+                schema.create_indexes()  # those that are missing
 
 
-def missing_columns(database: Any, table: type[Model]) -> list[str]:
+def missing_columns(database: Any, table: type[Model]) -> dict[str, Field]:
     """The columns that the stored table lacks: all of them, if there is no table."""
     stored = {column.name for column in database.get_columns(table._meta.table_name)}
-    return [column for column in table._meta.columns if column not in stored]
+    return {name: field for name, field in table._meta.columns.items() if name not in stored}

@@ -57,9 +57,8 @@ class KeyStore(ABC):
         KeyStore._rows, KeyStore._clear_at = {}, monotonic() + CACHE_SECONDS
 
     def _look_up(self, key_id: str) -> ApiKey | None:
-        for row in self._query(FIND, key_id):
-            return ApiKey(**dict(zip(COLUMNS, row, strict=True)))
-        return None
+        rows = self._query(FIND, key_id)
+        return ApiKey(**dict(zip(COLUMNS, rows[0], strict=True))) if rows else None
 
     @abstractmethod
     def hit(self, key_id: str, quota: Quota) -> Allowance | None:

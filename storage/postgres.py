@@ -221,11 +221,12 @@ class Store(KeyStore):
             return Usage(*row).allowance(quota, moment, True)
         # The same moment as above, because the window may have ended since.
         key = self._look_up(key_id)
-        usage = key and key.usage.in_current_window(quota, moment, HIT_SECONDS)
-        left = usage and usage.allowance(quota, moment, False)
-        if left and left.remaining:  # another process has begun the next window
+        if key is None:
+            return None
+        usage = key.usage.in_current_window(quota, moment, HIT_SECONDS)
+        if usage.used < quota.limit:  # another process has begun the next window
             return self.hit(key_id, quota)
-        return left
+        return usage.allowance(quota, moment, False)
 
     def save(self) -> None:
         """A request counts for the hour in which it is saved."""
