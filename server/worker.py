@@ -5,15 +5,14 @@ the tests that fail when one of them changes.
 """
 
 import errno
+import socket
 from typing import Any
 
 import gevent
-from gevent.lock import BoundedSemaphore
 from gunicorn.workers.ggevent import GeventWorker
 
 from server import lifecycle
 from service.connections import TURN_SECONDS, half_close
-from service.responses import is_api
 
 SEND_SECONDS = 10  # how long a client may leave a part of a response unread, or a body unsent
 
@@ -32,9 +31,6 @@ class Worker(GeventWorker):
         AsyncWorker.handle_request   gunicorn: calls the app, and sends what that returns
     """
 
-    # Pages are slow to render. Only one page is let in per turn of the event loop, so that requests
-    # to the API run between two pages.
-    page_turn = BoundedSemaphore()
     script_name = ""  # the prefix of all paths
 
     def run(self) -> None:
@@ -44,20 +40,18 @@ class Worker(GeventWorker):
             super().run()
 
     def handle(self, listener: Any, client: Any, addr: Any) -> None:
-        """Serve a connection.
+        """Serve a connection, unless the client has reset it while it waited to be accepted.
 
         gunicorn asks the listener for its address, which fails once a stop has closed it.
         """
-        super().handle(client, client, addr)
+        if not client.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
+            super().handle(client, client, addr)
 
     def handle_request(self, listener_name: Any, req: Any, sock: Any, addr: Any) -> None:
         """Answer a request, then let other connections have their turn."""
         if not f"{req.path}/".startswith(f"{self.script_name}/"):
             # This leads to a 404; gunicorn itself would answer a path without the prefix with 500.
             req.path = f"{self.script_name}/outside{req.path}"
-        if not is_api(req.path.removeprefix(self.script_name)):
-            with self.page_turn:
-                gevent.sleep(TURN_SECONDS)
         req.unreader.parts = 0  # those before were of the header
         has_body = not {"CONTENT-LENGTH", "TRANSFER-ENCODING"}.isdisjoint(dict(req.headers))
         answer = self.answer_and_close if has_body else self.answer

@@ -2,14 +2,18 @@
 
 from contextlib import suppress
 
+import gevent
 from flask import Blueprint, Response, g, redirect, render_template, request
 from flask.typing import ResponseReturnValue
+from gevent.lock import BoundedSemaphore
 from peewee import PeeweeException
 from werkzeug.exceptions import HTTPException
 
 import models
 from ratelimit import UNIT_NAMES, Limiter
 from service.application import Service
+from service.client_address import client_network
+from service.connections import TURN_SECONDS
 from service.problems import title_of
 from service.responses import is_api
 from service.timestamps import date_time, display, duration, relative_time
@@ -25,6 +29,10 @@ SECURITY_HEADERS = {
     "Referrer-Policy": "same-origin",
     "X-Content-Type-Options": "nosniff",
 }
+
+PAGES = 100  # of a caller that wait for their turn
+page_turn = BoundedSemaphore()
+caller_turns = [BoundedSemaphore() for _ in range(1024)]  # which callers share by chance
 
 bp = Blueprint("web", __name__, template_folder="templates")
 for part in (console, log_in, profile_settings):
@@ -56,7 +64,24 @@ def register(app: Service) -> None:
         "settings": app.settings,
         "units": UNIT_NAMES,
     }
+    app.before_request(wait_for_turn)
     app.register_blueprint(bp)
+
+
+def wait_for_turn() -> ResponseReturnValue | None:
+    """Let others run before a page is rendered, which is slow.
+
+    Only one page is rendered in a turn of the event loop, so requests to the API run between two.
+    Only one page of a caller waits for that, so a caller can't keep the pages of others waiting.
+    """
+    if is_api(request.path) or request.endpoint == "static":
+        return None
+    bucket = hash(client_network(request.remote_addr)) % len(caller_turns)
+    if caller_turns[bucket].linkcount() >= PAGES:  # and whoever sent these may have left
+        return Response("The service is busy.", 503, {"Retry-After": "1"})
+    with caller_turns[bucket], page_turn:
+        gevent.sleep(TURN_SECONDS)
+    return None
 
 
 @bp.before_request

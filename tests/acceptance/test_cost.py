@@ -148,6 +148,8 @@ def test_form(proxied: Server, session: str, path: str) -> None:
     for letter in LETTERS:
         text = letter * (FORM // len(letter.encode()) - 100)
         others |= {f"{name} {letter}": post(path, session, **{name: text}) for name in FORMS[path]}
+    for part in ("%&", "a=b&"):  # thousands of fields
+        others[part] = post(path, session, more=part * (FORM // len(part) - 100))
     for kind in (FORM_TYPE + "; a={}", "multipart/form-data; boundary={}"):
         for part in ("a=b;", "aaaa"):
             others[kind + part] = post(path, session, kind + part * (HEADER // 4))

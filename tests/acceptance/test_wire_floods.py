@@ -11,7 +11,16 @@ from helpers.server import REPOSITORY, Server
 
 SOME = [  # of ATTACKS; benchmarks/hostile.py makes all of them
     *("endless_bodies", "large_headers", "hostile_values", "half_forms", "garbage", "sign_ups"),
-    *("pipelined_pages", "own_pages", "unknown_keys", "unknown_keys_of_sockets", "unread_echoes"),
+    *(
+        "pipelined_pages",
+        "own_pages",
+        "many_fields",
+        "long_queries",
+        "left_pages",
+        "unknown_keys",
+        "unknown_keys_of_sockets",
+        "unread_echoes",
+    ),
 ]
 SHORT_SECONDS = 0.3  # which says enough; who waits for the end of a flood waits for ten
 TIMES = 30  # as long as beside two busy programs
