@@ -10,12 +10,14 @@ import contextlib
 import os
 import secrets
 import signal
+import socket
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from traceback import walk_stack
 from typing import Any
+from unittest import mock
 
 import greenlet  # type: ignore[import-untyped]
 import jinja2
@@ -115,6 +117,8 @@ def nothing_waits_while_sqlite_is_locked() -> Iterator[None]:
     before = greenlet.settrace(trace)
     yield
     greenlet.settrace(before)
+    at_once = "requests of several greenlets restored each other's patches: use FlaskClient"
+    assert not isinstance(socket.socket.connect, mock.Mock), at_once
     assert not found, "a greenlet waits in a transaction, `hit` or `save`: do this before, or after"
 
 

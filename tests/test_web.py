@@ -218,6 +218,7 @@ def test_name_without_a_user_is_limited_as_an_account_is(app: Flask) -> None:
 
 def test_sixty_forms_at_most_wait_for_a_hash(app: Flask, monkeypatch: pytest.MonkeyPatch) -> None:
     """They are counted before, and more are not; forms without a password go on."""
+    monkeypatch.setattr(app, "test_client_class", FlaskClient)
     go_on = Event()
     monkeypatch.setattr(passwords, "verify_password", lambda *_: not go_on.wait())
     waiting = [gevent.spawn(attempt, app, number % 3, "ada") for number in range(60)]
@@ -239,7 +240,11 @@ def test_form_with_many_fields_is_too_large(client: FlaskClient) -> None:
     assert [answer.status_code for answer in sizes] == [303, 413]
 
 
-def test_hundred_pages_of_a_caller_wait_and_others_do_not(app: Flask) -> None:
+def test_hundred_pages_of_a_caller_wait_and_others_do_not(
+    app: Flask, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(app, "test_client_class", FlaskClient)
+
     def ask(caller: int) -> int:
         address = {"REMOTE_ADDR": f"192.0.2.{caller}"}
         return app.test_client().get("/log-in", environ_base=address).status_code
