@@ -68,9 +68,9 @@ def find_key(sent_key: str) -> ApiKey | None:
     if key_id is None or not has_right_checksum(sent_key):
         return None
     key = current_service.store.find(key_id)
-    if key is None or key.has_expired:
-        return None
-    return key if compare_digest(key.digest, digest(sent_key)) else None
+    if key and not key.has_expired and compare_digest(key.digest, digest(sent_key)):
+        return key
+    return None
 
 
 def count_request(key: ApiKey, enforce_limit: bool = True) -> Allowance:

@@ -233,8 +233,9 @@ def read_password(from_stdin: bool) -> str:
         fail("standard input is closed, so there is no password to read")
     if from_stdin:
         return sys.stdin.buffer.readline().decode("utf-8-sig").rstrip("\r\n")  # without a BOM
-    prompt = "Password (10 or more characters)"
-    return str(click.prompt(prompt, hide_input=True, confirmation_prompt=True))
+    return str(
+        click.prompt("Password (10 or more characters)", hide_input=True, confirmation_prompt=True)
+    )
 
 
 def print_key(make: Callable[[], tuple[ApiKey, str]]) -> None:

@@ -116,21 +116,24 @@ class HourlyUsage(Table):
 TABLES = Table.__subclasses__()  # in the order in which they are defined
 
 MAX_PASSWORD = 256  # characters
-USERNAME = r"[A-Za-z0-9][A-Za-z0-9_.-]{1,31}"
-# Only ASCII, because SQLite's LOWER leaves other letters as they are.
-EMAIL = r"(?=[!-~]{3,254}$)[^@]{1,64}@[^@.]+(\.[^@.]+)+"
-PASSWORD = rf"[^\ud800-\udfff]{{10,{MAX_PASSWORD}}}"  # without lone surrogates
 # What people type, although str.isprintable denies it: spaces that don't break, or are wide, and
 # what joins the letters of Persian and Malayalam, or the parts of an emoji.
 JOINER = "[\u200c\u200d\U000e0020-\U000e007f]"
 PRINTABLE_TOO = re.compile(f"[\xa0\u2000-\u200a\u202f\u205f\u3000]|{JOINER}")
 FIELD_RULES = {
     "username": (
-        USERNAME,
+        r"[A-Za-z0-9][A-Za-z0-9_.-]{1,31}",
         "Use 2 to 32 letters, digits, dots, dashes or underscores; start with a letter or digit.",
     ),
-    "email": (EMAIL, "Enter an address like ada@example.com."),
-    "password": (PASSWORD, f"Use 10 to {MAX_PASSWORD} characters."),
+    "email": (
+        # Only ASCII, because SQLite's LOWER leaves other letters as they are.
+        r"(?=[!-~]{3,254}$)[^@]{1,64}@[^@.]+(\.[^@.]+)+",
+        "Enter an address like ada@example.com.",
+    ),
+    "password": (
+        rf"[^\ud800-\udfff]{{10,{MAX_PASSWORD}}}",  # without lone surrogates
+        f"Use 10 to {MAX_PASSWORD} characters.",
+    ),
     "name": (rf"(?!{JOINER})\S.{{0,63}}", "Give the key a name of 1 to 64 printable characters."),
     "type": ("|".join(PREFIXES), f"Choose {' or '.join(map(str.capitalize, PREFIXES))}."),
 }

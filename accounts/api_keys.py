@@ -80,8 +80,7 @@ def rotate_key(
 
 def predecessor(user: User, key: ApiKey) -> ApiKey | None:
     """The key that this one of the user has replaced, if it is still valid."""
-    found: ApiKey | None = ApiKey.get_or_none(is_own(user, key.predecessor), ApiKey.valid())
-    return found
+    return ApiKey.get_or_none(is_own(user, key.predecessor), ApiKey.valid())
 
 
 def _store(key: ApiKey, most: int = MAX_KEYS) -> tuple[ApiKey, str]:

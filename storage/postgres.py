@@ -22,7 +22,6 @@ from models import HOUR, now
 from ratelimit import Allowance, Quota, Usage
 from storage.key_store import KeyStore
 from storage.outage import RollbackMixin, once_per_minute
-from storage.window_sql import HIT
 
 CONNECTION_SECONDS = 1.3  # how long a request waits for a connection
 ANSWER_SECONDS = 0.5  # how long the answer to a statement may take
@@ -58,6 +57,13 @@ UNMET = f"""SELECT name, setting, needed
     WHERE setting <> needed
     AND CASE unit WHEN 'ms' THEN setting::int < {1000 * ANSWER_SECONDS} ELSE true END
     UNION ALL SELECT 'lower(''I'')', lower('I'), 'i' WHERE lower('I') <> 'i'"""
+# `Usage.in_current_window` in SQL: adds one request if the limit allows it. A row whose `reset` is
+# one of the two ends of `Quota.window_ends`, or between them, belongs to the current window.
+SAME_WINDOW = "reset BETWEEN %(end)s AND %(latest)s"
+USED_AFTER = f"1 + CASE WHEN {SAME_WINDOW} THEN used ELSE 0 END"
+HIT = f"""UPDATE api_key SET total = total + 1, used = {USED_AFTER}, last_used_at = %(now)s,
+    reset = CASE WHEN {SAME_WINDOW} THEN reset ELSE %(end)s END
+    WHERE id = %(id)s AND {USED_AFTER} <= %(limit)s RETURNING total, reset, used"""
 ADD_HOUR = """INSERT INTO hourly_usage (hour, key_id, requests)
     SELECT %s, * FROM unnest(%s::text[], %s::bigint[])
     ON CONFLICT (hour, key_id) DO UPDATE SET requests = hourly_usage.requests + excluded.requests"""

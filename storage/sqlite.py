@@ -21,10 +21,14 @@ from models import HOUR, ApiKey, now
 from ratelimit import Allowance, Limiter, Quota, Usage
 from storage.key_store import KeyStore
 from storage.outage import RollbackMixin
-from storage.window_sql import SAVE
 
 log = logging.getLogger(__name__)
 
+# `Usage.followed_by` in SQL: adds a Usage to the row. The counted `reset` was taken over from the
+# row if the window is the same, so comparing them is enough.
+SAVE = """UPDATE api_key SET total = total + ?,
+    used = ? + CASE WHEN reset = ? THEN used ELSE 0 END, reset = ?, last_used_at = ?
+    WHERE id = ?"""
 SAVE_HOUR = """INSERT INTO hourly_usage (hour, key_id, requests) VALUES (?, ?, ?)
     ON CONFLICT (hour, key_id) DO UPDATE SET requests = requests + excluded.requests"""
 BUSY_SECONDS = 0.05  # how long a request waits for the lock of another process

@@ -28,8 +28,7 @@ from server.lifecycle import flush
 from service.application import Service
 from settings import Settings
 from storage.postgres import ANSWER_SECONDS, CONNECTION_SECONDS
-from storage.sqlite import SAVE_HOUR
-from storage.window_sql import SAVE
+from storage.sqlite import SAVE, SAVE_HOUR
 
 pytestmark = pytest.mark.usefixtures("with_sample")
 
