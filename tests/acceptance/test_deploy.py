@@ -40,9 +40,17 @@ KEYS_HOST = "keys.localhost"
 FLASK = f"{sys.executable} -m flask --app {REPOSITORY}/app.py"
 
 
+OPEN_BLOCK = re.compile(r"(?ms)^[ \t]*# (?:@open|location = /health).*?^[ \t]*# }\n")
+
+
 def shipped(name: str, changes: dict[str, str] | None = None) -> str:
-    """The text of a file in deploy/ with these parts replaced; each must be there."""
-    text = (DEPLOY / name).read_text()
+    """The text of a file in deploy/ with these parts replaced; each must be there.
+
+    The block for a path without a key is no comment here.
+    """
+    text = OPEN_BLOCK.sub(
+        lambda block: re.sub(r"(?m)^([ \t]*)# ?", r"\1", block[0]), (DEPLOY / name).read_text()
+    )
     for old, new in (changes or {}).items():
         assert old in text, f"{name} has no {old!r}"
         text = text.replace(old, new)

@@ -79,7 +79,9 @@ class Handler(BaseHTTPRequestHandler):
         self.server.goes_on.wait(10)
         self.wfile.write(parts[1])
 
-    do_GET = do_HEAD = do_POST = do_PUT = do_DELETE = do_OPTIONS = do_PROPFIND = respond
+    do_CONNECT = do_GET = do_HEAD = do_POST = do_PUT = do_DELETE = do_OPTIONS = do_PROPFIND = (
+        respond
+    )
 
 
 class Api(socketserver.ThreadingTCPServer):
@@ -200,7 +202,8 @@ def test_body_of_any_size_reaches_the_api(
     gate: Gate, ask: Ask, key: str, method: str, size: int
 ) -> None:
     body = bytes(range(256)) * (size // 256) + b"x" * (size % 256)
-    assert ask("/upload", method, body, X_API_Key=key).status == 200
+    path = "/api/v1/gate" if method == "GET" else "/upload"  # which the service has, too
+    assert ask(path, method, body, X_API_Key=key).status == 200
     assert gate.api.only().body == body
 
 
@@ -250,6 +253,24 @@ def test_nothing_else_opens_through_the_gate(
     headers = UPGRADE | PREFLIGHT | {"X-API-Key": key, "Upgrade": protocol}
     assert gate.send(request_bytes("/", headers, method)).status == 200
     assert not gate.api.only().values("Upgrade")
+
+
+def test_path_without_a_key_is_open_and_says_nothing_of_the_caller(gate: Gate, key: str) -> None:
+    for path in ("/health", "/health/", "/other"):
+        forged = dict.fromkeys(CALLER, "1")
+        status = gate.send(
+            request_bytes(path, {"Host": "localhost", "X-API-Key": "a", **forged})
+        ).status
+        assert status == (200 if path == "/health" else 401), path
+    received = gate.api.only()
+    assert not [name for name in ("X-API-Key", *CALLER) if received.values(name)]
+
+
+def test_connect_is_refused(gate: Gate, key: str) -> None:
+    """Over HTTP/2, its body could hide further requests."""
+    data = request_bytes("/", {"Host": "localhost", "X-API-Key": key}, "CONNECT")
+    assert gate.send(data).status in (400, 405)
+    assert not gate.api.received
 
 
 @pytest.mark.parametrize("both", [("h2c", "websocket"), ("websocket", "h2c")])
