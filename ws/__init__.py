@@ -1,1 +1,1 @@
-"""WebSockets (RFC 6455): the connection and its outbox, those that are open, and the ticker."""
+"""WebSockets (RFC 6455): the connection, those that are open, and the ticker."""

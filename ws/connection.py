@@ -5,6 +5,7 @@ here, and wsproto parses the frames. simple-websocket's own reader thread is not
 queues messages without limit and writes to the socket without a lock.
 """
 
+import os
 import re
 import socket
 import time
@@ -14,6 +15,7 @@ from enum import IntEnum
 from types import SimpleNamespace
 
 import gevent
+from gevent.socket import wait_write
 from simple_websocket import ConnectionClosed, Server
 from wsproto import events
 from wsproto.connection import ConnectionState
@@ -22,7 +24,6 @@ from wsproto.frame_protocol import FrameProtocol
 from service.connections import CLOSE_SECONDS, READ_BYTES, TURN_SECONDS, half_close
 from service.problems import Problem
 from service.responses import json_text
-from ws.outbox import Outbox
 
 UPGRADE = {"Connection": "upgrade", "Upgrade": "websocket", "Sec-WebSocket-Version": "13"}
 BAD_HANDSHAKE = (
@@ -128,7 +129,7 @@ class WebSocket:
         self._sock.settimeout(None)  # `ping` and `close` end a wait
         self._protocol = server.ws.connection
         server.ws = None  # the parser of the handshake would take some KiB
-        self._outbox = Outbox(self._sock)
+        self._unsent = b""  # what the kernel has not taken yet
         server.connected = False  # or flask-sock would send a close frame, too
         self._awaits_pong = False
         self.ping_deadline = time.monotonic() + PING_SECONDS  # for the next ping, or its pong
@@ -174,8 +175,8 @@ class WebSocket:
         """Send a frame; a client whose connection does not take all of it at once is lost."""
         if not self.code:
             with suppress(OSError):
-                self._outbox.write(data)
-            if not self._outbox.is_empty:
+                self._write(data)
+            if self._unsent:
                 self.close(CloseCode.ABNORMAL)
 
     def close(self, code: int) -> None:
@@ -204,7 +205,7 @@ class WebSocket:
         """
         self._flush()
         half_close(self._sock)
-        return self.code if self._outbox.is_empty else CloseCode.ABNORMAL
+        return CloseCode.ABNORMAL if self._unsent else self.code
 
     def _write_control(self, event: events.Event) -> None:
         """Write a ping, a pong or a close frame, unless the connection is closing.
@@ -214,20 +215,32 @@ class WebSocket:
         """
         if not self.code:
             with suppress(OSError):
-                self._outbox.write(self._protocol.send(event))
+                self._write(self._protocol.send(event))
 
     def _flush(self, data: bytes = b"") -> None:
         """Wait until the kernel has taken everything, or the client is lost."""
         try:
-            self._outbox.write(data)
-            self._outbox.wait_empty(STALLED_SECONDS)
+            self._write(data)
+            while self._unsent:
+                wait_write(self._sock.fileno(), STALLED_SECONDS)
+                self._write()
         except OSError:
             self.close(CloseCode.ABNORMAL)
+
+    def _write(self, data: bytes = b"") -> None:
+        """Send as much as the kernel takes at once, and keep the rest, so that no frames mix.
+
+        This never waits. Raises OSError if the connection is lost.
+        """
+        self._unsent += data
+        with suppress(BlockingIOError):
+            # gevent's `send` would wait.
+            self._unsent = self._unsent[os.write(self._sock.fileno(), self._unsent) :]
 
     def _disconnect(self) -> None:
         """End the connection, which wakes any greenlet that waits for it."""
         with suppress(OSError):
-            self._outbox.write()
+            self._write()
             self._sock.shutdown(socket.SHUT_RDWR)
 
     def _events(self) -> Iterator[events.Event]:
