@@ -35,7 +35,7 @@ from helpers.described import (
 )
 from helpers.documents import API, needs_key, resolved, rows
 from helpers.documents import SOCKETS as SOCKETS_API
-from helpers.paths import KEYS, PARAMETER, TEST, TOTALS, pages
+from helpers.paths import KEYS, PARAMETER, TEST, TOTALS, UNLIMITED, pages
 from helpers.stored import (
     HIDDEN,
     add_hidden_user,
@@ -202,6 +202,9 @@ def test_key_is_checked_and_each_request_counted(
         advice = f'use @require_api_key, or {operation.advice}: "security": []'
         assert refused == [401, 401], f"{operation} is answered without a valid key: {advice}"
         assert snapshot() == before, f"{operation} stores something without a valid key"
+    with mock.patch.object(app.store, "hit", return_value=None):  # it was just deleted
+        if operation.needs_key:
+            assert ask(key).status_code == 401, f"{operation} serves a key that was just deleted"
     answer, again = ask(key), ask(key)
     may_be_missing = answer.status_code == 404 and operation.parameters
     assert is_good(answer.status_code) or may_be_missing, f"{operation}: {answer.text}"
@@ -214,6 +217,8 @@ def test_key_is_checked_and_each_request_counted(
     assert set(answer.headers.keys()) >= LIMITS, f"{operation}: use @require_api_key"
     enforced = again.status_code == 429
     assert enforced == ("429" in operation.responses), f"{operation.advice}: 429"
+    advice = "remove enforce_limit=False, or name it in UNLIMITED in tests/helpers/paths.py"
+    assert enforced or operation.path in UNLIMITED, f"{operation} is not limited: {advice}"
     # As after its tier was lowered.
     change(key, used=4, reset=int(answer.headers["X-RateLimit-Reset"]))
     app.store.clear_cache()

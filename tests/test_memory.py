@@ -1,6 +1,8 @@
 """What strangers send is not kept, whatever it is, and however often it comes."""
 
 import gc
+import itertools
+import time
 from collections import deque
 from functools import lru_cache
 from typing import Any
@@ -8,7 +10,7 @@ from typing import Any
 import pytest
 from flask.testing import FlaskClient
 
-from helpers.paths import TEST
+from helpers.paths import TEST, YEAR
 from helpers.server import random_key
 from service.application import Service
 from web import forms
@@ -23,7 +25,7 @@ def knock(client: FlaskClient, number: int) -> None:
     """With a key, a path, a name and an address that nobody else has."""
     headers = {"X-API-Key": random_key(), "Host": f"host{number}", "Cookie": f"a{number}=b"}
     address = {"REMOTE_ADDR": f"10.1.{number // 250}.{number % 250}"}
-    for path in (TEST, f"/api/v1/{number}", f"/{number}?{number}={number}"):
+    for path in (TEST, YEAR, "/", f"/api/v1/{number}", f"/{number}?{number}={number}"):
         client.get(path, headers=headers, environ_base=address)
     form = {"username": f"user{number}", "password": "x" * 300}
     client.post("/log-in", data=form, headers=headers, environ_base=address)
@@ -46,6 +48,8 @@ def containers() -> dict[int, tuple[int, Any]]:
 def test_nothing_of_strangers_is_kept(app: Service, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(forms, "BUCKETS", 50)  # which are soon all in use
     client = app.test_client(use_cookies=False)
+    seconds = itertools.count(time.time(), 0.5)  # so that nothing is kept of each second either
+    monkeypatch.setattr(time, "time", lambda: next(seconds))
     for number in range(MANY):  # bounded caches fill
         knock(client, number)
     before = containers()

@@ -3,7 +3,9 @@
 import re
 
 import pytest
+from peewee import ForeignKeyField
 
+import models
 from helpers.server import REPOSITORY, sources
 
 RULES = {
@@ -41,3 +43,16 @@ def test_rule_holds_in_all_files_but_these(advice: str) -> None:
     others = set(sources()) - {REPOSITORY / name for name in exceptions}
     found = [str(file) for file in others if re.search(rule, file.read_text())]
     assert not found, f"{advice}: {found}"
+
+
+def test_columns_have_moments_of_their_rows_and_owners_that_exist() -> None:
+    for table in models.TABLES:
+        for name, field in table._meta.columns.items():
+            what = f"{table.__name__}.{name}"
+            is_fixed = name.endswith("_at") and not (
+                field.default is None or callable(field.default)
+            )
+            assert not is_fixed, f"{what}: default=now, not now()"
+            is_loose = name.endswith("_id") and not isinstance(field, ForeignKeyField)
+            advice = "use a ForeignKeyField, or its rows outlive their owner"
+            assert table is models.HourlyUsage or not is_loose, f"{what}: {advice}"

@@ -146,7 +146,9 @@ def test_closed_sign_ups_say_so(client: FlaskClient) -> None:
     console = client.get("/").text
     assert "sign-up" not in client.get("/log-in").text + console
     assert "Ask the operator of this service for an account" in console
-    for answer in [client.get("/sign-up"), sign_up(client, "ada")]:
+    form = {"username": "ada", "email": "ada@example.com", "password": PASSWORD}
+    for path, send in product(("/sign-up", "/sign-up/"), (client.get, client.post)):
+        answer = send(path, data=form)
         assert answer.status_code == 403
         assert "Sign-up is closed" in answer.text
     assert users.find_user("ada") is None
@@ -671,10 +673,11 @@ def test_every_page_and_form_of_a_user_needs_a_log_in(
 
 
 def test_no_value_of_a_field_makes_a_page_fail_and_all_are_shown_as_text(
-    app: Service, ada: FlaskClient
+    app: Service, ada: FlaskClient, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Each field of each form, one at a time; and no form sets what it does not show."""
     headers = {"X-API-Key": secret_in(create_key(ada, MARKUP))}
+    caplog.set_level("INFO")
     before = snapshot()
     found, typed_in = {}, dict[str, bool]()  # by name, whether it is required
     for user in ("", "ada"):
@@ -709,6 +712,7 @@ def test_no_value_of_a_field_makes_a_page_fail_and_all_are_shown_as_text(
                 what = f"{value[:60]!r} sent to {to} as {name}: {answer.request.path}"
                 assert answer.status_code < 500, f"{what} fails: use {ADVICE}"
                 assert "<i>" not in answer.text or answer.is_json, f"{what} shows it as markup"
+    assert PASSWORD not in caplog.text, "a password is logged"
 
 
 def browser_of(app: Service, user: str) -> FlaskClient:
@@ -961,6 +965,7 @@ def test_path_prefix_is_part_of_all_links_and_forms_and_everything_is_linked(
         leads = re.findall(rf' (?:{attributes})="([^#].*?)"', answer.text)
         for lead in (*leads, answer.location or "/demo/"):
             assert lead.startswith("/demo/"), answer.request.path
+            assert not SECRET.search(lead), f"{answer.request.path}: a key is in a link"
             linked.add(lead.removeprefix("/demo").partition("#")[0])
     needed = {path for method in ("GET", "POST") for path in routes(app, method)}
     needed -= {path for path in needed if "/ada/" in path}  # no key has this ID

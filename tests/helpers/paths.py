@@ -17,6 +17,8 @@ KEYS = f"{SECURITY}/keys"
 
 # Pages and endpoints that are meant to show what all users have in all.
 TOTALS: set[str] = set()
+# Protected endpoints that also answer when nothing is left, and then don't count.
+UNLIMITED = {STATS}
 # Paths of requests that call another service while their client waits.
 CALLS: set[str] = set()
 
