@@ -3,8 +3,8 @@
 Those that use private APIs are in the table of docs/design.md.
 """
 
-import math
 import time
+from collections.abc import Iterator
 from functools import lru_cache
 from typing import Any
 
@@ -89,7 +89,7 @@ class Unreader(http.parser.SocketUnreader):
     """Reads a connection for gunicorn, which asks for part after part until a request is whole."""
 
     parts = 0  # of this header, or of this body
-    room = math.inf  # for how many bytes, besides what is left of a chunk
+    room = float("inf")  # for how many bytes, besides what is left of a chunk
 
     def chunk(self, size_hint: int | None = None) -> bytes:
         """Read the next part; raises RequestEntityTooLarge if there is no room for it.
@@ -111,12 +111,9 @@ class Unreader(http.parser.SocketUnreader):
 class BoundedChunks(http.message.ChunkedReader):
     """A body in chunks; it raises RequestEntityTooLarge if its framing is long."""
 
-    def __init__(self, req: Any, unreader: Any) -> None:
-        super().__init__(req, unreader)
+    def parse_chunked(self, unreader: Any) -> Iterator[bytes]:
+        """The parts of the body as they are received."""
         unreader.room = FRAMING_BYTES - unreader.buf.tell()  # which came with the header
-
-    def read(self, size: int) -> bytes:
-        """Read on, as far as a part that was received goes; the size does not matter."""
-        data: bytes = next(filter(None, self.parser), b"")
-        self.req.unreader.room += len(data)  # because this is no framing
-        return data
+        for data in super().parse_chunked(unreader):
+            unreader.room += len(data)  # because this is no framing
+            yield data

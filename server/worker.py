@@ -53,30 +53,26 @@ class Worker(GeventWorker):
             # This leads to a 404; gunicorn itself would answer a path without the prefix with 500.
             req.path = f"{self.script_name}/outside{req.path}"
         req.unreader.parts = 0  # those before were of the header
-        has_body = not {"CONTENT-LENGTH", "TRANSFER-ENCODING"}.isdisjoint(dict(req.headers))
-        answer = self.answer_and_close if has_body else self.answer
-        answer(listener_name, req, sock, addr)
+        self.answer(listener_name, req, sock, addr)
         gevent.sleep(TURN_SECONDS)
 
-    def answer_and_close(self, listener_name: Any, req: Any, sock: Any, addr: Any) -> None:
-        """Answer a request that announces a body, as the last one of its connection.
-
-        Before the next request, gunicorn would read the rest of the body, however long, and let
-        nobody else run.
-        """
-        req.force_close()  # gunicorn then sends Connection: close, and raises StopIteration
-        try:
-            self.answer(listener_name, req, sock, addr)
-        finally:
-            half_close(sock)
-
     def answer(self, listener_name: Any, req: Any, sock: Any, addr: Any) -> None:
-        """Let gunicorn answer a request, and disconnect a client that does not read."""
+        """Let gunicorn answer a request, and disconnect a client that does not read.
+
+        A request that announces a body is the last one of its connection: before the next one,
+        gunicorn would read the rest of the body, however long, and let nobody else run.
+        """
+        has_body = not {"CONTENT-LENGTH", "TRANSFER-ENCODING"}.isdisjoint(dict(req.headers))
+        if has_body:
+            req.force_close()  # gunicorn then sends Connection: close, and raises StopIteration
         sock.settimeout(SEND_SECONDS)
         try:
             super().handle_request(listener_name, req, sock, addr)
         except TimeoutError as error:  # gunicorn would log it; it ignores a broken pipe
             raise BrokenPipeError(errno.EPIPE, "the client does not read") from error
+        finally:
+            if has_body:
+                half_close(sock)
         sock.settimeout(None)  # gunicorn limits the wait for the next request itself
 
     def handle_error(self, req: Any, client: Any, addr: Any, exc: BaseException) -> None:

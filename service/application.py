@@ -59,9 +59,7 @@ class Service(Flask):
 
         if self.settings.proxy_hops:
             trust_routers(environ, self.settings.proxy_hops)
-        if not is_api(environ["PATH_INFO"]):
-            return super().wsgi_app(environ, start_response)
-        return super().wsgi_app(environ, start)
+        return super().wsgi_app(environ, start if is_api(environ["PATH_INFO"]) else start_response)
 
     def test_client(self, *args: Any, **options: Any) -> FlaskClient:
         """A client for tests; before another one is used, `testing` has to be True."""
@@ -84,16 +82,15 @@ class Service(Flask):
         """Match without the host: Flask's own method fails for names that Python cannot encode."""
         if request is None:
             return super().create_url_adapter(request)
-        adapter = self.url_map.bind(
+        is_socket = request.path.startswith(f"{SOCKETS}/")
+        return self.url_map.bind(
             "",
             script_name=request.root_path,
-            url_scheme=request.scheme,
+            url_scheme="ws" if is_socket else request.scheme,
             default_method=request.method,
             path_info=request.path,
             query_args=request.environ["QUERY_STRING"],
         )
-        adapter.websocket = request.path.startswith(f"{SOCKETS}/")
-        return adapter
 
 
 current_service = cast(Service, flask.current_app)

@@ -46,10 +46,8 @@ def check_request() -> None:
         environ.pop(name, None)
     host = environ.get("HTTP_HOST", "")
     is_missing = not host and environ["SERVER_PROTOCOL"] != "HTTP/1.0"  # RFC 9112 part 3.2
-    is_bad = is_missing or len(host) > 255  # RFC 1035 part 2.3.4
-    if is_bad and not request.path.startswith(
-        f"{SOCKETS}/"
-    ):  # a bad handshake has an error of its own
+    # No name is longer (RFC 1035 part 2.3.4). A bad handshake has an error of its own.
+    if (is_missing or len(host) > 255) and not request.path.startswith(f"{SOCKETS}/"):
         abort(400)
     if int(environ.get("CONTENT_LENGTH") or 0) > MAX_BODY_BYTES:
         abort(413)
