@@ -115,11 +115,13 @@ def test_usage_is_that_of_the_hours_of_the_clock_and_the_busiest_key_is_first(
     quiet, busy, idle = sorted(new_key() for _ in range(3))
     hour = models.now() // HOUR * HOUR
     ages = {quiet: {0: 3, 24: 99}, busy: {0: 2, 1: 4, 23: 8}}
+    rows = [
+        (hour - age * HOUR, key[8:16], requests)
+        for key, counts in ages.items()
+        for age, requests in counts.items()
+    ]
     with models.db.connection_context():
-        for key, counts in ages.items():
-            for age, requests in counts.items():
-                row = {"hour": hour - age * HOUR, "key_id": key[8:16], "requests": requests}
-                HourlyUsage.create(**row)
+        HourlyUsage.insert_many(rows).execute()
         ApiKey.update(total=1234).where(ApiKey.id == busy[8:16]).execute()
     new_user("bob")
     printed = done(cli.invoke(args=["usage"]))

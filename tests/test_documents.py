@@ -48,6 +48,7 @@ from storage import key_store, postgres, sqlite
 from ws.connection import PING_SECONDS, STALLED_SECONDS
 
 DEPLOYING = (REPOSITORY / "docs/deploying.md").read_text()
+DEPLOY = {path.name: path.read_text() for path in (REPOSITORY / "deploy").iterdir()}
 PLATFORMS = {"DYNO": "Heroku", "FLY_APP_NAME": "Fly", "RENDER": "Render"}
 PLATFORMS |= {"RAILWAY_ENVIRONMENT": "Railway", "RAILWAY_ENVIRONMENT_NAME": "Railway"}
 
@@ -218,15 +219,12 @@ def test_openapi_is_what_describe_writes(app: Flask) -> None:
 
 def test_times_of_deployments_are_those_of_the_service() -> None:
     """A stop takes 5 seconds; a WebSocket is silent between two pings."""
-    unit, fly, nginx = (
-        (REPOSITORY / "deploy" / name).read_text()
-        for name in ("demo-service.service", "fly.toml", "nginx.conf")
-    )
-    stops = re.findall(r"(?m)^(?:TimeoutStopSec=|kill_timeout = )(\d+)", unit + fly)
+    unit = DEPLOY["demo-service.service"]
+    stops = re.findall(r"(?m)^(?:TimeoutStopSec=|kill_timeout = )(\d+)", unit + DEPLOY["fly.toml"])
     assert len(stops) == 2
     assert min(map(int, stops)) >= 2 * 5
     assert "\nKillMode=mixed\n" in unit, "only the master gets the signal"
-    (silence,) = re.findall(r"proxy_read_timeout (\d+)s;", nginx)
+    (silence,) = re.findall(r"proxy_read_timeout (\d+)s;", DEPLOY["nginx.conf"])
     lost = PING_SECONDS + STALLED_SECONDS  # a pong that comes at last puts the next ping off
     assert int(silence) > lost
     told = r"form slowly, is disconnected after (\d+) seconds,.* a ping, after (\d+)\."
@@ -236,20 +234,19 @@ def test_times_of_deployments_are_those_of_the_service() -> None:
 
 def test_numbers_of_deployments_are_enough(monkeypatch: pytest.MonkeyPatch) -> None:
     """For the sockets, for the longest wait, and for connections that nobody closes too soon."""
-    files = {path.name: path.read_text() for path in (REPOSITORY / "deploy").iterdir()}
-    (limit,) = re.findall(r"\nLimitNOFILE=(\d+)", files["demo-service.service"])
+    (limit,) = re.findall(r"\nLimitNOFILE=(\d+)", DEPLOY["demo-service.service"])
     monkeypatch.setattr("resource.getrlimit", lambda _: (int(limit), int(limit)))
     most = settings.load({}).max_sockets
     assert settings.max_websockets() >= most, "edit LimitNOFILE in deploy/demo-service.service"
-    assert int(re.findall(r"soft_limit = (\d+)", files["fly.toml"])[0]) >= most
-    text = "".join(files.values())
+    assert int(re.findall(r"soft_limit = (\d+)", DEPLOY["fly.toml"])[0]) >= most
+    text = "".join(DEPLOY.values())
     idle = re.findall(r"keepalive(?:_timeout)? (\d+)s", text)
     assert idle == ["60"] * 4, "each proxy less than the 100 s of gunicorn.conf.py"
-    waits = re.findall(r"(?:_header|proxy_read)_timeout (\d+)(?:s|h);?\n", files["gate.Caddyfile"])
-    waits += re.findall(r"proxy_(?:read|send)_timeout (\w+);", files["gate.nginx.conf"])
+    waits = re.findall(r"(?:_header|proxy_read)_timeout (\d+)(?:s|h);?\n", DEPLOY["gate.Caddyfile"])
+    waits += re.findall(r"proxy_(?:read|send)_timeout (\w+);", DEPLOY["gate.nginx.conf"])
     assert waits == ["9", "1h", "1h", "9s"], "more than the 8 s that an answer may take"
     for name in ("nginx.conf", "gate.nginx.conf"):
-        for site in files[name].split("\nserver {")[1:]:
+        for site in DEPLOY[name].split("\nserver {")[1:]:
             assert "access_log " in site, f"{name}: say where this server logs: {site[:100]}"
 
 
@@ -264,19 +261,15 @@ def test_numbers_of_deployments_are_enough(monkeypatch: pytest.MonkeyPatch) -> N
 )
 def test_deployment_stores_the_database_where_it_is_kept(name: str, kept: str) -> None:
     """Elsewhere it would be lost with the next deploy."""
-    text = (REPOSITORY / "deploy" / name).read_text()
-    (folder,) = re.findall(kept, text)
+    (folder,) = re.findall(kept, DEPLOY[name])
     path = folder if folder.startswith("/") else f"/var/lib/{folder}"
-    assert f"sqlite:///{path}/demo.db" in text
+    assert f"sqlite:///{path}/demo.db" in DEPLOY[name]
 
 
 def test_unit_trusts_the_one_proxy_that_can_reach_it() -> None:
     """A client that could connect would choose its address; without PROXY_HOPS, all share one."""
-    units = [
-        (REPOSITORY / f"deploy/demo-service.{kind}").read_text() for kind in ("service", "socket")
-    ]
-    assert re.findall("PROXY_HOPS=(.*)", units[0]) == ["1"]
-    assert re.findall("ListenStream=(.*)", units[1]) == ["127.0.0.1:8000"]
+    assert re.findall("PROXY_HOPS=(.*)", DEPLOY["demo-service.service"]) == ["1"]
+    assert re.findall("ListenStream=(.*)", DEPLOY["demo-service.socket"]) == ["127.0.0.1:8000"]
 
 
 def test_constants_add_up_to_what_is_promised() -> None:
