@@ -12,7 +12,7 @@ from auth import require_api_key
 from models import ApiKey
 from ratelimit import Allowance
 from server import demo
-from service import problems
+from service import responses
 from service.application import Service, current_service
 from service.timestamps import date_time, timestamp, utc
 from settings import Settings, load
@@ -115,7 +115,7 @@ def create_app(settings: Settings | None = None, is_demo: bool = False) -> Servi
     app.register_blueprint(sockets.bp)
     site.register(app)
     cli.register(app)
-    problems.register(app, site.error_page)
+    responses.register(app, site.error_page)
     return app
 
 

@@ -13,7 +13,7 @@ from accounts.api_keys import digest, has_right_checksum, id_in
 from models import PREFIXES, ApiKey
 from ratelimit import DEFAULT_TIER, Allowance, Quota
 from service.application import current_service
-from service.problems import Problem, rate_limited
+from service.responses import Problem, rate_limited
 
 warn_once = cache(logging.getLogger(__name__).warning)
 

@@ -21,7 +21,7 @@ sys.path[:0] = [str(HERE.parent), str(HERE.parent / "tests")]
 import auth  # noqa: E402
 from app import create_app  # noqa: E402
 from helpers.described import errors_in  # noqa: E402
-from service.problems import Problem, title_of  # noqa: E402
+from service.responses import Problem, title_of  # noqa: E402
 from settings import load  # noqa: E402
 
 OPENAPI = HERE / "openapi.json"

@@ -12,8 +12,7 @@ import gevent
 from gunicorn import http, util
 from werkzeug.exceptions import RequestEntityTooLarge
 
-from service.problems import Problem
-from service.responses import API_HEADERS
+from service.responses import API_HEADERS, Problem
 
 REASONS = {  # why gunicorn refuses a request
     "ExpectationFailed": "The only expectation that is met is 100-continue.",

@@ -11,9 +11,8 @@ from flask.testing import FlaskClient
 from werkzeug.routing import MapAdapter
 
 from service.client_address import trust_routers
-from service.problems import Problem
 from service.request_checks import SOCKETS, BoundedRequest, check_request
-from service.responses import API_HEADERS, PREFLIGHT, is_api, limit_headers
+from service.responses import API_HEADERS, PREFLIGHT, Problem, is_api, limit_headers
 from settings import Settings
 from storage.database import backend
 from storage.key_store import KeyStore

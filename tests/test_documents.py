@@ -42,8 +42,8 @@ from ratelimit import UNITS
 from server import lifecycle
 from server.worker import SEND_SECONDS
 from service import connections
-from service.problems import DEFAULTS
 from service.request_checks import BODY_SECONDS
+from service.responses import DEFAULTS
 from storage import key_store, postgres, sqlite
 from ws.connection import PING_SECONDS, STALLED_SECONDS
 

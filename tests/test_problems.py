@@ -13,7 +13,7 @@ from flask import Flask
 from flask.testing import FlaskClient
 
 from service.application import current_service
-from service.problems import Problem
+from service.responses import Problem
 from storage import outage
 
 

@@ -14,8 +14,7 @@ from ratelimit import UNIT_NAMES, Limiter
 from service.application import Service
 from service.client_address import client_network
 from service.connections import TURN_SECONDS
-from service.problems import title_of
-from service.responses import is_api
+from service.responses import is_api, title_of
 from service.timestamps import date_time, display, duration, relative_time
 from web import console, log_in, profile_settings
 from web.forms import receive_form, redirect_with_message

@@ -22,8 +22,7 @@ from wsproto.connection import ConnectionState
 from wsproto.frame_protocol import FrameProtocol
 
 from service.connections import CLOSE_SECONDS, READ_BYTES, TURN_SECONDS, half_close
-from service.problems import Problem
-from service.responses import json_text
+from service.responses import Problem, json_text
 
 UPGRADE = {"Connection": "upgrade", "Upgrade": "websocket", "Sec-WebSocket-Version": "13"}
 BAD_HANDSHAKE = (

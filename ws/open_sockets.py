@@ -16,7 +16,7 @@ import auth
 from models import ApiKey
 from service.application import current_service
 from service.client_address import client_network
-from service.problems import Problem
+from service.responses import Problem
 from settings import max_websockets
 from ws.connection import SERVER_OPTIONS, CloseCode, WebSocket, check_handshake, plain_handshake
 

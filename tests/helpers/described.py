@@ -11,7 +11,7 @@ from typing import Any
 from urllib.parse import quote, urlencode
 
 from helpers.documents import API, resolved
-from service.problems import Problem
+from service.responses import Problem
 
 JSON_TYPES: dict[type, str] = {
     **{dict: "object", list: "array", str: "string", bool: "boolean", type(None): "null"},

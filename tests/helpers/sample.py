@@ -23,7 +23,7 @@ from helpers.described import operations
 from helpers.documents import API
 from models import ApiKey, NumberField, Table, User, now
 from ratelimit import Allowance
-from service.problems import Problem
+from service.responses import Problem
 from service.timestamps import date_time
 from storage.database import transaction
 from ws.open_sockets import open_sockets_of
