@@ -45,7 +45,7 @@ from ratelimit import Limiter
 from service import request_checks, timestamps
 from service.application import Service
 from service.timestamps import date_time
-from web import site
+from web import forms, site
 
 PASSWORD = secrets.token_urlsafe()
 SECRET = re.compile(r"sk_(?:live|test)_\w{8}_\w{38}")
@@ -224,9 +224,12 @@ def test_sixty_forms_at_most_wait_for_a_hash(app: Flask, monkeypatch: pytest.Mon
     go_on = Event()
     monkeypatch.setattr(passwords, "verify_password", lambda *_: not go_on.wait())
     waiting = [gevent.spawn(attempt, app, 0, "ada") for _ in range(21)]
-    gevent.sleep(0.5)  # each caller's forms come one after another
-    waiting += [gevent.spawn(attempt, app, 1 + number % 2, "ada") for number in range(40)]
-    gevent.sleep(0.5)
+    with gevent.Timeout(60):
+        while not any(each.ready() for each in waiting):  # the one that is too many for its caller
+            gevent.sleep(0.01)
+        waiting += [gevent.spawn(attempt, app, 1 + number % 2, "ada") for number in range(40)]
+        while forms.places.counter:
+            gevent.sleep(0.01)
     refused = [log_in_as(app.test_client(), "ada", "wrong") for _ in range(70)]
     others = app.test_client().post("/log-out")
     go_on.set()
