@@ -25,12 +25,12 @@ class Quota(NamedTuple):
     seconds: int
 
     def window_ends(self, now: float, waited: float = 0) -> tuple[int, int]:
-        """The end of the window by this clock, and the latest one that may be in the row by now.
+        """The first and the last `reset` that belong to the current window.
 
-        A row whose `reset` is one of them, or between them, was written in the current window: by a
-        clock that is CLOCK_SKEW ahead, or while this request `waited` for so many seconds. As long
-        as clocks differ, or are set back, by less than CLOCK_SKEW and less than a window, no window
-        begins a second time.
+        The first is that of this clock. The last is what another process may have written: its
+        clock may be CLOCK_SKEW ahead, and this request may have `waited` for so many seconds
+        meanwhile. A row in between is continued. So no window begins a second time, as long as
+        clocks differ, or are set back, by less than CLOCK_SKEW and less than a window.
         """
         ahead = min(CLOCK_SKEW, self.seconds) + waited
         return window_end(now, self.seconds), window_end(now + ahead, self.seconds)

@@ -50,9 +50,9 @@ def rotate_key(
     has the same name, type, tier and lifetime, and goes on with the window as it was last saved.
     The old key ends after the grace period, or when it expires, if that is earlier.
 
-    Only one other key stays valid. So if the key had itself replaced an older one, that one ends.
-    But if the key was never used, perhaps because nobody has seen it, the key itself ends, and the
-    older one keeps its time. Raises InvalidInput and Changed.
+    Besides the successor, one older key stays valid. Usually that is the key itself, and the one
+    that it had replaced ends. If the key was never used, perhaps because nobody has seen it, the
+    key ends, and the older one keeps its time. Raises InvalidInput and Changed.
     """
     with transaction(user):
         # The update comes before the read, because it locks the row.
@@ -97,8 +97,9 @@ def _store(key: ApiKey, most: int = MAX_KEYS) -> tuple[ApiKey, str]:
     key.digest = digest(secret)
     key.save(force_insert=True)
     keys = ApiKey.select(ApiKey.id, ApiKey.predecessor)
-    replaced = dict(keys.where(ApiKey.user == key.user_id, ApiKey.valid()).tuples())
-    if len(replaced) > MAX_KEYS or len(replaced.keys() - replaced.values()) > most:
+    predecessor_of = dict(keys.where(ApiKey.user == key.user_id, ApiKey.valid()).tuples())
+    current = predecessor_of.keys() - predecessor_of.values()
+    if len(predecessor_of) > MAX_KEYS or len(current) > most:
         advice = f"A user can have {most} keys. Revoke one first."
         raise InvalidInput(key=advice if most else "Ask the operator of this service for a key.")
     return key, secret

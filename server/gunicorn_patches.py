@@ -88,7 +88,9 @@ class Unreader(http.parser.SocketUnreader):
     """Reads a connection for gunicorn, which asks for part after part until a request is whole."""
 
     parts = 0  # of this header, or of this body
-    room = float("inf")  # for how many bytes, besides what is left of a chunk
+    # How many bytes of framing may still come. It is not set back, because a request with a body is
+    # the last one of its connection.
+    room = float("inf")
 
     def chunk(self, size_hint: int | None = None) -> bytes:
         """Read the next part; raises RequestEntityTooLarge if there is no room for it.
@@ -114,5 +116,5 @@ class BoundedChunks(http.message.ChunkedReader):
         """The parts of the body as they are received."""
         unreader.room = FRAMING_BYTES - unreader.buf.tell()  # which came with the header
         for data in super().parse_chunked(unreader):
-            unreader.room += len(data)  # because this is no framing
+            unreader.room += len(data)  # which `chunk` has subtracted, but is no framing
             yield data

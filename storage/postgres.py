@@ -43,8 +43,9 @@ SESSION = {
     "citus.multi_shard_modify_mode": "sequential",  # a transaction may change "user" after the keys
     "idle_session_timeout": "0",  # a command may wait for a password to be typed
 }
-# What a start checks. An operator's limit on idle transactions stays, as it ends those of a client
-# that is gone; and whether sessions are read-only shows that a server is no longer the primary.
+# What a start checks besides. We don't set `idle_in_transaction_session_timeout`, because the value
+# of an operator frees the locks of clients that are gone, nor `default_transaction_read_only`,
+# because `is_stale` reads it.
 NEEDED = SESSION | {
     "server_encoding": "UTF8",
     "default_transaction_read_only": "off",

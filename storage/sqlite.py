@@ -24,8 +24,8 @@ from storage.outage import RollbackMixin
 
 log = logging.getLogger(__name__)
 
-# `Usage.followed_by` in SQL: adds a Usage to the row. The counted `reset` was taken over from the
-# row if the window is the same, so comparing them is enough.
+# `Usage.followed_by` in SQL. `Limiter.hit` keeps the row's `reset` as long as its window lasts. If
+# both are equal, this adds; if not, a new window has begun.
 SAVE = """UPDATE api_key SET total = total + ?,
     used = ? + CASE WHEN reset = ? THEN used ELSE 0 END, reset = ?, last_used_at = ?
     WHERE id = ?"""
