@@ -117,8 +117,9 @@ def nothing_waits_while_sqlite_is_locked() -> Iterator[None]:
     before = greenlet.settrace(trace)
     yield
     greenlet.settrace(before)
-    at_once = "requests of several greenlets restored each other's patches: use FlaskClient"
-    assert not isinstance(socket.socket.connect, mock.Mock), at_once
+    assert not isinstance(socket.socket.connect, mock.Mock), (
+        "requests of several greenlets restored each other's patches: use FlaskClient"
+    )
     assert not found, "a greenlet waits in a transaction, `hit` or `save`: do this before, or after"
 
 

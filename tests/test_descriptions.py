@@ -217,8 +217,9 @@ def test_key_is_checked_and_each_request_counted(
     assert set(answer.headers.keys()) >= LIMITS, f"{operation}: use @require_api_key"
     enforced = again.status_code == 429
     assert enforced == ("429" in operation.responses), f"{operation.advice}: 429"
-    advice = "remove enforce_limit=False, or name it in UNLIMITED in tests/helpers/paths.py"
-    assert enforced or operation.path in UNLIMITED, f"{operation} is not limited: {advice}"
+    assert enforced or operation.path in UNLIMITED, (
+        f"{operation} has no limit: remove enforce_limit=False, or name it in helpers/paths.py"
+    )
     # As after its tier was lowered.
     change(key, used=4, reset=int(answer.headers["X-RateLimit-Reset"]))
     app.store.clear_cache()
