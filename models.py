@@ -62,8 +62,8 @@ class ApiKey(Table):
     `digest` is the SHA-256 of the key, which is not stored. `nonce` identifies the form that
     created the key, so that sending it twice creates one key. Rotating a key sets `rotated_at`, and
     `expires_at` to the end of the grace period; the id of the old key is the successor's
-    `predecessor`. Revoking a key deletes its row. The schema has the
-    defaults, too: in a rolling deployment, the previous version inserts rows without new columns.
+    `predecessor`. Revoking a key deletes its row. The schema has the defaults, too: in a rolling
+    deployment, the previous version inserts rows without new columns.
     """
 
     id = CharField(max_length=8, primary_key=True)
