@@ -7,7 +7,7 @@ with one worker. PostgreSQL's own processor time is not counted.
 
 import sys
 import tempfile
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from pathlib import Path
 
 from servers import HERE, Case, Server, arguments, checkouts, in_turns
@@ -22,7 +22,7 @@ def main() -> None:
     options = arguments(__doc__, rounds=7)
     cases: list[Case] = []
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
-        cluster = stack.enter_context(closing(Cluster().start()))
+        cluster = stack.enter_context(Cluster().start())
         for name, checkout in checkouts(options).items():
             servers: list[tuple[Server, list[str]]] = []
             for kind in ("SQLite", "1", "2"):

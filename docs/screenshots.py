@@ -36,14 +36,11 @@ def main() -> None:
         browser = runner.chromium.launch(executable_path=path, args=["--no-sandbox"])
         server = Server(Path(directory), PORT="8000")
         server.port, server.url = 8000, "http://127.0.0.1:8000"
-        server.start()
-        try:
+        with server.start():
             page = browser.new_page(base_url=server.url, viewport=SIZE)
             sign_up(page)
             shots = [show_keys(page, server), try_console(page, server.new_key("my laptop"))]
             side_by_side(browser, *reversed(shots))
-        finally:
-            server.close()
     lines = [
         f"{sha256((HERE.parent / 'web' / name).read_bytes()).hexdigest()}  web/{name}\n"
         for name in SHOWN

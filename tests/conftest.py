@@ -50,6 +50,8 @@ StartServer = Callable[..., Server]
 NewKey = Callable[..., str]
 
 
+in_ci = partial(pytest.param, marks=pytest.mark.ci)  # where each case starts a process
+
 # What runs only with an option, which is also the name of a mark.
 GROUPS = {
     "ci": "what takes long or needs what few machines have: all of tests/acceptance, and more",
@@ -235,7 +237,7 @@ def key(new_key: NewKey) -> str:
 
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[Cluster]:
-    with contextlib.closing(Cluster()) as running:
+    with Cluster() as running:
         yield running.start()
 
 
@@ -254,7 +256,7 @@ def server(
 ) -> Iterator[Server]:
     """One real server for all tests that only talk to it."""
     settings = {"RATE_LIMITS": TIERS} | storage()
-    with contextlib.closing(Server(tmp_path_factory.mktemp("server"), **settings)) as running:
+    with Server(tmp_path_factory.mktemp("server"), **settings) as running:
         yield running.start()
         running.stop()
 
@@ -272,8 +274,7 @@ def start_server(tmp_path: Path, storage: Callable[[], dict[str, str]]) -> Itera
 
         def start(*command: str, **environment: str) -> Server:
             server = Server(tmp_path / secrets.token_hex(4), *command, **(storage() | environment))
-            running.callback(server.close)
-            return server.start()
+            return running.enter_context(server).start()
 
         yield start
 

@@ -3,14 +3,12 @@
 import contextlib
 import os
 import re
-import secrets
 import sqlite3
 import stat
 import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,15 +19,14 @@ from flask.testing import FlaskCliRunner
 import models
 from accounts import api_keys, passwords, users
 from cli import KEY_COLUMNS
-from conftest import NewKey, new_user
+from conftest import NewKey, in_ci, new_user
 from helpers.server import clean_environment, eventually, writing
 from helpers.stored import change, count, row, snapshot
 from models import HOUR, ApiKey, HourlyUsage, User
 from settings import HERE, Settings
 from storage import sqlite
 
-PASSWORD = secrets.token_urlsafe()
-in_ci = partial(pytest.param, marks=pytest.mark.ci)  # each of them starts a process
+PASSWORD = "a password of hers"
 PrintKey = Callable[..., str]
 
 
@@ -94,8 +91,8 @@ def test_lists_have_all_columns_and_no_secret(cli: FlaskCliRunner, owner: User, 
         columns = {"created_at": 1, "last_used_at": 2, "rotated_at": 3, "total": 7, "name": '"my'}
         ApiKey.update(**columns, expires_at=4102444800).where(ApiKey.id == key[8:16]).execute()
     new_user("bob")
-    printed = done(cli.invoke(args=["user", "list"])).splitlines()[0]
-    assert printed == f"{owner.id}\tada\tada@example.com\t1970-01-01T00:00:01Z"
+    ada = f"{owner.id}\tada\tada@example.com\t1970-01-01T00:00:01Z"
+    assert done(cli.invoke(args=["user", "list"])).splitlines()[0] == ada
     printed = done(cli.invoke(args=["key", "list"]))
     old, new = (line.split("\t") for line in printed.splitlines())
     # In the order of KEY_COLUMNS: created, last used, expires, rotated; a new one comes at the end.
@@ -230,8 +227,7 @@ def test_locked_database_is_one_line(
 ) -> None:
     monkeypatch.setattr(sqlite, "COMMAND_SECONDS", 0.1)
     with writing(str(config.database_url), "BEGIN IMMEDIATE"):
-        printed = refused(cli.invoke(args=["key", "revoke", key[8:16]]))
-    assert printed == "database is locked"
+        assert refused(cli.invoke(args=["key", "revoke", key[8:16]])) == "database is locked"
 
 
 @pytest.mark.parametrize(

@@ -61,7 +61,7 @@ def handshake(path: str, end: Any, **headers: str) -> dict[str, Any]:
 
 @pytest.fixture
 def peer(accepted: Server, ends: tuple[Any, Any]) -> RawSocket:
-    peer = RawSocket.over(ends[0])
+    peer = RawSocket(sock=ends[0])
     assert peer.answer().status == 101
     return peer
 

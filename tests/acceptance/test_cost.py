@@ -6,7 +6,7 @@ It is measured on the processor, in the thread that serves all connections.
 import random
 import socket
 from collections.abc import Callable, Iterator
-from contextlib import closing, suppress
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -63,7 +63,7 @@ Request = Callable[[], bytes]
 @pytest.fixture(scope="module")
 def proxied(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """Of a server behind a proxy, so that each request may come from another caller."""
-    with closing(Server(tmp_path_factory.mktemp("cost"), PROXY_HOPS="1")) as server:
+    with Server(tmp_path_factory.mktemp("cost"), PROXY_HOPS="1") as server:
         yield server.start()
 
 

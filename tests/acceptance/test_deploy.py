@@ -122,7 +122,7 @@ def tls(port: int, source: str = "127.0.0.1", name: str = "localhost") -> RawSoc
     context = ssl.create_default_context()
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     plain = socket.create_connection(("127.0.0.1", port), 10, source_address=(source, 0))
-    return RawSocket.over(context.wrap_socket(plain, server_hostname=name))
+    return RawSocket(sock=context.wrap_socket(plain, server_hostname=name))
 
 
 def speaks_tls(port: int) -> bool:
@@ -161,9 +161,11 @@ def test_no_key_is_logged_in_whatever_form_and_whatever_fails(tmp_path: Path, na
 @pytest.mark.parametrize("name", PROXIES)
 def test_proxy_passes_forms_sockets_and_addresses(tmp_path: Path, name: str) -> None:
     """The gate does so under the name of its pages."""
-    server = Server(tmp_path, PROXY_HOPS="1", MAX_SOCKETS_PER_CALLER="1")
     host = KEYS_HOST if name.startswith("gate") else "localhost"
-    with contextlib.closing(server.start()), proxy(name, tmp_path, server.port) as port:
+    with (
+        Server(tmp_path, PROXY_HOPS="1", MAX_SOCKETS_PER_CALLER="1").start() as server,
+        proxy(name, tmp_path, server.port) as port,
+    ):
         with tls(port, name=host) as client:
             ours = f"Host: {host}:{port}\r\nOrigin: https://{host}:{port}".encode()
             fields = {"username": "ada", "email": "ada@example.com", "password": "long enough"}
@@ -201,18 +203,15 @@ def test_files_of_the_image_serve_and_are_healthy(tmp_path: Path) -> None:
     env = dict(pair.split("=", 1) for pair in shlex.split(dockerfile("ENV")))
     env["DATABASE_URL"] = env["DATABASE_URL"].replace("/data", str(tmp_path))
     command = ["env", f"--chdir={app}", sys.executable, "-m", *json.loads(dockerfile("CMD"))]
-    nobody = f"http://127.0.0.1:{free_port()}"  # a proxy of the host, which the check must not ask
-    server = Server(tmp_path, *command, **env, SCRIPT_NAME="/demo", http_proxy=nobody)
+    # The check must not ask a proxy of the host.
+    env |= {"SCRIPT_NAME": "/demo", "http_proxy": f"http://127.0.0.1:{free_port()}"}
     _, *check = json.loads(dockerfile("HEALTHCHECK --interval=5s CMD"))
-    with contextlib.closing(server.start()):
+    with Server(tmp_path, *command, **env).start() as server:
         subprocess.run([sys.executable, *check], env=server.env, check=True)
         for name in ("openapi", "asyncapi"):
             assert server.ask(f"/demo/{name}.json").status == 200
         server.stop()
-    assert (
-        subprocess.run([sys.executable, *check], env=server.env, capture_output=True).returncode
-        == 1
-    )
+    assert subprocess.run([sys.executable, *check], env=server.env, stderr=-3).returncode == 1
 
 
 # Runs a command in this folder with these settings; later ones win, as in systemd.
@@ -281,7 +280,7 @@ def test_restart_fails_no_request(tmp_path: Path) -> None:
     with (
         listener,
         socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd,
-        contextlib.closing(server),
+        server,
         ThreadPoolExecutor(50) as threads,
     ):
         systemd.bind(notify)
@@ -321,8 +320,7 @@ def test_heroku_from_its_documented_block(tmp_path: Path, cluster: Cluster) -> N
     env |= {"DYNO": "web.1", "WEB_CONCURRENCY": "2", "FORWARDED_ALLOW_IPS": "*"}
     env["DATABASE_URL"] = cluster.new_database().replace("postgresql://", "postgres://")
     command = ["env", f"--chdir={app}", *serve_command()]
-    server = Server(tmp_path, *command, GUNICORN_CMD_ARGS="--access-logfile -", **env)
-    with contextlib.closing(server):
+    with Server(tmp_path, *command, GUNICORN_CMD_ARGS="--access-logfile -", **env) as server:
         key = server.start().new_key()
         assert [server.ask(TEST, X_API_Key=key).status for _ in range(3)] == [200] * 3
         server.stop()
@@ -343,7 +341,7 @@ def test_a_backup_is_restored(request: pytest.FixtureRequest, tmp_path: Path, nu
         block = written("operating.md", title)[number].replace("demo.db", "service.db")
         bash(block.replace(".venv/bin/flask", FLASK), tmp_path / "data", server.env)
 
-    with contextlib.closing(server):
+    with server:
         key = server.start().new_key()
         paste("Backup")
         server.execute("DELETE FROM api_key")
@@ -359,7 +357,7 @@ def test_a_sqlite_file_moves_to_postgresql(tmp_path: Path, cluster: Cluster) -> 
     old = Server(tmp_path / "old")
     new = Server(tmp_path / "new", DATABASE_URL=cluster.new_database())
     script = script.replace(".venv/bin/flask", FLASK).replace("demo.db", str(old.database))
-    with contextlib.closing(old), contextlib.closing(new):
+    with old, new:
         key = old.new_key(name='an odd ", name')
         assert old.start().ask(TEST, X_API_Key=key).status == 200
         old.stop()

@@ -1,6 +1,5 @@
 """The gate in front of another API: what reaches that API, and what its clients get."""
 
-import contextlib
 import os
 import re
 import signal
@@ -117,9 +116,8 @@ def running_gate(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Gate]:
     folder = tmp_path_factory.mktemp("gate")
-    service = Server(folder, PROXY_HOPS="1", RATE_LIMITS=TIERS)
     with (
-        contextlib.closing(service.start()),
+        Server(folder, PROXY_HOPS="1", RATE_LIMITS=TIERS).start() as service,
         serving(Api()) as api,
         proxy(request.param, folder, service.port, api.server_address[1]) as port,
     ):

@@ -2,7 +2,7 @@
 
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from typing import NamedTuple
 
 from helpers.paths import TEST
@@ -20,7 +20,7 @@ class Reply(NamedTuple):
     seconds: float
 
 
-class Load:
+class Load(AbstractContextManager["Load"]):
     """Asks for TEST over many connections, with the keys in turn, up to a number of requests.
 
     A connection that is refused waits for some seconds, `rest`, before it asks again.
@@ -34,9 +34,6 @@ class Load:
         self._end = time.monotonic() + LOAD_SECONDS
         self._threads = ThreadPoolExecutor(connections)
         self._asking = self._threads.map(self._ask_in_turn, range(connections))
-
-    def __enter__(self) -> "Load":
-        return self
 
     def __exit__(self, *error: object) -> None:
         self.stop()

@@ -12,7 +12,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +37,7 @@ def binaries() -> Path:
     return Path(found).resolve().parent
 
 
-class Cluster:
+class Cluster(AbstractContextManager["Cluster"]):
     """A running server with its data; root runs it as the user `postgres`, as it refuses root."""
 
     def __init__(
@@ -141,7 +141,7 @@ class Cluster:
             with suppress(ProcessLookupError):  # it has ended meanwhile
                 os.kill(pid, number)
 
-    def close(self) -> None:
+    def __exit__(self, *error: object) -> None:
         self.thaw()
         if self._process.poll() is None:
             self._process.send_signal(signal.SIGQUIT)  # every process ends at once
@@ -178,16 +178,16 @@ def connected(url: str) -> "closing[psycopg.Connection[Any]]":
     return closing(psycopg.connect(url, autocommit=True, connect_timeout=5))
 
 
-class CitusCluster:
+class CitusCluster(ExitStack):
     """A coordinator and two nodes that hold the rows, each a server of its own."""
 
     def __init__(self) -> None:
+        super().__init__()
         if not any(DEBIAN.glob("*/lib/citus.so")):
             pytest.skip("Citus is not installed")
         options = {"shared_preload_libraries": "citus", "citus.node_conninfo": "sslmode=disable"}
-        self.coordinator, *self.nodes = self.all = [Cluster(options=options) for _ in range(3)]
-        for server in self.all:
-            server.start()
+        self.all = [self.enter_context(Cluster(options=options)).start() for _ in range(3)]
+        self.coordinator, *self.nodes = self.all
 
     def new_database(self) -> str:
         name = f"test_{secrets.token_hex(4)}"
@@ -200,7 +200,3 @@ class CitusCluster:
         for node in self.nodes:
             Cluster.query(url, "SELECT citus_add_node('127.0.0.1', %s)", node.port)
         return url
-
-    def close(self) -> None:
-        for server in self.all:
-            server.close()

@@ -68,30 +68,23 @@ def close_frame(code: int | None = None) -> bytes:
     return frame(CLOSE, b"" if code is None else struct.pack("!H", code))
 
 
-class RawSocket:
-    """One connection to the server; its reads fail after PATIENT_SECONDS."""
+class RawSocket(contextlib.AbstractContextManager["RawSocket"]):
+    """One connection to the server, a new one or `sock`; its reads fail after PATIENT_SECONDS."""
 
-    def __init__(self, port: int, receive_buffer: int = 0) -> None:
-        self.sock = socket.socket()
+    def __init__(
+        self, port: int = 0, receive_buffer: int = 0, sock: socket.socket | None = None
+    ) -> None:
+        self.sock = sock or socket.socket()
         if receive_buffer:
             self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
         self.sock.settimeout(PATIENT_SECONDS)
         self._buffer = b""
         try:
-            self.sock.connect(("127.0.0.1", port))
+            if port:
+                self.sock.connect(("127.0.0.1", port))
         except OSError:
             self.sock.close()
             raise
-
-    @classmethod
-    def over(cls, sock: socket.socket) -> "RawSocket":
-        client = cls.__new__(cls)
-        client.sock, client._buffer = sock, b""
-        sock.settimeout(PATIENT_SECONDS)
-        return client
-
-    def __enter__(self) -> "RawSocket":
-        return self
 
     def __exit__(self, *error: object) -> None:
         self.sock.close()

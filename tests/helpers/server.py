@@ -185,7 +185,7 @@ class StartError(Exception):
         self.status, self.output = status, output
 
 
-class Server:
+class Server(contextlib.AbstractContextManager["Server"]):
     """A running server with a directory of its own for the database and the log.
 
     `command` may start it in another way than the Procfile's.
@@ -290,7 +290,7 @@ class Server:
         os.kill(self.pid, signal.SIGWINCH)
         eventually(lambda: self.log_lines("winch"), what="gunicorn does not log its SIGWINCH")
 
-    def close(self) -> None:
+    def __exit__(self, *error: object) -> None:
         """Leave nothing running, whatever the test did. The log must have no traceback."""
         if self._process and self._process.poll() is None:
             self.stop(signal.SIGKILL)

@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Iterator
-from contextlib import closing
 
 import pytest
 
@@ -24,7 +23,7 @@ CHAPTER = (REPOSITORY / "docs" / "growing.md").read_text().partition("## Past on
 
 @pytest.fixture(scope="module")
 def citus() -> Iterator[CitusCluster]:
-    with closing(CitusCluster()) as cluster:
+    with CitusCluster() as cluster:
         yield cluster
 
 

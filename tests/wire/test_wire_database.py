@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from conftest import StartServer
+from conftest import StartServer, in_ci
 from helpers.load import Load, accepted
 from helpers.paths import PROTECTED, STATS, TEST, TIME
 from helpers.rawsocket import RawSocket
@@ -70,7 +70,7 @@ def test_moved_file_loses_nothing(start_server: StartServer, tmp_path: Path) -> 
     assert server.execute("SELECT total FROM api_key") == [(1,)]
 
 
-@pytest.mark.parametrize("ends", [True, pytest.param(False, marks=pytest.mark.ci)])
+@pytest.mark.parametrize("ends", [True, in_ci(False)])
 def test_stop_waits_for_a_lock(start_server: StartServer, ends: bool) -> None:
     server = start_server()
     key = server.new_key()
@@ -88,7 +88,7 @@ def test_stop_waits_for_a_lock(start_server: StartServer, ends: bool) -> None:
     assert server.start().total(key) == (2 if ends else 0)
 
 
-@pytest.mark.parametrize("is_older", [False, pytest.param(True, marks=pytest.mark.ci)])
+@pytest.mark.parametrize("is_older", [False, in_ci(True)])
 def test_file_is_complete_after_a_stop_although_another_program_has_it_open(
     start_server: StartServer, is_older: bool
 ) -> None:

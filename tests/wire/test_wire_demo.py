@@ -1,6 +1,5 @@
 """`python app.py` is the demo: it makes a user and a key, and prints what to do with them."""
 
-import contextlib
 import os
 import re
 import signal
@@ -10,24 +9,23 @@ import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from pathlib import Path
 
 import pytest
 
+from conftest import in_ci
 from helpers.paths import SECURITY, TEST
 from helpers.rawsocket import RawSocket, form_bytes
 from helpers.server import Server, eventually, start_refusal
 
 KEY = re.compile(r"sk_live_\w+")
-in_ci = partial(pytest.param, marks=pytest.mark.ci)  # each of them starts a server, or tries to
 
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[Server]:
     """What `python app.py` starts, on a new database; it does not run yet."""
     settings = {"SECRET_KEY": "", "WEB_CONCURRENCY": ""}
-    with contextlib.closing(Server(tmp_path, sys.executable, "app.py", **settings)) as demo:
+    with Server(tmp_path, sys.executable, "app.py", **settings) as demo:
         yield demo
 
 

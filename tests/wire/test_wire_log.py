@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from conftest import StartServer
+from conftest import StartServer, in_ci
 from helpers.paths import ECHO, TEST
 from helpers.rawsocket import request_bytes
 from helpers.server import StartError, eventually, serve_command
@@ -27,9 +27,7 @@ def redirected(redirection: str) -> list[str]:
 
 
 @pytest.mark.parametrize("failure", ["full disk", "closed pipe", "encoding"])
-@pytest.mark.parametrize(
-    "output", ["stdout", *(pytest.param(one, marks=pytest.mark.ci) for one in ("stderr", "files"))]
-)
+@pytest.mark.parametrize("output", ["stdout", in_ci("stderr"), in_ci("files")])
 def test_log_that_cannot_be_written_prints_no_secret(
     start_server: StartServer, tmp_path: Path, failure: str, output: str
 ) -> None:
@@ -82,9 +80,7 @@ lifecycle.flush, lifecycle.SAVE_SECONDS = flush, 0.02
 """
 
 
-@pytest.mark.parametrize(
-    "output", [">{} 2>&1", pytest.param("--error-logfile {}", marks=pytest.mark.ci)]
-)
+@pytest.mark.parametrize("output", [">{} 2>&1", in_ci("--error-logfile {}")])
 def test_reader_that_pauses_holds_up_nobody(
     start_patched: StartServer, tmp_path: Path, output: str
 ) -> None:

@@ -6,7 +6,7 @@ import subprocess
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.postgres
 @pytest.fixture
 def own() -> Iterator[Cluster]:
     """A server that the test may stop."""
-    with closing(Cluster()) as cluster:
+    with Cluster() as cluster:
         yield cluster.start()
 
 
@@ -92,7 +92,7 @@ def test_after_a_failover_all_use_the_new_primary(
     own: Cluster, start_server: StartServer, old_primary: str
 ) -> None:
     url = own.new_database()
-    with closing(Cluster(primary=own)) as standby, ExitStack() as stack:
+    with Cluster(primary=own) as standby, ExitStack() as stack:
         standby.start()
         both = url.replace(f":{own.port}/", f":{own.port},127.0.0.1:{standby.port}/")
         server = start_server(DATABASE_URL=both)

@@ -1,6 +1,5 @@
 """Every command that starts the service leads to the same server, or says in one line why not."""
 
-import contextlib
 import os
 import re
 import secrets
@@ -11,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from conftest import StartServer
+from conftest import StartServer, in_ci
 from helpers.paths import ECHO, STATUS, TEST, TIME
 from helpers.rawsocket import RawSocket, handshake_bytes
 from helpers.server import (
@@ -27,7 +26,6 @@ from helpers.server import (
 PYTHON = sys.executable
 UNSUPPORTED = "is not supported; docs/deploying.md lists what is"
 ELSEWHERE = ["sh", "-c", 'cd / && exec "$@"', "sh"]
-in_ci = partial(pytest.param, marks=pytest.mark.ci)  # each of them starts a server, or tries to
 
 
 @pytest.mark.parametrize(
@@ -45,7 +43,7 @@ def test_every_command_leads_to_the_same_server(tmp_path: Path, command: list[st
     settings = {"GUNICORN_CMD_ARGS": "--access-logfile -", "PYTHONPATH": str(tmp_path)}
     server = Server(tmp_path, *command, **settings)
     key = server.new_key()
-    with contextlib.closing(server), RawSocket(server.start().port) as stream:
+    with server, RawSocket(server.start().port) as stream:
         stream.open(f"{TIME}?api_key={key}")
         assert [stream.frame().json()["type"] for _ in range(2)] == ["auth_success", "time_update"]
         assert server.ask(TEST, X_API_Key=key).status == 200
@@ -95,8 +93,7 @@ def test_refused_start_is_one_line(
     ],
 )
 def test_other_servers_answer_only_which_command_to_run(tmp_path: Path, command: str) -> None:
-    server = Server(tmp_path, "sh", "-c", f"exec {PYTHON} -m {command}")
-    with contextlib.closing(server):
+    with Server(tmp_path, "sh", "-c", f"exec {PYTHON} -m {command}") as server:
         server.start(status=503)
         for path in ("/", TEST, "/static/app.css", "/nowhere"):
             answer = server.ask(path)

@@ -12,16 +12,14 @@ from pathlib import Path
 
 import pytest
 
-from conftest import StartServer
+from conftest import StartServer, in_ci
 from helpers.load import Load, accepted
 from helpers.paths import ECHO, STATUS, TEST, TIME
 from helpers.rawsocket import UPGRADE, handshake_bytes, request_bytes
 from helpers.server import Server, eventually, listens, serve_command, within
 
 
-@pytest.mark.parametrize(
-    "number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.ci)]
-)
+@pytest.mark.parametrize("number", [signal.SIGTERM, in_ci(signal.SIGINT)])
 def test_everybody_is_told_and_nothing_is_lost(
     start_server: StartServer, number: signal.Signals
 ) -> None:
@@ -119,7 +117,7 @@ def test_closed_terminal_saves_stops_and_frees_the_port(tmp_path: Path) -> None:
     """script(1) runs the demo on a terminal of its own, as `ssh -t` does."""
     command = f"exec {sys.executable} app.py"
     server = Server(tmp_path, "script", "-qfc", command, "/dev/null")
-    with contextlib.closing(server.start()):
+    with server.start():
         eventually(lambda: re.search(r"sk_live_\w+\s", server.log()))  # script(1) copies it
         key = re.findall(r"sk_live_\w+", server.log())[0]
         assert {server.ask(TEST, X_API_Key=key).status for _ in range(7)} == {200}
