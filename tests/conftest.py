@@ -95,12 +95,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def groups(item: pytest.Item) -> set[str]:
-    found = {name for name in GROUPS if item.get_closest_marker(name)}
-    if "acceptance" in item.path.relative_to(REPOSITORY).parts:
-        found.add("ci")
-    if "cluster" in getattr(item, "fixturenames", ()):
-        found.add("postgres")
-    return found
+    needs_postgres = "cluster" in getattr(item, "fixturenames", ())
+    marks = {name for name in GROUPS if item.get_closest_marker(name)}
+    return marks | {"postgres"} if needs_postgres else marks
 
 
 @pytest.fixture(autouse=True)
@@ -131,8 +128,8 @@ def config(tmp_path: Path, request: pytest.FixtureRequest) -> settings.Settings:
 
     What goes through everything, `with_sample`, does so in PostgreSQL with --postgres.
     """
-    usual = {"SECRET_KEY": secrets.token_hex(), "RATE_LIMITS": TIERS}
-    usual["DATABASE_URL"] = f"sqlite:///{tmp_path}/test.db"
+    usual = {"DATABASE_URL": f"sqlite:///{tmp_path}/test.db"}
+    usual |= {"SECRET_KEY": secrets.token_hex(), "RATE_LIMITS": TIERS}
     if "with_sample" in request.fixturenames:
         usual |= request.getfixturevalue("storage")()
     return settings.load(usual | getattr(request, "param", {}))
@@ -174,18 +171,6 @@ def with_sample(app: Service) -> Iterator[None]:
 
 
 @pytest.fixture
-def unprivileged() -> Iterator[None]:
-    """Where root runs the tests, be another user, with no special permissions."""
-    if is_root := os.geteuid() == 0:
-        os.setresuid(65534, 65534, 0)
-    try:
-        yield
-    finally:
-        if is_root:
-            os.setresuid(0, 0, 0)
-
-
-@pytest.fixture
 def read(app: Flask, monkeypatch: pytest.MonkeyPatch) -> set[str]:
     """The names of the parameters that views read."""
     names: set[str] = set()
@@ -211,9 +196,8 @@ def cli(app: Flask) -> Iterator[FlaskCliRunner]:
         yield app.test_cli_runner()
 
 
-def new_user(name: str, password: str = "") -> User:
-    password_hash = passwords.hash_password(password or secrets.token_urlsafe())
-    return users.create(name, f"{name}@example.com", password_hash)
+def new_user(name: str) -> User:
+    return users.create(name, f"{name}@example.com", passwords.UNMATCHABLE_HASH)
 
 
 @pytest.fixture
@@ -255,8 +239,7 @@ def server(
     tmp_path_factory: pytest.TempPathFactory, storage: Callable[[], dict[str, str]]
 ) -> Iterator[Server]:
     """One real server for all tests that only talk to it."""
-    settings = {"RATE_LIMITS": TIERS} | storage()
-    with Server(tmp_path_factory.mktemp("server"), **settings) as running:
+    with Server(tmp_path_factory.mktemp("server"), **storage(), RATE_LIMITS=TIERS) as running:
         yield running.start()
         running.stop()
 

@@ -11,10 +11,9 @@ from helpers.server import REPOSITORY
 README = (REPOSITORY / "README.md").read_text()
 CONTRIBUTING = (REPOSITORY / "CONTRIBUTING.md").read_text()
 OPENAPI = (REPOSITORY / "docs/openapi.json").read_text()
-ASYNCAPI = (REPOSITORY / "docs/asyncapi.json").read_text()
-API, SOCKETS = json.loads(OPENAPI), json.loads(ASYNCAPI)
-FOLDERS = (REPOSITORY, REPOSITORY / "docs", REPOSITORY / "benchmarks")
-DOCUMENTS = [path for folder in FOLDERS for path in folder.glob("*.md")]
+API = json.loads(OPENAPI)
+SOCKETS = json.loads((REPOSITORY / "docs/asyncapi.json").read_text())
+DOCUMENTS = [*REPOSITORY.glob("*.md"), *REPOSITORY.glob("[bd]*/*.md")]
 
 
 def resolved(part: Any, description: Any) -> Any:

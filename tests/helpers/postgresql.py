@@ -1,7 +1,6 @@
 """A PostgreSQL server of our own for tests, in a temporary directory and on a free port."""
 
 import os
-import pwd
 import secrets
 import shutil
 import signal
@@ -19,22 +18,13 @@ from typing import Any
 import psycopg
 import pytest
 
-from helpers.server import eventually, find_program, free_port, listens, serving
+from helpers.server import POSTGRESQL, eventually, find_program, free_port, listens, serving
 
-DEBIAN = Path("/usr/lib/postgresql")
 OPTIONS = {
     "listen_addresses": "127.0.0.1",
     "fsync": "off",  # a test survives the end of a server, not the end of the machine
     "log_min_messages": "fatal",
 }
-
-
-def binaries() -> Path:
-    """The directory of `postgres` and `initdb`; skips the test if there is none."""
-    found = shutil.which("initdb") or max(DEBIAN.glob("*/bin/initdb"), default=None)
-    if found is None:
-        pytest.skip("there is no PostgreSQL server here (Debian's package is `postgresql`)")
-    return Path(found).resolve().parent
 
 
 class Cluster(AbstractContextManager["Cluster"]):
@@ -45,19 +35,17 @@ class Cluster(AbstractContextManager["Cluster"]):
     ) -> None:
         """A new server, or one that follows the `primary` until `pg_promote` is called."""
         self._settings = OPTIONS | (options or {})
-        self._binaries, self.port = binaries(), free_port()
+        self._binaries, self.port = Path(find_program("initdb")).resolve().parent, free_port()
         self._frozen: list[int] = []
         self.password: str = primary.password if primary else secrets.token_hex()
         self._directory = Path(tempfile.mkdtemp(prefix="pg-"))
         self._options: dict[str, Any] = {"cwd": self._directory}
         if os.getuid() == 0:
-            account = pwd.getpwnam("postgres")
-            self._options |= {"user": account.pw_uid, "group": account.pw_gid, "extra_groups": []}
-            os.chown(self._directory, account.pw_uid, account.pw_gid)
+            self._options |= {"user": "postgres", "group": "postgres", "extra_groups": []}
+            shutil.chown(self._directory, "postgres", "postgres")
         if primary:
-            copy = [str(self._binaries / "pg_basebackup"), "-D", "data", "-R", "-c", "fast"]
-            command = [*copy, "-d", primary.url()]
-            subprocess.run(command, check=True, **self._options)
+            command = [str(self._binaries / "pg_basebackup"), "-D", "data", "-R", "-c", "fast"]
+            subprocess.run([*command, "-d", primary.url()], check=True, **self._options)
             return
         file = self._directory / "password"
         file.write_text(self.password)
@@ -167,10 +155,9 @@ class Cluster(AbstractContextManager["Cluster"]):
 
     def _answers(self) -> bool:
         assert self._process.poll() is None, (self._directory / "log").read_text()
-        try:
+        with suppress(psycopg.OperationalError):
             return bool(self.query(self.url(), "SELECT 1"))
-        except psycopg.OperationalError:
-            return False
+        return False
 
 
 def connected(url: str) -> "closing[psycopg.Connection[Any]]":
@@ -183,7 +170,7 @@ class CitusCluster(ExitStack):
 
     def __init__(self) -> None:
         super().__init__()
-        if not any(DEBIAN.glob("*/lib/citus.so")):
+        if not any(POSTGRESQL.glob("*/lib/citus.so")):
             pytest.skip("Citus is not installed")
         options = {"shared_preload_libraries": "citus", "citus.node_conninfo": "sslmode=disable"}
         self.all = [self.enter_context(Cluster(options=options)).start() for _ in range(3)]

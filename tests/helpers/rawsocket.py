@@ -1,11 +1,9 @@
 """A client that says over TCP exactly what a test wants said, right or wrong."""
 
-import base64
 import contextlib
 import json
 import re
 import socket
-import struct
 import time
 from email.parser import Parser
 from email.utils import parsedate_to_datetime
@@ -15,13 +13,13 @@ from urllib.parse import urlencode
 from websockets import frames
 
 PATIENT_SECONDS = 40  # ten, on a machine that is four times as busy as it should be
-CONTINUATION, TEXT, BINARY, CLOSE, PING, PONG = 0, 1, 2, 8, 9, 10
+CONTINUATION, TEXT, BINARY, CLOSE, PING, PONG = frames.Opcode
 UPGRADE = {
     "Host": "localhost",
     "Connection": "Upgrade",
     "Upgrade": "websocket",
     "Sec-WebSocket-Version": "13",
-    "Sec-WebSocket-Key": base64.b64encode(bytes(16)).decode(),
+    "Sec-WebSocket-Key": "AAAAAAAAAAAAAAAAAAAAAA==",
 }
 
 
@@ -65,7 +63,7 @@ def frame(opcode: int, payload: bytes = b"", fin: bool = True, masked: bool = Tr
 
 
 def close_frame(code: int | None = None) -> bytes:
-    return frame(CLOSE, b"" if code is None else struct.pack("!H", code))
+    return frame(CLOSE, b"" if code is None else frames.Close(code, "").serialize())
 
 
 class RawSocket(contextlib.AbstractContextManager["RawSocket"]):
@@ -94,9 +92,8 @@ class RawSocket(contextlib.AbstractContextManager["RawSocket"]):
 
     def request(self, path: str, method: str = "GET", **headers: str) -> Answer:
         """Ask over this connection; a header name's dashes are written as underscores."""
-        named = {"Host": "localhost"}
-        named |= {name.replace("_", "-"): value for name, value in headers.items()}
-        self.send(request_bytes(path, named, method))
+        named = {name.replace("_", "-"): value for name, value in headers.items()}
+        self.send(request_bytes(path, {"Host": "localhost"} | named, method))
         return self.answer(has_body=method != "HEAD")
 
     def answer(self, has_body: bool = True) -> Answer:

@@ -35,9 +35,8 @@ TcpServer = TypeVar("TcpServer", bound=socketserver.TCPServer)
 
 REPOSITORY = Path(__file__).parents[2]
 PATH = f"{Path(sys.executable).parent}:{os.environ['PATH']}"  # also with what pip has installed
-START_SECONDS = 30
+POSTGRESQL = Path("/usr/lib/postgresql")  # of Debian, with a folder for each version
 SETTINGS = {*VARIABLES, *PLATFORM_HOPS, "GUNICORN_CMD_ARGS", "FORWARDED_ALLOW_IPS"}
-KEYS_PER_USER = 25
 USER_ID = 1000  # the next one is twice this: those between are given by the service
 
 
@@ -56,9 +55,9 @@ def clean_environment(**settings: str) -> dict[str, str]:
 
 def find_program(*names: str) -> str:
     """The path of the first one that is installed; skips the test if none is."""
-    path = f"{PATH}:/usr/sbin"
-    found = next(filter(None, (shutil.which(name, path=path) for name in names)), None)
-    return found or pytest.skip(f"{' or '.join(names)} is not installed")
+    folders = (PATH, "/usr/sbin", *map(str, sorted(POSTGRESQL.glob("*/bin"), reverse=True)))
+    found = filter(None, (shutil.which(name, path=":".join(folders)) for name in names))
+    return next(found, None) or pytest.skip(f"{' or '.join(names)} is not installed")
 
 
 def free_port() -> int:
@@ -77,8 +76,7 @@ def listens(address: str, port: int) -> bool:
 
 def serve_command() -> list[str]:
     """The Procfile's command, run by this Python's own gunicorn."""
-    name, _, command = (REPOSITORY / "Procfile").read_text().strip().partition(":")
-    assert name == "web"
+    command = (REPOSITORY / "Procfile").read_text().removeprefix("web: ")
     return [sys.executable, "-m", *shlex.split(command)]
 
 
@@ -264,8 +262,7 @@ class Server(contextlib.AbstractContextManager["Server"]):
             self._process = subprocess.Popen(
                 self.command, cwd=REPOSITORY, env=self.env, start_new_session=True, **output
             )
-        answers = partial(self._answers, status)
-        eventually(answers, START_SECONDS, "the server did not answer")
+        eventually(partial(self._answers, status), 30, "the server did not answer")
         return self
 
     def stop(self, how: signal.Signals = signal.SIGTERM) -> None:
@@ -307,8 +304,7 @@ class Server(contextlib.AbstractContextManager["Server"]):
     @contextlib.contextmanager
     def connections(self, count: int, receive_buffer: int = 0) -> Iterator[list[RawSocket]]:
         with contextlib.ExitStack() as stack:
-            sockets = (RawSocket(self.port, receive_buffer) for _ in range(count))
-            yield [stack.enter_context(each) for each in sockets]
+            yield [stack.enter_context(RawSocket(self.port, receive_buffer)) for _ in range(count)]
 
     def ask(self, path: str, method: str = "GET", **headers: str) -> Answer:
         """Make a request over a new connection, for example `ask(TEST, X_API_Key=key)`."""
@@ -338,26 +334,24 @@ class Server(contextlib.AbstractContextManager["Server"]):
         return subprocess.Popen([sys.executable, "-m", "flask", *args], **defaults | how)
 
     def new_key(self, name: str = "test key", tier: str = "free", type: str = "production") -> str:
-        """A new key of some user, written by hand: a command would take half a second for it."""
-        number, is_old = divmod(self._keys, KEYS_PER_USER)
-        user, owner, now = USER_ID * (1 + number), f"user{number}", int(time.time())
-        if not is_old:
-            if not (self.postgres or self._database.exists()):
-                prepare_database(load(self.env))
-            columns = "id, username, email, password_hash, created_at"
-            values = (user, owner, f"{owner}@example.com", UNMATCHABLE_HASH, now)
-            self.execute(f'INSERT INTO "user" ({columns}) VALUES (?, ?, ?, ?, ?)', *values)
+        """A new key of a new user, written by hand: commands would take a second for them."""
+        if not (self.postgres or self._database.exists()):
+            prepare_database(load(self.env))
+        owner, now, key = f"user{self._keys}", int(time.time()), random_key(type)
         self._keys += 1
-        key = random_key(type)
-        row = (key[8:16], user, name, type, tier, api_keys.digest(key), now)
-        columns = "id, user_id, name, type, tier, digest, created_at, total, reset, used"
-        places = "?, ?, ?, ?, ?, ?, ?, 0, 0, 0"
+        user = {"id": USER_ID * self._keys, "username": owner, "email": f"{owner}@example.com"}
+        row = {"id": key[8:16], "user_id": user["id"], "name": name, "type": type, "tier": tier}
         try:
-            self.execute(f"INSERT INTO api_key ({columns}) VALUES ({places})", *row)
+            self.insert("user", **user, password_hash=UNMATCHABLE_HASH, created_at=now)
+            self.insert("api_key", **row, digest=api_keys.digest(key), created_at=now)
         except (sqlite3.IntegrityError, psycopg.IntegrityError) as error:
             advice = "in models.py, null=True or constraints=[SQL(\"DEFAULT ''\")]: see Columns"
             pytest.fail(f"the previous version can store no key: {error}: {advice}")
         return key
+
+    def insert(self, table: str, **row: object) -> None:
+        places = ", ".join("?" * len(row))
+        self.execute(f'INSERT INTO "{table}" ({", ".join(row)}) VALUES ({places})', *row.values())
 
     def sign_up(self, name: str) -> Answer:
         fields = {"username": name, "email": f"{name}@example.com", "password": "long enough"}

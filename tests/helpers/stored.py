@@ -37,7 +37,10 @@ def count() -> int:
 
 
 def add_hidden_user() -> None:
-    """Store a user with a row in each table; what others see must not match HIDDEN."""
+    """Store a user with a row in each table; what others see must not match HIDDEN.
+
+    All texts are HIDDEN but a key's ID, which is part of paths.
+    """
     user = users.create("HIDDEN", "HIDDEN@example.com", "long enough")
     hour = models.now() // HOUR * HOUR
     key, _ = api_keys.create_key(
@@ -52,15 +55,10 @@ def add_hidden_user() -> None:
     with models.db.connection_context():
         HourlyUsage.create(hour=hour, key_id=key.id, requests=777_777)
         for table, owned in {User: user, ApiKey: key}.items():
-            texts = dict.fromkeys(text_columns(table), "HIDDEN")
+            columns = [each for each in table._meta.sorted_fields if isinstance(each, TEXTS)]
+            texts = {each.name: "HIDDEN" for each in columns if not each.primary_key}
             table.update(texts).where(table.id == owned.id).execute()
     add_rows(key, "HIDDEN", 777_777)
-
-
-def text_columns(table: type[models.Table]) -> list[str]:
-    """The columns with texts; without a key's ID, which is part of paths."""
-    fields = table._meta.sorted_fields
-    return [f.name for f in fields if isinstance(f, TEXTS) and not f.primary_key]
 
 
 def add_rows(key: ApiKey, text: str, number: int) -> None:

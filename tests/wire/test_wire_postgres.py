@@ -101,7 +101,7 @@ def test_after_a_failover_all_use_the_new_primary(
         client.open(f"{TIME}?api_key={other}")
         assert server.sign_up("before").status == 303
         copy = standby.url(url.rpartition("/")[2])
-        eventually(lambda: len(Cluster.query(copy, 'SELECT id FROM "user"')) == 2)
+        eventually(lambda: len(Cluster.query(copy, 'SELECT id FROM "user"')) == 3)
         if old_primary == "is silent":
             own.freeze()
         else:  # also for those who are connected

@@ -231,7 +231,7 @@ def test_revoked_key_or_deleted_user_is_1008(start_server: StartServer) -> None:
     with server.connections(2) as (one, two):
         one.open(f"{TIME}?api_key={revoked}")
         two.open(f"{TIME}?api_key={other}")
-        commands = (f"key revoke {revoked[8:16]}", "user delete user0")
+        commands = (f"key revoke {revoked[8:16]}", "user delete user1")
         for client, command in zip((one, two), commands, strict=True):
             server.flask(*command.split())
             with within(2):
