@@ -143,11 +143,6 @@ def test_url_that_cannot_be_read_is_refused_but_not_shown(url: str) -> None:
     assert "fish" not in line
 
 
-def test_unknown_parameter_of_a_url_is_named_without_its_value() -> None:
-    line = refusal(DATABASE_URL="postgresql://ada:sword@localhost/demo?sslmod=swordfish")
-    assert line == 'DATABASE_URL: invalid URI query parameter: "sslmod"'
-
-
 def test_missing_driver_is_an_error_with_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "psycopg", None)  # an import of it fails
     assert refusal(**POSTGRES) == f"DATABASE_URL: {settings.NEEDS_DRIVER}"
