@@ -170,7 +170,7 @@ def flush_until_stop(worker: GeventWorker, service: Service) -> None:
 def flush(service: Service) -> None:
     """Save counts, then close the sockets of keys that have ended, even if saving fails."""
     store, sockets = service.store, open_sockets_of(service)
-    for step in (store.save, lambda: sockets.close_ended(store.ended_digests)):
+    for step in (store.flush, lambda: sockets.close_ended(store.ended_digests)):
         try:
             step()
         except Exception as error:  # of any kind: otherwise this greenlet would end

@@ -90,11 +90,16 @@ class KeyStore(ABC):
             digests -= {digest for (digest,) in self._query(query, now(), *ids)}
         return digests
 
-    @abstractmethod
-    def save(self) -> None:
-        """Save what was counted, and delete old rows.
+    def flush(self) -> None:
+        """Save what was counted; if anything was, delete some old rows, too."""
+        if self.save():
+            self.delete_old_rows()
 
-        If nothing was counted, the database is not asked, so that it can sleep.
+    @abstractmethod
+    def save(self) -> bool:
+        """Save what was counted.
+
+        If nothing was, this returns False, and the database is not asked, so that it can sleep.
         """
 
     def delete_old_rows(self) -> None:

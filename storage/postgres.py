@@ -235,16 +235,16 @@ class Store(KeyStore):
             return self.hit(key_id, quota)
         return usage.allowance(quota, moment, False)
 
-    def save(self) -> None:
+    def save(self) -> bool:
         """A request counts for the hour in which it is saved."""
         if not self._chart:
-            return
+            return False
         saved = self._chart.copy()
         ids = sorted(saved)  # in one order in all processes: otherwise they wait for each other
         values = now() // HOUR * HOUR, ids, [saved[key_id] for key_id in ids]
         self._execute(ADD_HOUR, values, timeout=SAVE_CONNECTION_SECONDS)
         self._chart -= saved  # and keep what was counted meanwhile
-        self.delete_old_rows()
+        return True
 
     def close(self) -> None:
         super().close()

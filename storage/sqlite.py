@@ -136,9 +136,8 @@ class Store(KeyStore):
     def usage_of(self, key: ApiKey) -> Usage:
         return self._limiter.usage(key.id, key.usage)
 
-    def save(self) -> None:
-        if self._limiter.save(self._store):
-            self.delete_old_rows()
+    def save(self) -> bool:
+        return self._limiter.save(self._store)
 
     def _store(self, counted: list[tuple[str, Usage]]) -> None:
         """Add to the rows what was counted: in the order of the table, so SQLite writes less.

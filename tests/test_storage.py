@@ -215,12 +215,12 @@ def test_expired_keys_and_old_hours_are_deleted_after_a_save(
     new_id(expires_at=1), new_id(rotated_at=1, expires_at=models.now() - 1)
     with models.db.connection_context():
         HourlyUsage.insert_many((this - age * HOUR, "a" * 8, 1) for age in (0, 24, 26)).execute()
-    store.save()
+    store.flush()
     assert len(by_hand("SELECT 1 FROM api_key")) == 4, "without requests, the database may sleep"
     for _ in range(2):  # it goes on
         new_id(expires_at=1)
         store.hit(min(kept), LONG)
-        store.save()
+        store.flush()
         assert {key_id for (key_id,) in by_hand("SELECT id FROM api_key")} == kept
     hours = by_hand("SELECT hour FROM hourly_usage")
     assert {(this - hour) // HOUR for (hour,) in hours} == {24, 0}
