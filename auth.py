@@ -1,8 +1,7 @@
 """How the API key of a request is checked and counted: @require_api_key."""
 
-import logging
 from collections.abc import Callable
-from functools import cache, wraps
+from functools import wraps
 from hmac import compare_digest
 from typing import Any
 
@@ -12,10 +11,8 @@ from flask.typing import ResponseReturnValue
 from accounts.api_keys import digest, has_right_checksum, id_in
 from models import PREFIXES, ApiKey
 from ratelimit import DEFAULT_TIER, Allowance, Quota
-from service.application import current_service
+from service.application import current_service, warn_once
 from service.responses import Problem, rate_limited
-
-warn_once = cache(logging.getLogger(__name__).warning)
 
 INVALID_KEY = (
     f"This API key is not valid. A key begins with {' or '.join(PREFIXES.values())}, followed by "

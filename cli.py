@@ -14,7 +14,7 @@ from flask import Flask
 from flask.cli import AppGroup
 from peewee import JOIN, SQL, Expression, ModelSelect, PeeweeException, fn
 
-from accounts import api_keys, passwords, users
+from accounts import api_keys, users
 from models import (
     DAY,
     DEFAULT_TYPE,
@@ -104,7 +104,7 @@ def duration(text: str) -> int:
 def create_user(username: str, email: str, password_stdin: bool) -> None:
     """Create a user; asks for the password."""
     check_fields(username=username, email=email)
-    users.create(username, email, passwords.hash_password(read_password(password_stdin)))
+    users.create(username, email, users.hash_password(read_password(password_stdin)))
     say(f"User {username} was created.")
 
 
@@ -120,7 +120,7 @@ def list_users() -> None:
 def set_password(username: str, password_stdin: bool) -> None:
     """Set a user's password, and end all sessions of this user."""
     user = user_named(username)
-    users.change(user, password_hash=passwords.hash_password(read_password(password_stdin)))
+    users.change(user, password_hash=users.hash_password(read_password(password_stdin)))
     say(f"The password of {user.username} was changed, and all their sessions have ended.")
 
 
@@ -150,8 +150,8 @@ def create_key(username: str, name: str, type: str, tier: str, expires: int | No
 @click.option("--grace", default="24h", type=duration, show_default=True)
 def rotate_key(key_id: str, grace: int) -> None:
     """Create a successor and print it; the old key stops working after the grace period."""
-    key = valid_key(key_id)
-    print_key(lambda: api_keys.rotate_key(key.user, key.id, grace)[1:])
+    key, usage_of = valid_key(key_id), current_service.store.usage_of
+    print_key(lambda: api_keys.rotate_key(key.user, key.id, grace, usage_of=usage_of)[1:])
 
 
 @key_group.command("list")
@@ -177,7 +177,7 @@ def set_tier(key_id: str, tier: str) -> None:
 def revoke_key(key_id: str) -> None:
     """Revoke a key for good; a running server notices within two seconds."""
     key = valid_key(key_id)
-    api_keys.revoke_key(key.user, key.id)
+    api_keys.revoke_key(key.user, key.id, usage_of=current_service.store.usage_of)
     say(f"Key {key.id} was revoked.")
 
 

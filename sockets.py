@@ -4,7 +4,7 @@ import time
 
 from flask import g
 
-from service.request_checks import SOCKETS
+from service.application import SOCKETS
 from service.timestamps import display, timestamp
 from ws.connection import WebSocket, frame
 from ws.open_sockets import SocketBlueprint

@@ -2,13 +2,14 @@
 
 import re
 import secrets
+from collections.abc import Callable
 from hashlib import sha256
 from string import ascii_letters, digits
 
 from peewee import Expression, Tuple
 
 from models import DEFAULT_TYPE, PREFIXES, ApiKey, Changed, InvalidInput, User, check_fields, now
-from ratelimit import CLOCK_SKEW
+from ratelimit import CLOCK_SKEW, Usage
 from settings import MAX_KEYS
 from storage.database import transaction
 
@@ -17,7 +18,10 @@ KEY_START = re.compile(f"(?:{'|'.join(PREFIXES.values())})([{BASE62}]{{8}})")
 GRACE_SECONDS = 86400  # how long a rotated key stays valid
 KEY_IS_GONE = "There is no such key: it was revoked, or has expired."
 # The columns that a successor takes over.
-INHERITED = ("user_id", "name", "type", "tier", "reset", "used")
+INHERITED = ("user_id", "name", "type", "tier")
+
+
+UsageOf = Callable[[ApiKey], Usage]  # such as KeyStore.usage_of, which adds what is not saved yet
 
 
 class AlreadyMade(Exception):
@@ -42,17 +46,23 @@ def create_key(
 
 
 def rotate_key(
-    user: User, key_id: str, grace_seconds: int = GRACE_SECONDS
+    user: User,
+    key_id: str,
+    grace_seconds: int = GRACE_SECONDS,
+    *,
+    usage_of: UsageOf,
+    only_if_unused: bool = False,
 ) -> tuple[ApiKey, ApiKey, str]:
     """Store a successor to a key of the user.
 
-    Returns the row of the key that it replaces, its own row, and the new key itself. The successor
-    has the same name, type, tier and lifetime, and goes on with the window as it was last saved.
-    The old key ends after the grace period, or when it expires, if that is earlier.
+    Returns the row of the key that it replaces, its own row, and the new key itself. The old key
+    ends after the grace period, or when it expires, if that is earlier.
 
     Besides the successor, one older key stays valid. Usually that is the key itself, and the one
     that it had replaced ends. If the key was never used, perhaps because nobody has seen it, the
-    key ends, and the older one keeps its time. Raises InvalidInput and Changed.
+    key ends, and the older one keeps its time.
+
+    Raises Changed, and InvalidInput, also if the key was used although `only_if_unused` is true.
     """
     with transaction(user):
         # The update comes before the read, because it locks the row.
@@ -60,14 +70,13 @@ def rotate_key(
         if not ApiKey.update(rotated_at=now()).where(is_live).execute():
             raise InvalidInput(key="This key has ended or was rotated; create a new one.")
         old = ApiKey.get_by_id(key_id)
-        new = ApiKey(**{name: getattr(old, name) for name in INHERITED})
-        if old.expires_at:
-            new.expires_at = now() + old.expires_at - old.created_at
-        if older := predecessor(user, old):
-            # What either has used, or each of many rotations would give another allowance.
-            if older.tier == old.tier:
-                new.reset, new.used = max((old.reset, old.used), (older.reset, older.used))
-            ended, old = (older, old) if old.total else (old, older)
+        older = predecessor(user, old)
+        new = successor(old, older, usage_of)
+        was_used = usage_of(old).total > 0
+        if only_if_unused and was_used:
+            raise InvalidInput(key="The key was used in the meantime, so it does not end at once.")
+        if older:
+            ended, old = (older, old) if was_used else (old, older)
             ended.delete_instance()
         if old.id == key_id:  # an older one keeps its time
             # Without a grace period, at once also by a clock that is behind.
@@ -76,6 +85,20 @@ def rotate_key(
             old.save(only=["expires_at"])
         new.predecessor = old.id
         return old, *_store(new)
+
+
+def successor(old: ApiKey, older: ApiKey | None, usage_of: UsageOf) -> ApiKey:
+    """A key like the old one, not stored yet, with the same lifetime.
+
+    It goes on with the window of the old key and of the one before it: otherwise, each of many
+    rotations would give another allowance.
+    """
+    new = ApiKey(**{name: getattr(old, name) for name in INHERITED})
+    if old.expires_at:
+        new.expires_at = now() + old.expires_at - old.created_at
+    windows = [usage_of(key)[1:] for key in (old, older) if key and key.tier == old.tier]
+    new.reset, new.used = max(windows)
+    return new
 
 
 def predecessor(user: User, key: ApiKey) -> ApiKey | None:
@@ -91,17 +114,17 @@ def _store(key: ApiKey, most: int = MAX_KEYS) -> tuple[ApiKey, str]:
     """
     if key.has_expired:
         raise InvalidInput(key="This key would have expired already.")
+    keys = ApiKey.select(ApiKey.id, ApiKey.predecessor)
+    predecessor_of = dict(keys.where(ApiKey.user == key.user_id, ApiKey.valid()).tuples())
+    current = predecessor_of.keys() - predecessor_of.values() - {key.predecessor}
+    if len(predecessor_of) >= MAX_KEYS or len(current) >= most:
+        advice = f"A user can have {most} keys. Revoke one first."
+        raise InvalidInput(key=advice if most else "Ask the operator of this service for a key.")
     key.id = random_text(8)
     secret = f"{PREFIXES.get(key.type, PREFIXES[DEFAULT_TYPE])}{key.id}_{random_text(32)}"
     secret += checksum(secret)
     key.digest = digest(secret)
     key.save(force_insert=True)
-    keys = ApiKey.select(ApiKey.id, ApiKey.predecessor)
-    predecessor_of = dict(keys.where(ApiKey.user == key.user_id, ApiKey.valid()).tuples())
-    current = predecessor_of.keys() - predecessor_of.values()
-    if len(predecessor_of) > MAX_KEYS or len(current) > most:
-        advice = f"A user can have {most} keys. Revoke one first."
-        raise InvalidInput(key=advice if most else "Ask the operator of this service for a key.")
     return key, secret
 
 
@@ -127,7 +150,7 @@ def change_key(user: User, key_id: str, **columns: str) -> None:
             raise Changed(KEY_IS_GONE)
 
 
-def revoke_key(user: User, key_id: str) -> None:
+def revoke_key(user: User, key_id: str, *, usage_of: UsageOf) -> None:
     """Delete a key; raises Changed if the user has no key with this id.
 
     Its successor goes on with its window, so nobody gets another allowance by revoking. Keys that
@@ -137,12 +160,13 @@ def revoke_key(user: User, key_id: str) -> None:
         old = ApiKey.get_or_none(is_own(user, key_id))
         if old is None:
             raise Changed(KEY_IS_GONE)
-        ApiKey.update(reset=old.reset, used=old.used).where(
+        _, reset, used = usage_of(old)
+        ApiKey.update(reset=reset, used=used).where(
             ApiKey.user == user,
             ApiKey.predecessor == key_id,
             ApiKey.tier == old.tier,
             # An earlier window, or less of the same one.
-            Tuple(ApiKey.reset, ApiKey.used) < (old.reset, old.used),
+            Tuple(ApiKey.reset, ApiKey.used) < (reset, used),
         ).execute()
         old.delete_instance()
 

@@ -13,7 +13,7 @@ import sys
 
 from peewee import OperationalError
 
-from accounts import api_keys, passwords, users
+from accounts import api_keys, users
 from models import InvalidInput, User, db
 from settings import HERE, SettingsError, load
 from storage.database import transaction
@@ -62,7 +62,7 @@ def welcome(port: int) -> None:
         if not sys.stdout:
             raise OSError("standard output is closed")
         password = secrets.token_urlsafe(12)
-        password_hash = passwords.hash_password(password)
+        password_hash = users.hash_password(password)
         with transaction(), open(sys.stdout.fileno(), "w", closefd=False) as output:
             user = users.create("demo", "demo@example.com", password_hash)
             _, key = api_keys.create_key(user, "demo")

@@ -1,27 +1,74 @@
-"""The Flask application's class: what the service consists of besides its routes."""
+"""The Flask application's class, its requests, and what is checked of each of them."""
 
 import logging
 from collections.abc import Callable
 from functools import cache
-from typing import Any, cast
+from io import BytesIO
+from typing import IO, Any, cast
 
 import flask
-from flask import Flask, Request, Response, g
+import gevent
+from flask import Flask, Request, Response, g, request
 from flask.testing import FlaskClient
+from gunicorn.http.errors import ParseException
+from werkzeug.exceptions import abort
 from werkzeug.routing import MapAdapter
+from werkzeug.utils import cached_property
 
 from service.client_address import trust_routers
-from service.request_checks import SOCKETS, BoundedRequest, check_request
 from service.responses import API_HEADERS, PREFLIGHT, Problem, is_api, limit_headers
 from settings import Settings
 from storage.database import backend
 from storage.key_store import KeyStore
 
+SOCKETS = "/api/v1/ws"  # under which all paths are WebSockets
+MAX_BODY_BYTES = 16 * 1024
+BODY_SECONDS = 10  # for a body to arrive, in total
+
 WRONG_SERVER = (
     "Only its own gunicorn worker can serve this app: run `.venv/bin/gunicorn` in its folder, "
     "or `.venv/bin/python app.py` to try it."
 )
-log_once = cache(logging.getLogger(__name__).error)
+warn_once = cache(logging.getLogger(__name__).warning)
+
+
+class BoundedRequest(Request):
+    """A request whose body is small and arrives in time, whether or not its length is announced."""
+
+    @cached_property
+    def stream(self) -> IO[bytes]:
+        """All of the body. `form`, `get_json` and `get_data` read it here, when a view asks.
+
+        Raises RequestEntityTooLarge (413), RequestTimeout (408), or BadRequest (400) for a body
+        that is malformed or incomplete.
+        """
+        try:
+            with gevent.Timeout(BODY_SECONDS, TimeoutError()):
+                body = self.environ["wsgi.input"].read(MAX_BODY_BYTES + 1)
+        except TimeoutError:
+            abort(408)
+        except (OSError, ParseException):
+            abort(400)
+        if len(body) > MAX_BODY_BYTES:
+            abort(413)
+        if len(body) < (self.content_length or 0):  # the connection broke
+            abort(400)
+        return BytesIO(body)
+
+
+def check_request() -> None:
+    """Refuse a request that no view could answer."""
+    environ = request.environ
+    # Files are small and have an ETag; parsing a long If-Match would take 20 ms.
+    for name in ("HTTP_RANGE", "HTTP_IF_MODIFIED_SINCE", "HTTP_IF_MATCH"):
+        environ.pop(name, None)
+    host = environ.get("HTTP_HOST", "")
+    is_missing = not host and environ["SERVER_PROTOCOL"] != "HTTP/1.0"  # RFC 9112 part 3.2
+    # No name is longer (RFC 1035 part 2.3.4). A bad handshake has an error of its own.
+    if (is_missing or len(host) > 255) and not request.path.startswith(f"{SOCKETS}/"):
+        abort(400)
+    if int(environ.get("CONTENT_LENGTH") or 0) > MAX_BODY_BYTES:
+        abort(413)
 
 
 class Service(Flask):
@@ -48,7 +95,7 @@ class Service(Flask):
         Adding them in `after_request` would cost 20 µs. Other servers and workers get a 503.
         """
         if not (self.has_our_worker or self.testing):
-            log_once(WRONG_SERVER)
+            warn_once(WRONG_SERVER)
             return Problem(503, detail=WRONG_SERVER)(environ, start_response)
 
         # Flask calls this inside the context of the request, so `g` is still there.
@@ -72,7 +119,7 @@ class Service(Flask):
     def make_default_options_response(self) -> Response:
         """Answer OPTIONS, such as the pre-flight of a browser, with the methods of the path."""
         response = super().make_default_options_response()
-        if is_api(flask.request.path):
+        if is_api(request.path):
             methods = {"Access-Control-Allow-Methods": response.headers["Allow"]}
             response.headers.update(PREFLIGHT | methods)
         return response

@@ -30,7 +30,7 @@ from werkzeug.security import generate_password_hash
 
 import models
 import settings
-from accounts import api_keys, passwords, users
+from accounts import api_keys, users
 from app import create_app
 from helpers import sample
 from helpers.moment import MomentClient
@@ -147,8 +147,8 @@ def app(
 ) -> Iterator[Service]:
     # Real hashes of a low cost: one of the full cost takes 50 ms, and test_accounts.py has them.
     cheap = partial(generate_password_hash, method="scrypt:128:8:1")
-    monkeypatch.setattr(passwords, "generate_password_hash", cheap)
-    monkeypatch.setattr(passwords, "UNMATCHABLE_HASH", cheap("known to nobody"))
+    monkeypatch.setattr(users, "generate_password_hash", cheap)
+    monkeypatch.setattr(users, "UNMATCHABLE_HASH", cheap("known to nobody"))
     monkeypatch.setattr(forms, "BUCKETS", 10**12)  # so that no two names share one by chance
     prepare_database(config)
     made = create_app(config)
@@ -197,7 +197,7 @@ def cli(app: Flask) -> Iterator[FlaskCliRunner]:
 
 
 def new_user(name: str) -> User:
-    return users.create(name, f"{name}@example.com", passwords.UNMATCHABLE_HASH)
+    return users.create(name, f"{name}@example.com", users.UNMATCHABLE_HASH)
 
 
 @pytest.fixture

@@ -15,9 +15,10 @@ import pytest
 from werkzeug.security import check_password_hash
 
 import models
-from accounts import api_keys, passwords, users
+from accounts import api_keys, users
 from conftest import new_user
 from helpers.server import REPOSITORY, sources
+from helpers.stored import rotate_key
 from models import ApiKey, Changed, InvalidInput, User, check_fields
 
 RULES = {  # what is accepted, and what is refused
@@ -101,29 +102,29 @@ def test_taken_name_or_address_is_refused_by_its_field(text: str) -> None:
 @pytest.fixture(scope="module")
 def user() -> User:
     """A user with the password, in no database."""
-    return User(username="ada", password_hash=passwords.hash_password(PASSWORD))
+    return User(username="ada", password_hash=users.hash_password(PASSWORD))
 
 
 def test_password_is_the_same_in_every_unicode_form() -> None:
     composed, decomposed = (normalize(form, "Grüße für Ada") for form in ("NFC", "NFD"))
-    user = User(password_hash=passwords.hash_password(decomposed))
+    user = User(password_hash=users.hash_password(decomposed))
     assert composed != decomposed
-    assert passwords.verify_password(user, composed)
+    assert users.verify_password(user, composed)
 
 
 def test_no_password_is_right_without_a_user_and_it_costs_as_much_to_find_out(
     user: User, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     check = mock.Mock(wraps=check_password_hash)
-    monkeypatch.setattr(passwords, "check_password_hash", check)
-    assert not passwords.verify_password(None, "")
-    assert not passwords.verify_password(user, "")
+    monkeypatch.setattr(users, "check_password_hash", check)
+    assert not users.verify_password(None, "")
+    assert not users.verify_password(user, "")
     without, with_user = (call.args[0].partition("$")[0] for call in check.call_args_list)
     assert without == with_user == "scrypt:32768:8:1"
 
 
 def test_others_have_their_turn_while_a_password_is_hashed(user: User) -> None:
-    for work in (passwords.hash_password, lambda text: passwords.verify_password(user, text)):
+    for work in (users.hash_password, lambda text: users.verify_password(user, text)):
         other = gevent.spawn(lambda: "ran")
         work(PASSWORD)
         assert other.value == "ran"
@@ -136,8 +137,8 @@ def test_one_password_is_hashed_at_a_time(monkeypatch: pytest.MonkeyPatch) -> No
         time.sleep(0.001)
         threads.add(threading.get_ident())
 
-    monkeypatch.setattr(passwords, "check_password_hash", hash_slowly)
-    gevent.joinall([gevent.spawn(passwords.verify_password, None, "a password") for _ in range(9)])
+    monkeypatch.setattr(users, "check_password_hash", hash_slowly)
+    gevent.joinall([gevent.spawn(users.verify_password, None, "a password") for _ in range(9)])
     assert len(threads) == 1
 
 
@@ -151,7 +152,7 @@ DECISIONS: dict[str, Callable[[User, str], object]] = {
     "rename": lambda user, key_id: users.change(user, username="eve"),
     "change the password": lambda user, key_id: users.change(user, password_hash=""),
     "create a key": lambda user, key_id: api_keys.create_key(user, "ci"),
-    "rotate a key": lambda user, key_id: api_keys.rotate_key(user, key_id),
+    "rotate a key": rotate_key,
 }
 
 

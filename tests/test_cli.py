@@ -17,11 +17,11 @@ from click.testing import Result
 from flask.testing import FlaskCliRunner
 
 import models
-from accounts import api_keys, passwords, users
+from accounts import users
 from cli import KEY_COLUMNS
 from conftest import NewKey, in_ci, new_user
 from helpers.server import clean_environment, eventually, writing
-from helpers.stored import change, count, row, snapshot
+from helpers.stored import change, count, rotate_key, row, snapshot
 from models import HOUR, ApiKey, HourlyUsage, User
 from settings import HERE, Settings
 from storage import sqlite
@@ -72,7 +72,7 @@ def test_password_may_come_from_stdin(cli: FlaskCliRunner, bom: str, end: str) -
     said = "The password of ada was changed, and all their sessions have ended."
     change = ["user", "password", "ADA", "--password-stdin"]
     assert done(cli.invoke(args=change, input=f"{bom} {PASSWORD} é {end}"), said) == ""
-    assert passwords.verify_password(users.find_user("ada"), f" {PASSWORD} é ")
+    assert users.verify_password(users.find_user("ada"), f" {PASSWORD} é ")
 
 
 def test_password_is_asked_for_twice_and_hidden(cli: FlaskCliRunner) -> None:
@@ -85,7 +85,7 @@ def test_password_is_asked_for_twice_and_hidden(cli: FlaskCliRunner) -> None:
 
 
 def test_lists_have_all_columns_and_no_secret(cli: FlaskCliRunner, owner: User, key: str) -> None:
-    successor = api_keys.rotate_key(owner, key[8:16])[2]
+    successor = rotate_key(owner, key[8:16])[2]
     with models.db.connection_context():
         User.update(created_at=1).execute()
         columns = {"created_at": 1, "last_used_at": 2, "rotated_at": 3, "total": 7, "name": '"my'}

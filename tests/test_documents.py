@@ -42,7 +42,7 @@ from ratelimit import UNITS
 from server import lifecycle
 from server.worker import SEND_SECONDS
 from service import connections
-from service.request_checks import BODY_SECONDS
+from service.application import BODY_SECONDS
 from service.responses import DEFAULTS
 from storage import key_store, postgres, sqlite
 from ws.connection import PING_SECONDS, STALLED_SECONDS

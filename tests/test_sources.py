@@ -22,7 +22,7 @@ RULES = {
     # Commands and the demo, in which nobody guesses, do without.
     "hash passwords by the functions of web/forms.py": (
         r"\b(hash|verify)_password\(",
-        ["web/forms.py", "accounts/passwords.py", "cli.py", "server/demo.py"],
+        ["web/forms.py", "accounts/users.py", "cli.py", "server/demo.py"],
     ),
     # psycopg writes them as %s; KeyStore._query replaces them.
     "ask by peewee's methods, because PostgreSQL has no ? in SQL": (

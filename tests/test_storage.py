@@ -22,7 +22,7 @@ from accounts import api_keys
 from helpers.clock import Clock
 from helpers.postgresql import Cluster
 from helpers.server import patience, writing
-from helpers.stored import change
+from helpers.stored import change, rotate_key
 from models import DAY, HOUR, ApiKey, HourlyUsage, InvalidInput, User
 from ratelimit import Allowance, Limiter, Quota, Usage, window_end
 from settings import Settings, SettingsError, load
@@ -239,11 +239,11 @@ def test_of_rotations_at_once_one_makes_a_successor(place: Settings, new_id: New
         keys = [ApiKey.get_by_id(key_id) for _ in range(3)]
     with ThreadPoolExecutor(3) as threads:  # with SQLite, each transaction runs without a break
         run = map if place.sqlite else threads.map
-        assert sorted(run(succeeds, [api_keys.rotate_key] * 3, keys)) == [False, False, True]
+        assert sorted(run(succeeds, [rotate_key] * 3, keys)) == [False, False, True]
 
 
 @in_postgres  # which lets others work meanwhile
-@pytest.mark.parametrize("make", [api_keys.rotate_key, api_keys.create_key])
+@pytest.mark.parametrize("make", [rotate_key, api_keys.create_key])
 def test_two_forms_at_once_do_not_both_make_the_last_key_of_a_user(
     new_id: NewId, monkeypatch: pytest.MonkeyPatch, make: Callable[[User, str], object]
 ) -> None:
@@ -251,7 +251,7 @@ def test_two_forms_at_once_do_not_both_make_the_last_key_of_a_user(
     with models.db.connection_context(), ThreadPoolExecutor(1) as thread:
         first, second = (ApiKey.get_by_id(new_id()) for _ in range(2))
         with models.db.atomic():
-            assert succeeds(api_keys.rotate_key, first)
+            assert succeeds(rotate_key, first)
             other = thread.submit(succeeds, make, second)
             wait([other], timeout=0.5)  # it has to wait for the end of this transaction
         assert not other.result()

@@ -23,7 +23,7 @@ from werkzeug.test import TestResponse
 
 import models
 import settings
-from accounts import api_keys, passwords, users
+from accounts import api_keys, users
 from helpers.clock import Clock
 from helpers.described import ENDPOINTS
 from helpers.paths import (
@@ -41,7 +41,7 @@ from helpers.paths import (
 from helpers.stored import HIDDEN, add_hidden_user, change, count, hidden_rows, row, snapshot
 from models import DAY, ApiKey, HourlyUsage, User
 from ratelimit import Limiter
-from service import request_checks, timestamps
+from service import application, timestamps
 from service.application import Service
 from service.timestamps import date_time
 from web import forms, site
@@ -180,7 +180,7 @@ def test_twenty_passwords_a_minute_are_hashed_for_a_caller(
     assert log_in_as(app.test_client(), "ada").status_code == 303
     right = {"password": PASSWORD, "current": PASSWORD, "confirmed": "ada"}
     assert ada.post(f"{SECURITY}/password", data=right).status_code == 303
-    monkeypatch.setattr(passwords, "_scrypt", mock.Mock(side_effect=AssertionError("hashed")))
+    monkeypatch.setattr(users, "_scrypt", mock.Mock(side_effect=AssertionError("hashed")))
     for refused in (
         log_in_as(app.test_client(), "ada"),
         sign_up(app.test_client(), "bob"),
@@ -220,7 +220,7 @@ def test_sixty_forms_at_most_wait_for_a_hash(app: Flask, monkeypatch: pytest.Mon
     """They are counted before, and more are not; forms without a password go on."""
     monkeypatch.setattr(app, "test_client_class", FlaskClient)
     go_on = Event()
-    monkeypatch.setattr(passwords, "verify_password", lambda *_: not go_on.wait())
+    monkeypatch.setattr(users, "verify_password", lambda *_: not go_on.wait())
     waiting = [gevent.spawn(attempt, app, 0, "ada") for _ in range(21)]
     with gevent.Timeout(60):
         while not any(each.ready() for each in waiting):  # the one that is too many for its caller
@@ -361,8 +361,8 @@ def test_form_that_has_arrived_may_wait_for_its_hash(
     client: FlaskClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The time limit is that of the body."""
-    monkeypatch.setattr(request_checks, "BODY_SECONDS", 0.05)
-    monkeypatch.setattr(passwords, "verify_password", lambda *_: gevent.sleep(0.2))
+    monkeypatch.setattr(application, "BODY_SECONDS", 0.05)
+    monkeypatch.setattr(users, "verify_password", lambda *_: gevent.sleep(0.2))
     assert log_in_as(client, "ada").status_code == 422
 
 
@@ -371,7 +371,7 @@ def test_form_that_waits_for_a_hash_spares_the_next_account(
     ada: FlaskClient, monkeypatch: pytest.MonkeyPatch, form: str
 ) -> None:
     """In a file that was made without AUTOINCREMENT, it has the number of the deleted one."""
-    verify_password = passwords.verify_password
+    verify_password = users.verify_password
 
     def replace_then_verify(user: User, password: str) -> bool:
         users.delete(user)
@@ -379,7 +379,7 @@ def test_form_that_waits_for_a_hash_spares_the_next_account(
             User.create(id=user.id, username="bob", email="bob@example.com", password_hash="")
         return verify_password(user, password)
 
-    monkeypatch.setattr(passwords, "verify_password", replace_then_verify)
+    monkeypatch.setattr(users, "verify_password", replace_then_verify)
     right = {"password": PASSWORD, "current": PASSWORD, "confirmed": "ada"}
     answer = ada.post(form, data=right, follow_redirects=True)
     assert answer.request.path == "/log-in"

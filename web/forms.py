@@ -8,7 +8,7 @@ from flask.typing import ResponseReturnValue
 from gevent.lock import BoundedSemaphore
 from werkzeug.exceptions import ServiceUnavailable, TooManyRequests, abort
 
-from accounts import passwords
+from accounts import users
 from models import InvalidInput, User
 from ratelimit import Quota
 from service.application import current_service
@@ -142,7 +142,7 @@ def hash_throttled(password: str, *more: Quota) -> str:
     Raises InvalidInput and TooManyRequests.
     """
     throttle_caller(PASSWORDS, *more)
-    return passwords.hash_password(password)
+    return users.hash_password(password)
 
 
 def verify_throttled(user: User | None, name: str, password: str) -> bool:
@@ -154,4 +154,4 @@ def verify_throttled(user: User | None, name: str, password: str) -> bool:
     """
     throttle_caller(PASSWORDS)
     throttle(PASSWORDS_FOR_ACCOUNT, user.id if user else name.lower())
-    return passwords.verify_password(user, password)
+    return users.verify_password(user, password)

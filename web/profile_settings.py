@@ -168,18 +168,20 @@ def rename_key(key_id: str) -> ResponseReturnValue:
 def rotate_key(key_id: str) -> ResponseReturnValue:
     grace = GRACES[form_option("grace", GRACES)]
     throttle(NEW_KEYS, g.user.id)
-    save_counts()
-    if "unused" in request.form and own_key(key_id).total:
-        raise InvalidInput(key="The key was used in the meantime, so it does not end at once.")
-    old, key, secret = api_keys.rotate_key(g.user, key_id, grace)
+    old, key, secret = api_keys.rotate_key(
+        g.user,
+        key_id,
+        grace,
+        usage_of=current_service.store.usage_of,
+        only_if_unused="unused" in request.form,
+    )
     return render_template("key.html", key=key, secret=secret, old=old)
 
 
 @bp.post("/security/keys/<key_id>/revoke")
 def revoke_key(key_id: str) -> ResponseReturnValue:
     key = own_key(key_id)
-    save_counts()
-    api_keys.revoke_key(g.user, key.id)
+    api_keys.revoke_key(g.user, key.id, usage_of=current_service.store.usage_of)
     return redirect_with_message("web.settings.keys", f"The key “{key.name}” is revoked.")
 
 
@@ -194,12 +196,6 @@ def change_password() -> ResponseReturnValue:
     users.change(g.user, password_hash=password_hash)
     session["mark"] = password_mark(password_hash)
     return redirect_with_message("web.settings.keys", "Your password is changed.")
-
-
-def save_counts() -> None:
-    """Save what a successor goes on with; in PostgreSQL, it is always saved."""
-    if current_service.settings.sqlite:
-        current_service.store.save()
 
 
 def own_key(key_id: str) -> ApiKey:

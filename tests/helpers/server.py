@@ -24,7 +24,7 @@ import psycopg
 import pytest
 
 from accounts import api_keys
-from accounts.passwords import UNMATCHABLE_HASH
+from accounts.users import UNMATCHABLE_HASH
 from helpers.paths import STATS, STATUS
 from helpers.rawsocket import Answer, RawSocket, form_bytes
 from models import PREFIXES

@@ -4,6 +4,8 @@ import re
 import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
+from operator import attrgetter
 from typing import Any
 from unittest import mock
 
@@ -17,6 +19,8 @@ from models import HOUR, ApiKey, HourlyUsage, User
 HIDDEN = re.compile(r"HIDDEN|777,?[78]\d\d")  # also if requests of others are added
 TEXTS = (CharField, TextField)
 COUNTS = {"total", "reset", "used", "last_used_at"}
+rotate_key = partial(api_keys.rotate_key, usage_of=attrgetter("usage"))
+revoke_key = partial(api_keys.revoke_key, usage_of=attrgetter("usage"))
 
 
 def row(key: str) -> ApiKey:

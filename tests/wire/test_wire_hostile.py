@@ -70,8 +70,8 @@ def test_new_connections_are_answered_soon_beside_32_busy_ones(server: Server) -
 @pytest.fixture
 def impatient(start_patched: StartServer) -> Server:
     return start_patched(
-        "from service import request_checks; from server import worker; keepalive = 1\n"
-        "request_checks.BODY_SECONDS, worker.SEND_SECONDS = 1, 0.5"
+        "from service import application; from server import worker; keepalive = 1\n"
+        "application.BODY_SECONDS, worker.SEND_SECONDS = 1, 0.5"
     )
 
 
