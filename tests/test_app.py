@@ -1,10 +1,7 @@
 """The specification: endpoints, keys and limits, errors, and both sockets."""
 
-import dataclasses
 import json
-import re
 import time
-from datetime import datetime
 from typing import Any
 
 import pytest
@@ -15,29 +12,16 @@ import app as service
 from accounts import api_keys
 from auth import EMPTY_KEY
 from helpers.clock import Clock
+from helpers.described import times_in
 from helpers.paths import ECHO, GATE, ME, PROTECTED, STATS, STATUS, TEST, TIME, YEAR
 from helpers.rawsocket import Answer
 from helpers.server import Server, eventually, patience, random_key
 from settings import Settings
 
 
-@dataclasses.dataclass(eq=False)
-class Now:
-    """Equals the time of this moment in UTC, give or take a minute, in this form."""
-
-    form: str
-
-    def __eq__(self, text: object) -> bool:
-        is_text = isinstance(text, str) and re.fullmatch(self.form, text)
-        return bool(is_text) and abs(self.seconds(str(text)) - time.time()) < 60
-
-    @staticmethod
-    def seconds(text: str) -> float:
-        return datetime.fromisoformat(re.sub("Z$| UTC$", "+00:00", text)).timestamp()
-
-
-MILLISECOND = Now(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z")
-DISPLAY = Now(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC")
+def is_now(text: str) -> bool:
+    """Whether it is the time in UTC; other tests compare its form with the descriptions."""
+    return [abs(each - time.time()) < 60 for each in times_in(text)] == [True]
 
 
 def utc(seconds: int) -> str:
@@ -80,14 +64,14 @@ def test_status_says_whether_a_key_is_good(server: Server, server_key: str) -> N
 
 
 def test_protected_test(server: Server) -> None:
-    key = server.new_key("laptop", tier="pro", type="development")
-    assert get(server, TEST, X_API_Key=key) == {
+    body = get(server, TEST, X_API_Key=server.new_key("laptop", tier="pro", type="development"))
+    assert is_now(body.pop("timestamp"))
+    assert body == {
         "success": True,
         "message": "Your API key is valid.",
         "api_key_name": "laptop",
         "api_key_type": "development",
         "rate_limit_tier": "pro",
-        "timestamp": MILLISECOND,
     }
 
 
@@ -245,15 +229,17 @@ def test_other_doubled_slash_is_no_redirect(client: FlaskClient, path: str) -> N
 
 
 def test_echo_socket_sends_each_message_back(server: Server) -> None:
-    times = {"timestamp": MILLISECOND, "server_time": DISPLAY}
     with connect(server.ws_url + ECHO) as ws:
         for text in ("hello", "wörld"):
             ws.send(text)
-            assert json.loads(ws.recv()) == {"type": "echo", "message": text, **times}
+            body = json.loads(ws.recv())
+            assert is_now(body.pop("timestamp"))
+            assert is_now(body.pop("server_time"))
+            assert body == {"type": "echo", "message": text}
 
 
 def are_in_order(updates: list[Any]) -> bool:
-    seconds = [DISPLAY.seconds(update["formatted"]) for update in updates]
+    seconds = [times_in(update["formatted"])[0] for update in updates]
     return seconds == [seconds[0] + number for number in range(4)]
 
 
@@ -264,7 +250,8 @@ def test_time_socket_greets_and_sends_each_second_once(server: Server, server_ke
         while not are_in_order(updates[-4:]):  # if the machine pauses
             assert len(updates) < 30
             updates.append(json.loads(ws.recv()))
-    times = {"formatted": DISPLAY, "timestamp": MILLISECOND}
-    assert updates == [{"type": "time_update", **times}] * len(updates)
-    shown = [update["timestamp"][:19].replace("T", " ") + " UTC" for update in updates]
-    assert shown == [update["formatted"] for update in updates]
+    for update in updates:
+        moment = update.pop("timestamp")
+        assert is_now(moment)
+        shown = moment[:19].replace("T", " ") + " UTC"
+        assert update == {"type": "time_update", "formatted": shown}

@@ -22,7 +22,7 @@ from conftest import NewKey
 from helpers.described import values_of
 from helpers.documents import API, SOCKETS, resolved
 from helpers.paths import ECHO
-from helpers.rawsocket import PING, TEXT, UPGRADE, RawSocket, frame
+from helpers.rawsocket import PING, TEXT, UPGRADE, RawSocket, closing, frame
 from helpers.server import sources
 from helpers.stored import outage, row
 from service.application import Service
@@ -118,7 +118,7 @@ def test_nothing_follows_a_close_frame(accepted: Server, peer: RawSocket) -> Non
     ws.send_now(b"late")
     with pytest.raises(ConnectionClosed):
         ws.send(b"late")
-    assert peer.frame().close_code == 1001
+    assert peer.frame() == closing(1001, REASONS[1001])
     peer.send(frame(PING) + frame(TEXT, b"hi"))
     assert peer.ended()
     peer.sock.close()
@@ -141,7 +141,7 @@ def test_socket_that_was_admitted_while_a_stop_began_closes_with_1001(
 ) -> None:
     open_sockets_of(app).shut_down()
     serving(mock.Mock(side_effect=AssertionError("it is served")))
-    assert peer.frame().close_code == 1001
+    assert peer.frame() == closing(1001, REASONS[1001])
 
 
 def test_reasons_of_closes_are_described_and_short_enough() -> None:
@@ -180,8 +180,7 @@ def test_handler_that_ends_closes_and_its_bug_is_logged(
     error: str,
 ) -> None:
     served = serving(handler)
-    found = peer.frame()
-    assert (found.close_code, found.reason) == (code, REASONS[code])
+    assert peer.frame() == closing(code, REASONS[code])
     peer.sock.close()
     served.get(timeout=30)
     assert error in caplog.text

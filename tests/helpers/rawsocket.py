@@ -42,16 +42,6 @@ class Frame(NamedTuple):
     opcode: int
     payload: bytes
 
-    @property
-    def close_code(self) -> int:
-        assert self.opcode == CLOSE, self
-        return int.from_bytes(self.payload[:2], "big")
-
-    @property
-    def reason(self) -> str:
-        assert self.opcode == CLOSE, self
-        return self.payload[2:].decode()
-
     def json(self) -> Any:
         assert self.opcode == TEXT, self
         return json.loads(self.payload)
@@ -62,8 +52,13 @@ def frame(opcode: int, payload: bytes = b"", fin: bool = True, masked: bool = Tr
     return frames.Frame(frames.Opcode(opcode), payload, fin).serialize(mask=masked)
 
 
+def closing(code: int | None = None, reason: str = "") -> Frame:
+    """The frame with which one side closes; with nothing in it if there is no code."""
+    return Frame(CLOSE, b"" if code is None else frames.Close(code, reason).serialize())
+
+
 def close_frame(code: int | None = None) -> bytes:
-    return frame(CLOSE, b"" if code is None else frames.Close(code, "").serialize())
+    return frame(*closing(code))
 
 
 class RawSocket(contextlib.AbstractContextManager["RawSocket"]):
@@ -137,7 +132,7 @@ class RawSocket(contextlib.AbstractContextManager["RawSocket"]):
         return found
 
     def close_code(self) -> int:
-        return self.closing_frame().close_code
+        return int.from_bytes(self.closing_frame().payload[:2], "big")
 
     def read(self, size: int) -> bytes:
         while len(self._buffer) < size:

@@ -19,19 +19,18 @@ def large_headers(number: int) -> bytes:
 
 POST = b"POST /api/v1/status HTTP/1.1\r\nHost: a\r\n"
 FORM = b"POST /log-in HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n"
-EMPTY_CHUNKS = request_bytes(STATUS, {"Host": "a", "Transfer-Encoding": "chunked"}) + b"0\r\n\r\n"
-SMALL_CHUNKS = b"1\r\nx\r\n" * 1000 + b"0\r\n\r\n"  # 1,000 bytes, and 5,005 of framing
+GET = b"GET /api/v1/status HTTP/1.1\r\nHost: a\r\n"
 EMPTY_PATH = b"GET http://x HTTP/1.1\r\nUpgrade: x\r\nHost: "  # the first page
 ODD = {  # with the status of the answer
     "bad chunk that nobody reads": (POST + b"Transfer-Encoding: chunked\r\n\r\nzz\r\n\r\n", 405),
     "bad chunk of a form": (FORM + b"zz\r\n\r\n", 400),
     "bad end of a chunk of a form": (FORM + b"1\r\nxyz\r\n0\r\n\r\n", 400),
     "large form in chunks": (FORM + b"4e20\r\n" + b"x" * 20_000 + b"\r\n0\r\n\r\n", 413),
-    "form in small chunks": (FORM + SMALL_CHUNKS, 413),
+    "form in small chunks": (FORM + b"1\r\nx\r\n" * 1000 + b"0\r\n\r\n", 413),
     "form with a long line before a chunk": (FORM + b"1;x=" + b"x" * 20_000, 413),
     "form with long trailers": (FORM + b"0\r\n" + b"X: y\r\n" * 700, 413),
     "form in chunks": (FORM + b"b\r\nusername=ab\r\n0\r\n\r\n", 422),
-    "GET with empty chunks": (EMPTY_CHUNKS, 200),
+    "GET with empty chunks": (GET + b"Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n", 200),
     "bytes that are no UTF-8": (b"GET /api/v1/%ff%fe HTTP/1.1\r\nHost: a\r\n\r\n", 404),
     "line break in the path": (b"GET /api/v1/%0d%0aX:y HTTP/1.1\r\nHost: a\r\n\r\n", 404),
     "Latin-1 host": (request_bytes(STATUS, {"Host": "\xe9"}), 200),
@@ -52,10 +51,12 @@ ODD = {  # with the status of the answer
 RESET = struct.pack("ii", 1, 0)  # closing resets the connection at once
 ADA = {"username": "ada", "email": "ada@example.com", "password": "long enough"}
 CORS = "Access-Control-Allow-Origin"
-FILES = ["/static/app.css", "/static/app.js", "/static/icon.svg", "/openapi.json", "/asyncapi.json"]
 
 
-@pytest.mark.parametrize("path", FILES)
+@pytest.mark.parametrize(
+    "path",
+    ["/static/app.css", "/static/app.js", "/static/icon.svg", "/openapi.json", "/asyncapi.json"],
+)
 def test_file_that_a_client_has_is_not_sent_again(server: Server, path: str) -> None:
     with RawSocket(server.port) as client:
         first = client.request(path)
@@ -82,11 +83,9 @@ def test_odd_request_is_answered(server: Server, name: str) -> None:
 def test_framing_of_a_form_may_take_4_kib(server: Server, more: int, status: int) -> None:
     """Besides the largest body."""
     body = b"username=".ljust(16_384, b"x")
-    framing = b"2000;a=", b"\r\n", b"\r\n2000\r\n", b"\r\n0\r\n\r\n"
-    extension = b"x" * (4096 + more - sum(map(len, framing)))
-    start, line_end, between, end = framing
-    chunks = start + extension + line_end + body[:8192] + between + body[8192:] + end
-    assert server.send(FORM + chunks).status == status
+    chunks = b"2000;a=%s\r\n%s\r\n2000\r\n%s\r\n0\r\n\r\n"
+    extension = b"x" * (4096 + more - len(chunks.replace(b"%s", b"")))
+    assert server.send(FORM + chunks % (extension, body[:8192], body[8192:])).status == status
 
 
 def test_client_that_leaves_in_the_middle_is_no_traceback(server: Server) -> None:
@@ -128,8 +127,7 @@ def test_a_form_that_ends_early_is_400_and_changes_nothing(server: Server, name:
 
 def test_everything_has_the_path_prefix(start_server: StartServer) -> None:
     server = start_server(SCRIPT_NAME="/demo")
-    key = server.new_key()
-    assert server.ask(f"/demo{TEST}", X_API_Key=key).status == 200
+    assert server.ask(f"/demo{TEST}", X_API_Key=server.new_key()).status == 200
     for outside in (TEST, "/", "/demonstration/"):
         assert server.ask(outside).status == 404, outside
     answer = server.send(form_bytes("/demo/sign-up", **ADA))

@@ -116,35 +116,34 @@ ALWAYS = {
     "Access-Control-Allow-Origin": "*",
 }
 POST = b"POST /log-in HTTP/1.1\r\nHost: a\r\n"
-LINE = "The first line of the request is malformed."
-LONG_LINE = "The first line of the request is too long."
-METHOD = "The method is malformed."
-VERSION = "The version of HTTP is not supported; use HTTP/1.1."
-HEADER = "A header is malformed."
-NAME = "The name of a header is malformed."
-FOLDED = "A header has several lines."
-LARGE = "The headers are too large."
-EXPECT = "The only expectation that is met is 100-continue."
-CODING = "The only transfer coding that is supported is chunked."
-MALFORMED = [
-    (b"password=SECRET", 400, LINE),
-    (b"GET /SECRET", 400, LINE),
-    (b"GET /SECRET" + b"x" * 5000 + b" HTTP/1.1", 414, LONG_LINE),
-    (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfcSECRET", 400, LINE),  # TLS
-    (b"G@SECRET / HTTP/1.1", 400, METHOD),
-    (b"\xe9SECRET / HTTP/1.1", 400, METHOD),
-    (b"GET / SECRET/1.1", 400, VERSION),
-    (b"GET / HTTP/7.1\r\nA: SECRET", 400, VERSION),
-    (POST + b"Cookie SECRET", 400, HEADER),
-    (POST + b"A: \x01SECRET", 400, HEADER),
-    (POST + b"Content-Length: SECRET", 400, HEADER),
-    (POST + b"(SECRET): x", 400, NAME),
-    (POST + b"A: x\r\n SECRET", 400, FOLDED),
-    (POST + b"A: SECRET" + b"x" * 9000, 431, LARGE),
-    (POST + b"Expect: SECRET", 417, EXPECT),
-    (POST + b"Transfer-Encoding: SECRET", 501, CODING),
-    (POST + b"A: SECRET\r\nContent-Length: 5\r\nTransfer-Encoding: chunked", 400, HEADER),
-]
+MALFORMED = {  # requests, by the status and the detail of the answer
+    (400, "The first line of the request is malformed."): [
+        b"password=SECRET",
+        b"GET /SECRET",
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfcSECRET",  # TLS
+    ],
+    (414, "The first line of the request is too long."): [
+        b"GET /SECRET" + b"x" * 5000 + b" HTTP/1.1"
+    ],
+    (400, "The method is malformed."): [b"G@SECRET / HTTP/1.1", b"\xe9SECRET / HTTP/1.1"],
+    (400, "The version of HTTP is not supported; use HTTP/1.1."): [
+        b"GET / SECRET/1.1",
+        b"GET / HTTP/7.1\r\nA: SECRET",
+    ],
+    (400, "A header is malformed."): [
+        POST + b"Cookie SECRET",
+        POST + b"A: \x01SECRET",
+        POST + b"Content-Length: SECRET",
+        POST + b"A: SECRET\r\nContent-Length: 5\r\nTransfer-Encoding: chunked",
+    ],
+    (400, "The name of a header is malformed."): [POST + b"(SECRET): x"],
+    (400, "A header has several lines."): [POST + b"A: x\r\n SECRET"],
+    (431, "The headers are too large."): [POST + b"A: SECRET" + b"x" * 9000],
+    (417, "The only expectation that is met is 100-continue."): [POST + b"Expect: SECRET"],
+    (501, "The only transfer coding that is supported is chunked."): [
+        POST + b"Transfer-Encoding: SECRET"
+    ],
+}
 
 
 def test_malformed_request_is_answered_and_logged_without_a_quote(
@@ -152,7 +151,8 @@ def test_malformed_request_is_answered_and_logged_without_a_quote(
 ) -> None:
     """Not at level DEBUG either, nor if the request is cut off."""
     server = start_server(GUNICORN_CMD_ARGS="--access-logfile - --log-level debug")
-    for request, status, detail in MALFORMED:
+    cases = [(*answer, request) for answer, requests in MALFORMED.items() for request in requests]
+    for status, detail, request in cases:
         answer = server.send(request + b"\r\n\r\n")
         problem = answer.json()
         assert list(problem) == ["type", "title", "status", "detail", "code"]

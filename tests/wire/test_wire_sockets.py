@@ -22,6 +22,7 @@ from helpers.rawsocket import (
     TEXT,
     RawSocket,
     close_frame,
+    closing,
     frame,
     handshake_bytes,
 )
@@ -95,8 +96,7 @@ DESCRIBED = {int(code): row for code, row in SOCKETS["x-close-codes"].items()}
 def test_bad_frame_closes_the_socket(server: Server, sent: bytes, code: int) -> None:
     with RawSocket(server.port).open(ECHO) as client:
         client.send(sent)
-        found = client.frame()
-        assert (found.close_code, found.reason) == (code, DESCRIBED[code]["reason"])
+        assert client.frame() == closing(code, DESCRIBED[code]["reason"])
         assert client.ended()
 
 
@@ -104,8 +104,7 @@ def test_bad_frame_closes_the_socket(server: Server, sent: bytes, code: int) -> 
 def test_answer_to_a_close_has_its_code_and_no_reason(server: Server, code: int | None) -> None:
     with RawSocket(server.port).open(ECHO) as client:
         client.send(close_frame(code))
-        found = client.frame()
-        assert (found.close_code, found.reason) == (code or 0, "")
+        assert client.frame() == closing(code)
         assert client.ended()
 
 
@@ -204,7 +203,7 @@ def test_frames_in_the_packet_of_the_handshake_are_answered(server: Server) -> N
         client.send(handshake_bytes(ECHO) + frames + close_frame(1000))
         assert client.answer().status == 101
         assert [client.frame().json()["message"] for _ in texts] == texts
-        assert client.frame().close_code == 1000
+        assert client.frame() == closing(1000)
         assert client.ended()
 
 
@@ -231,12 +230,13 @@ def test_revoked_key_or_deleted_user_is_1008(start_server: StartServer) -> None:
     with server.connections(2) as (one, two):
         one.open(f"{TIME}?api_key={revoked}")
         two.open(f"{TIME}?api_key={other}")
-        commands = (f"key revoke {revoked[8:16]}", "user delete user1")
-        for client, command in zip((one, two), commands, strict=True):
+        for client, command in {
+            one: f"key revoke {revoked[8:16]}",
+            two: "user delete user1",
+        }.items():
             server.flask(*command.split())
             with within(2):
-                found = client.closing_frame()
-            assert (found.close_code, found.reason) == (1008, DESCRIBED[1008]["reason"])
+                assert client.closing_frame() == closing(1008, DESCRIBED[1008]["reason"])
 
 
 @pytest.mark.one_process("each process caps its own sockets")
@@ -272,8 +272,7 @@ def test_1024_open_files_are_enough_for_384_sockets(start_server: StartServer) -
     limited = ["sh", "-c", 'ulimit -n 1024; exec "$@"', "sh", *serve_command()]
     server = start_server(*limited, MAX_SOCKETS_PER_CALLER="1000")
     with server.connections(385) as clients:
-        statuses = [client.handshake(ECHO).status for client in clients]
-    assert statuses == [101] * 384 + [503]
+        assert [each.handshake(ECHO).status for each in clients] == [101] * 384 + [503]
 
 
 def test_frame_is_finished_before_1001(start_server: StartServer) -> None:
@@ -285,6 +284,6 @@ def test_frame_is_finished_before_1001(start_server: StartServer) -> None:
         os.kill(server.pid, signal.SIGTERM)
         while (found := reading.frame()).opcode == TEXT:
             assert len(found.json()["message"]) == MAX_BYTES
-        assert (found.close_code, found.reason) == (1001, DESCRIBED[1001]["reason"])
+        assert found == closing(1001, DESCRIBED[1001]["reason"])
         assert server.wait() == 0
     assert len(server.log_lines(": 1001")) == len(server.log_lines(": 1006")) == 1
