@@ -128,8 +128,11 @@ def config(tmp_path: Path, request: pytest.FixtureRequest) -> settings.Settings:
 
     What goes through everything, `with_sample`, does so in PostgreSQL with --postgres.
     """
-    usual = {"DATABASE_URL": f"sqlite:///{tmp_path}/test.db"}
-    usual |= {"SECRET_KEY": secrets.token_hex(), "RATE_LIMITS": TIERS}
+    usual = {
+        "DATABASE_URL": f"sqlite:///{tmp_path}/test.db",
+        "SECRET_KEY": secrets.token_hex(),
+        "RATE_LIMITS": TIERS,
+    }
     if "with_sample" in request.fixturenames:
         usual |= request.getfixturevalue("storage")()
     return settings.load(usual | getattr(request, "param", {}))

@@ -7,8 +7,8 @@ import sqlite3
 import stat
 import subprocess
 import sys
-from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,6 @@ from settings import HERE, Settings
 from storage import sqlite
 
 PASSWORD = "a password of hers"
-PrintKey = Callable[..., str]
 
 
 @pytest.fixture
@@ -136,25 +135,19 @@ def test_list_has_a_header_on_a_terminal(shell: dict[str, Any], key: str) -> Non
     assert (header, row[:8]) == ("\t".join(KEY_COLUMNS), key[8:16])
 
 
-@pytest.fixture
-def print_key(cli: FlaskCliRunner, capfd: pytest.CaptureFixture[str]) -> PrintKey:
-    """Runs a command that writes a key, to the descriptor of standard output itself."""
-
-    def run(*arguments: str) -> str:
-        cli.app.cli.main(["key", *arguments], standalone_mode=False)
-        return capfd.readouterr().out
-
-    return run
-
-
 @pytest.mark.usefixtures("owner")
 @pytest.mark.parametrize(
     ("text", "seconds"), [("5s", 5), ("15m", 900), ("24h", 86_400), ("90d", 7_776_000)]
 )
-def test_key_lasts_as_long_as_told(print_key: PrintKey, text: str, seconds: int) -> None:
-    made = row(key := print_key("create", "ada", "ci", "--expires", text))
+def test_key_lasts_as_long_as_told(
+    cli: FlaskCliRunner, capfd: pytest.CaptureFixture[str], text: str, seconds: int
+) -> None:
+    """These commands write a key to the descriptor of standard output itself."""
+    flask = partial(cli.app.cli.main, standalone_mode=False)
+    flask(["key", "create", "ada", "ci", "--expires", text])
+    made = row(key := capfd.readouterr().out)
     assert made.expires_at - made.created_at in (seconds - 1, seconds)
-    print_key("rotate", made.id)  # of which the grace is a day
+    flask(["key", "rotate", made.id])  # of which the grace is a day
     ends = pytest.approx(min(seconds, 86_400), abs=60)
     assert row(key).expires_at - made.created_at == ends
 

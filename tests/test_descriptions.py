@@ -54,8 +54,10 @@ UNSTORABLE = ("a\ud800", "a\0b")  # texts of JSON that SQLite or PostgreSQL cann
 WRONG: tuple[Any, ...] = (None, True, 7, -1, 10**30, 1.5, "", "x" * 5000, [], {}, [[]], *UNSTORABLE)
 WRONG_JSON = (b"{", b"\xff", b"null", b"[]", b'"text"', b"7", b"9" * 5000)
 CORS = {"Cache-Control": "no-store", "Access-Control-Allow-Origin": "*"}
-LIMITS = {"RateLimit-Policy", "RateLimit"}
-LIMITS |= {f"X-RateLimit-{name}" for name in ("Limit", "Remaining", "Reset")}
+LIMITS = {
+    *("RateLimit-Policy", "RateLimit"),
+    *("X-RateLimit-Limit", "X-RateLimit-Remaining", "X-RateLimit-Reset"),
+}
 
 Ask = Callable[..., TestResponse]
 

@@ -49,8 +49,13 @@ from ws.connection import PING_SECONDS, STALLED_SECONDS
 
 DEPLOYING = (REPOSITORY / "docs/deploying.md").read_text()
 DEPLOY = {path.name: path.read_text() for path in (REPOSITORY / "deploy").iterdir()}
-PLATFORMS = {"DYNO": "Heroku", "FLY_APP_NAME": "Fly", "RENDER": "Render"}
-PLATFORMS |= {"RAILWAY_ENVIRONMENT": "Railway", "RAILWAY_ENVIRONMENT_NAME": "Railway"}
+PLATFORMS = {
+    "DYNO": "Heroku",
+    "FLY_APP_NAME": "Fly",
+    "RENDER": "Render",
+    "RAILWAY_ENVIRONMENT": "Railway",
+    "RAILWAY_ENVIRONMENT_NAME": "Railway",
+}
 
 
 def test_links_lead_to_files_and_headings() -> None:

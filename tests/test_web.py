@@ -53,8 +53,13 @@ PUBLIC_FORMS = {"/sign-up", "/log-in", "/log-out"}
 PUBLIC_PAGES = {"/", "/console", "/sign-up", "/log-in", "/openapi.json", "/asyncapi.json"}
 EVIL = {"username": "mallory", "email": "m@example.com", "password": "chosen by Mallory"}
 # What fields are sent with that are empty, and what somebody might send instead.
-TYPED = {"username": "bob", "email": "bob@example.com", "password": PASSWORD, "current": PASSWORD}
-TYPED |= {"confirmed": "ada"}
+TYPED = {
+    "username": "bob",
+    "email": "bob@example.com",
+    "password": PASSWORD,
+    "current": PASSWORD,
+    "confirmed": "ada",
+}
 TYPED_IN = r'<(?:input|textarea)(?![^>]*"(?:hidden|radio|password)")([^>]*) name="(\w+)"([^>]*)>'
 PASSWORDS_ONLY = {"/log-in", f"{SECURITY}/password", f"{PROFILE}/delete"}  # keep nothing
 MARKUP = "<i>\"&'"
@@ -727,13 +732,9 @@ def browser_of(app: Service, user: str) -> FlaskClient:
 
 def forms_of(page: TestResponse) -> dict[str, dict[str, str]]:
     """The forms of a page by where they are sent, each with its fields and what these contain."""
-    found = {}
-    for attributes, fields in re.findall(
-        r'<form([^>]* method="post"[^>]*)>(.*?)</form>', page.text, re.DOTALL
-    ):
-        action = re.search(' action="(.*?)"', attributes)
-        found[unescape(action[1]) if action else page.request.path] = fields_of(fields)
-    return found
+    form = r'<form(?=[^>]* method="post")(?:[^>]* action="([^"]*)")?[^>]*>(.*?)</form>'
+    found = re.findall(form, page.text, re.DOTALL)
+    return {unescape(to) or page.request.path: fields_of(fields) for to, fields in found}
 
 
 def evil_form(app: Flask, user: FlaskClient) -> dict[str, str]:

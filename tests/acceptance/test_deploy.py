@@ -35,7 +35,6 @@ from helpers.server import (
 )
 
 DEPLOY = REPOSITORY / "deploy"
-UPSTREAM, API = "127.0.0.1:8000", "127.0.0.1:9000"  # where proxies expect the service and the API
 KEYS_HOST = "keys.localhost"
 FLASK = f"{sys.executable} -m flask --app {REPOSITORY}/app.py"
 
@@ -63,9 +62,11 @@ def written(page: str, title: str) -> list[str]:
 
 
 def nginx(folder: Path, name: str, port: int, changes: dict[str, str]) -> list[str]:
-    key = "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes"
-    names = "-subj /CN=localhost -keyout site.key -out site.pem"
-    subprocess.run([find_program("openssl"), *f"{key} {names}".split()], cwd=folder, check=True)
+    request = (
+        "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes "
+        "-subj /CN=localhost -keyout site.key -out site.pem"
+    )
+    subprocess.run([find_program("openssl"), *request.split()], cwd=folder, check=True)
     changes |= {
         "listen 443 ssl": f"listen 127.0.0.1:{port} ssl",
         "/etc/letsencrypt/live/example.org/fullchain.pem": f"{folder}/site.pem",
@@ -78,11 +79,11 @@ def nginx(folder: Path, name: str, port: int, changes: dict[str, str]) -> list[s
     (folder / "site.conf").write_text(site)
     kinds = ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
     paths = " ".join(f"{kind}_temp_path {folder}/{kind};" for kind in kinds)
-    paths += " underscores_in_headers on;"  # which the gate has to turn off
-    paths += " ssl_protocols TLSv1.3;"  # as some operators do
+    # The gate has to turn the underscores off; some operators allow only TLS 1.3.
     (folder / "main.conf").write_text(
         f"daemon off; master_process off; pid {folder}/pid; error_log stderr;\n"
-        f"events {{}}\nhttp {{ {paths} include {folder}/site.conf; }}\n"
+        f"events {{}}\nhttp {{ underscores_in_headers on; ssl_protocols TLSv1.3;\n"
+        f"{paths} include {folder}/site.conf; }}\n"
     )
     return [find_program("nginx"), "-p", str(folder), "-c", "main.conf", "-e", "stderr"]
 
@@ -101,9 +102,9 @@ def caddy(folder: Path, name: str, port: int, changes: dict[str, str]) -> list[s
 def proxy(name: str, folder: Path, service: int, api: int = 9000) -> Iterator[int]:
     """A proxy runs with this file, in front of these ports; gives its own port."""
     (folder := folder / "proxy").mkdir()
-    port, changes = free_port(), {UPSTREAM: f"127.0.0.1:{service}"}
+    port, changes = free_port(), {"127.0.0.1:8000": f"127.0.0.1:{service}"}
     if name.startswith("gate"):
-        changes |= {API: f"127.0.0.1:{api}", "keys.example.com": KEYS_HOST}
+        changes |= {"127.0.0.1:9000": f"127.0.0.1:{api}", "keys.example.com": KEYS_HOST}
     command = (nginx if "nginx" in name else caddy)(folder, name, port, changes)
     env = clean_environment(HOME=str(folder), XDG_DATA_HOME=str(folder))
     with (folder / "output.log").open("wb") as log:

@@ -18,7 +18,6 @@ NOTICED_SECONDS = 2  # until every process knows that a key was changed
 SAVED_SECONDS = 1.5  # until the database has what was counted: 1, and a pause of the machine
 TIERS = {"free": (40, 60), "pro": (90, 60), "quick": (6, 1)}  # requests in so many seconds
 LIMITS = "free=40/minute,pro=90/minute,quick=6/second"
-STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGKILL)
 SAVED = """SELECT total, (SELECT coalesce(sum(requests), 0) FROM hourly_usage WHERE key_id = id)
     FROM api_key WHERE id = ?"""
 
@@ -136,7 +135,7 @@ class Walk:
 
     def restart(self) -> None:
         """Only a kill may lose something: the last second of SQLite's counts, or of the chart."""
-        how = self.chance.choice(STOPS)
+        how = self.chance.choice([signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
         self.ask()
         print(how.name)
         is_kill = how == signal.SIGKILL
@@ -164,8 +163,7 @@ class Walk:
     def some_live_key(self) -> Key:
         """One that was not rotated; a new one if there is none."""
         usable = [key for key in self.keys if key.is_live and not key.is_rotated]
-        known = [key for key in usable if key.known_at < time.time()]
-        if not known:
-            known.append(Key(self.server.new_key()))
-            self.keys += known
-        return self.chance.choice(known)
+        if known := [key for key in usable if key.known_at < time.time()]:
+            return self.chance.choice(known)
+        self.keys.append(Key(self.server.new_key()))
+        return self.keys[-1]

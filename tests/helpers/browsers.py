@@ -116,9 +116,13 @@ class Firefox(Browser):
         return answer["result"]
 
     def evaluate(self, function: str, text: str) -> str:
-        call: dict[str, Any] = {"functionDeclaration": function, "awaitPromise": False}
-        call |= {"arguments": [{"type": "string", "value": text}]}
-        answer = self._ask("script.callFunction", target={"context": self._window}, **call)
+        answer = self._ask(
+            "script.callFunction",
+            functionDeclaration=function,
+            arguments=[{"type": "string", "value": text}],
+            target={"context": self._window},
+            awaitPromise=False,
+        )
         return str(answer["result"]["value"])
 
     def act(self, type: str, *actions: dict[str, object]) -> None:

@@ -38,9 +38,8 @@ def test_lock_by_another_process_loses_nothing(start_server: StartServer) -> Non
             eventually(lambda: server.ask(TEST, X_API_Key=revoked).status == 401, patience(2))
         assert server.sign_up("late").status == 303
     assert load.statuses() == {200}
-    total = [(len(load.replies),)]
-    query = "SELECT total FROM api_key"
-    eventually(lambda: server.execute(query) == total, patience(2))
+    counted = [(len(load.replies),)]
+    eventually(lambda: server.execute("SELECT total FROM api_key") == counted, patience(2))
     # A wait for the lock would come back at each sync; a pause of the machine hits one or two.
     seconds = sorted(reply.seconds for reply in load.replies)
     assert seconds[-3] < patience(0.1)
@@ -155,8 +154,8 @@ def test_limit_is_exact_over_64_connections(start_server: StartServer) -> None:
 
 def test_what_was_used_up_is_used_up_after_a_restart(start_server: StartServer) -> None:
     """Of each tier, and of an endpoint with a limit of its own of up to 30 requests."""
-    tiers = ("free", "five", "much")
     server = start_server(RATE_LIMITS="free=20/day,five=5/day,much=10000/day")
+    tiers = ("free", "five", "much")
     asked = [(path, server.new_key(tier=tier)) for path in PROTECTED for tier in tiers]
     refused = {
         (path, key)
@@ -173,9 +172,12 @@ def test_what_was_used_up_is_used_up_after_a_restart(start_server: StartServer) 
 @pytest.mark.ci
 def test_new_column_is_one_line(start_server: StartServer, tmp_path: Path) -> None:
     """The version before goes on with the same database."""
-    colour = "colour = CharField(default='0', constraints=[SQL('DEFAULT 0')])"
-    place = "place = BigIntegerField(null=True, index=True)"
-    server, newer = start_server(), newer_version(tmp_path, colour, place)
+    newer = newer_version(
+        tmp_path,
+        "colour = CharField(default='0', constraints=[SQL('DEFAULT 0')])",
+        "place = BigIntegerField(null=True, index=True)",
+    )
+    server = start_server()
     key = server.new_key()
     with server.start_flask("user", "list", cwd=newer) as command:
         assert command.communicate(timeout=30)[1] == ""

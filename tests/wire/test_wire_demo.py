@@ -24,8 +24,8 @@ KEY = re.compile(r"sk_live_\w+")
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[Server]:
     """What `python app.py` starts, on a new database; it does not run yet."""
-    settings = {"SECRET_KEY": "", "WEB_CONCURRENCY": ""}
-    with Server(tmp_path, sys.executable, "app.py", **settings) as demo:
+    command = (sys.executable, "app.py")
+    with Server(tmp_path, *command, SECRET_KEY="", WEB_CONCURRENCY="") as demo:
         yield demo
 
 
@@ -86,7 +86,8 @@ def test_taken_port_is_one_line_and_spends_no_secret(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         message = start_refusal("app.py", tmp_path, PORT=str(port))
-    reason = f"PORT: {port} on 127.0.0.1: Address already in use"
-    advice = f"is the service running already? If not, try PORT={port + 1}"
-    assert message == f"{reason}; {advice}"
+    assert message == (
+        f"PORT: {port} on 127.0.0.1: Address already in use; "
+        f"is the service running already? If not, try PORT={port + 1}"
+    )
     assert not (tmp_path / "demo.db").exists()

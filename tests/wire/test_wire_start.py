@@ -79,8 +79,8 @@ def test_every_command_leads_to_the_same_server(tmp_path: Path, command: list[st
 def test_refused_start_is_one_line(
     tmp_path: Path, command: str, settings: dict[str, str], words: str
 ) -> None:
-    secret = {"SECRET_KEY": secrets.token_hex()}
-    assert re.match(words, start_refusal(command, tmp_path, **secret | settings))
+    settings = {"SECRET_KEY": secrets.token_hex()} | settings
+    assert re.match(words, start_refusal(command, tmp_path, **settings))
 
 
 @pytest.mark.parametrize(
@@ -126,9 +126,10 @@ def test_supported_options_work_together(start_server: StartServer, tmp_path: Pa
 def test_tests_without_their_packages_are_one_line(tmp_path: Path) -> None:
     """As where only requirements.txt is installed."""
     without = tmp_path / "without.py"
-    absent = "sys.modules |= {'psycopg': None, 'websockets': None}"
-    options = "['-p', 'no:randomly', '-p', 'no:xdist']"
-    without.write_text(f"import sys, pytest; {absent}; sys.exit(pytest.main({options}))")
+    without.write_text(
+        "import sys, pytest; sys.modules |= {'psycopg': None, 'websockets': None}\n"
+        "sys.exit(pytest.main(['-p', 'no:randomly', '-p', 'no:xdist']))"
+    )
     message = start_refusal(str(without), tmp_path)
     assert message == "Packages are missing: run .venv/bin/pip install -r requirements-dev.txt"
 

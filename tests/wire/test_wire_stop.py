@@ -115,12 +115,11 @@ OpenSockets.close_ended = close_ended
 
 def test_closed_terminal_saves_stops_and_frees_the_port(tmp_path: Path) -> None:
     """script(1) runs the demo on a terminal of its own, as `ssh -t` does."""
-    command = f"exec {sys.executable} app.py"
-    server = Server(tmp_path, "script", "-qfc", command, "/dev/null")
+    server = Server(tmp_path, "script", "-qfc", f"exec {sys.executable} app.py", "/dev/null")
     with server.start():
-        eventually(lambda: re.search(r"sk_live_\w+\s", server.log()))  # script(1) copies it
-        key = re.findall(r"sk_live_\w+", server.log())[0]
-        assert {server.ask(TEST, X_API_Key=key).status for _ in range(7)} == {200}
+        # script(1) copies it.
+        found = eventually(lambda: re.search(r"(sk_live_\w+)\s", server.log()))
+        assert {server.ask(TEST, X_API_Key=found[1]).status for _ in range(7)} == {200}
         server.stop(signal.SIGKILL)  # the terminal, and not the demo
     eventually(lambda: not listens("127.0.0.1", server.port))
 
