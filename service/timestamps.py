@@ -1,9 +1,13 @@
 """How times are written. All are given in Unix seconds and written in UTC, or in words."""
 
+import math
 from datetime import UTC, datetime
 from functools import lru_cache
 
 from models import DAY, HOUR, now
+
+# Of moments that are so many seconds away at most, and how many seconds a unit has.
+UNITS = ((59, 1, "s"), (HOUR - 1, 60, "min"), (1.5 * DAY, HOUR, "h"), (math.inf, DAY, "days"))
 
 
 def utc(seconds: float) -> datetime:
@@ -28,19 +32,11 @@ def display(seconds: float) -> str:
     return date_time(int(seconds)).replace("T", " ").replace("Z", " UTC")
 
 
-def duration(seconds: int) -> str:
-    """How long to wait: "45 s", "37 min", or "2 h 37 min"."""
-    hours, minutes = divmod((seconds + 59) // 60, 60)
-    words = f"{hours} h {minutes} min".removeprefix("0 h ").replace(" 0 min", "")
-    return f"{seconds} s" if seconds < 120 else words
-
-
 def relative_time(moment: float) -> str:
-    """A moment as seen from now: "5 min ago", "in 3 h", or "in 30 days"."""
+    """A moment as seen from now: "5 min ago", "in 37 s", or "in 30 days"."""
     left = moment - now()
-    if abs(left) < 60:
-        return "now" if left > 0 else "just now"
-    small = (HOUR, "h") if abs(left) >= HOUR else (60, "min")
-    size, unit = (DAY, "days") if abs(left) > 1.5 * DAY else small
+    if -60 < left <= 0:
+        return "just now"
+    size, unit = next((size, unit) for most, size, unit in UNITS if abs(left) <= most)
     distance = f"{round(abs(left) / size)} {unit}"
     return f"in {distance}" if left > 0 else f"{distance} ago"

@@ -15,7 +15,7 @@ from service.application import Service
 from service.client_address import client_network
 from service.connections import TURN_SECONDS
 from service.responses import is_api, title_of
-from service.timestamps import date_time, display, duration, relative_time
+from service.timestamps import date_time, display, relative_time
 from web import console, log_in, profile_settings
 from web.forms import receive_form, redirect_with_message
 from web.log_in import PageSessions, load_user
@@ -54,7 +54,6 @@ def register(app: Service) -> None:
         "number": "{:,}".format,
         "date_time": date_time,
         "display": display,
-        "duration": duration,
         "relative_time": relative_time,
     }
     app.jinja_env.globals |= console.descriptions() | {
