@@ -30,8 +30,8 @@ log = logging.getLogger(__name__)
 log.addFilter(once_per_minute)
 
 SAVE_SECONDS = 0.5  # between two saves
-# gunicorn takes up to 1 s to notice a stop. Then requests have GRACEFUL_SECONDS, ending idle
-# connections takes 1 s, and the last save 1 s. That is less than the master's graceful_timeout.
+# A stop takes less than 5 s: gunicorn notices it within 1 s, requests then have GRACEFUL_SECONDS,
+# ending idle connections takes up to 1 s, a save that is in progress 1 s, and the last one 1 s.
 GRACEFUL_SECONDS = 1
 STOPS = (signal.SIGINT, signal.SIGQUIT)  # these stop the service as SIGTERM does
 # Whether the service was started with nohup; read before gunicorn sets its own handler.

@@ -7,7 +7,7 @@ from functools import lru_cache
 from models import DAY, HOUR, now
 
 # Of moments that are so many seconds away at most, and how many seconds a unit has.
-UNITS = ((59, 1, "s"), (HOUR - 1, 60, "min"), (1.5 * DAY, HOUR, "h"), (math.inf, DAY, "days"))
+SCALES = ((59, 1, "s"), (HOUR - 1, 60, "min"), (1.5 * DAY, HOUR, "h"), (math.inf, DAY, "days"))
 
 
 def utc(seconds: float) -> datetime:
@@ -37,6 +37,6 @@ def relative_time(moment: float) -> str:
     left = moment - now()
     if -60 < left <= 0:
         return "just now"
-    size, unit = next((size, unit) for most, size, unit in UNITS if abs(left) <= most)
+    size, unit = next((size, unit) for most, size, unit in SCALES if abs(left) <= most)
     distance = f"{round(abs(left) / size)} {unit}"
     return f"in {distance}" if left > 0 else f"{distance} ago"

@@ -29,12 +29,11 @@ View = Callable[..., ResponseReturnValue]
 
 
 def receive_form() -> None:
-    """Read a form; refuse one that another site has sent, or that is of another type."""
+    """Read a form, and count it; refuse cross-site requests (CSRF) and other types."""
     kind = (request.content_type or FORM_TYPE).partition(";")[0].strip().lower()
-    is_form = request.method == "POST"
     # So werkzeug parses only forms, and not the parameters of the type, which can be slow.
-    request.environ["CONTENT_TYPE"] = FORM_TYPE if is_form else ""
-    if not is_form:
+    request.environ["CONTENT_TYPE"] = FORM_TYPE if request.method == "POST" else ""
+    if request.method != "POST":
         return
     if not sent_from_here():  # so another site cannot use up what this caller may send
         abort(
@@ -42,15 +41,14 @@ def receive_form() -> None:
             "This form was sent from another site, so nothing was changed. If it was not, the "
             "proxy in front of this service must pass on the Host header as it is, with the port.",
         )
-    if kind == FORM_TYPE:
-        # A form that is incomplete or late is refused before anything is done, and so is one with
-        # thousands of fields, which would take 20 ms to parse.
-        if request.get_data().count(b"&") > FIELDS:
-            abort(413)
-        take_place()
-    throttle_caller(FORMS)
     if kind != FORM_TYPE:
         abort(415, f"A form must be sent as {FORM_TYPE}.")
+    # A form that is incomplete or late is refused before anything is done, and so is one with
+    # thousands of fields, which would take 20 ms to parse.
+    if request.get_data().count(b"&") > FIELDS:
+        abort(413)
+    take_place()
+    throttle_caller(FORMS)
 
 
 def sent_from_here() -> bool:

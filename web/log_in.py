@@ -35,8 +35,10 @@ bp = Blueprint("log_in", __name__)
 @bp.before_request
 def send_logged_in_users_on() -> ResponseReturnValue | None:
     """Send users who are logged in to their keys; refuse a sign-up when that is closed."""
-    is_sign_up = request.endpoint in ("web.log_in.sign_up_form", "web.log_in.sign_up")
-    if is_sign_up and not current_service.settings.signups:
+    if not current_service.settings.signups and request.endpoint in (
+        "web.log_in.sign_up_form",
+        "web.log_in.sign_up",
+    ):
         abort(403, "Sign-up is closed. Ask the operator of this service for an account.")
     if g.user and request.method == "GET":
         return redirect(url_for("web.settings.keys"), 303)

@@ -157,9 +157,9 @@ def confirm_key_change(key_id: str, action: str) -> str:
 @bp.post("/security/keys/<key_id>/rename")
 @show_errors_on(partial(confirm_key_change, action="rename"))
 def rename_key(key_id: str) -> ResponseReturnValue:
-    old, name = own_key(key_id).name, form_text("name")
+    name = form_text("name")
     api_keys.change_key(g.user, key_id, name=name)
-    return redirect_with_message("web.settings.keys", f"The key “{old}” is now named “{name}”.")
+    return redirect_with_message("web.settings.keys", f"The key is now named “{name}”.")
 
 
 # Not /rotate, whose GET is the confirmation: Reload of the new key must lead to the list.
