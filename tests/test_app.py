@@ -52,8 +52,7 @@ def test_year(client: FlaskClient, monkeypatch: pytest.MonkeyPatch) -> None:
     for now, number in ((new_year - 1, 2026), (new_year, 2027)):
         monkeypatch.setattr(service, "time", Clock(now))
         message = f"The current year is {number}."
-        moment = utc(now).replace("Z", ".000Z")
-        body = {"year": number, "message": message, "timestamp": moment}
+        body = {"year": number, "message": message, "timestamp": utc(now).replace("Z", ".000Z")}
         assert client.get(YEAR).get_json() == body
 
 

@@ -148,8 +148,7 @@ def test_key_lasts_as_long_as_told(
     made = row(key := capfd.readouterr().out)
     assert made.expires_at - made.created_at in (seconds - 1, seconds)
     flask(["key", "rotate", made.id])  # of which the grace is a day
-    ends = pytest.approx(min(seconds, 86_400), abs=60)
-    assert row(key).expires_at - made.created_at == ends
+    assert row(key).expires_at - made.created_at == pytest.approx(min(seconds, 86_400), abs=60)
 
 
 NO_USER = "To create one: flask user create USERNAME EMAIL"

@@ -243,8 +243,7 @@ def test_numbers_of_deployments_are_enough(monkeypatch: pytest.MonkeyPatch) -> N
     most = settings.load({}).max_sockets
     assert settings.max_websockets() >= most, "edit LimitNOFILE in deploy/demo-service.service"
     assert int(re.findall(r"soft_limit = (\d+)", DEPLOY["fly.toml"])[0]) >= most
-    text = "".join(DEPLOY.values())
-    idle = re.findall(r"keepalive(?:_timeout)? (\d+)s", text)
+    idle = re.findall(r"keepalive(?:_timeout)? (\d+)s", "".join(DEPLOY.values()))
     assert idle == ["60"] * 4, "each proxy less than the 100 s of gunicorn.conf.py"
     waits = re.findall(r"(?:_header|proxy_read)_timeout (\d+)(?:s|h);?\n", DEPLOY["gate.Caddyfile"])
     waits += re.findall(r"proxy_(?:read|send)_timeout (\w+);", DEPLOY["gate.nginx.conf"])
@@ -313,8 +312,7 @@ def test_commands_are_those_of_flask(app: Flask) -> None:
 
 def test_every_requirement_is_pinned() -> None:
     files = [*REPOSITORY.glob("requirements*.txt"), REPOSITORY / ".ci" / "requirements.txt"]
-    text = "\n".join(file.read_text() for file in files)
-    required = set(re.findall(r"(?m)^\w[\w-]*", text))
+    required = set(re.findall(r"(?m)^\w[\w-]*", "\n".join(file.read_text() for file in files)))
     pinned = re.findall("(?m)^(.+?)==", (REPOSITORY / "constraints.txt").read_text())
     assert {"flask", "psycopg", "ruff"} <= required <= set(pinned)
 

@@ -55,8 +55,7 @@ def handshake(path: str, end: Any, **headers: str) -> dict[str, Any]:
     environ = create_environ(path, headers=UPGRADE | headers)
     unreader = SimpleNamespace(take_buffered=bytes)  # nothing came behind the handshake
     body = SimpleNamespace(reader=SimpleNamespace(unreader=unreader))
-    connection = {"SERVER_PROTOCOL": "HTTP/1.1", "gunicorn.socket": end, "wsgi.input": body}
-    return environ | connection
+    return environ | {"SERVER_PROTOCOL": "HTTP/1.1", "gunicorn.socket": end, "wsgi.input": body}
 
 
 @pytest.fixture

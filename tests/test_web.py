@@ -104,8 +104,7 @@ def log_in_as(
 def create_key(
     browser: FlaskClient, name: str = "ci", base_url: str | None = None, **fields: str
 ) -> TestResponse:
-    form = {"name": name, "type": "production"} | fields
-    return browser.post(KEYS, data=form, base_url=base_url)
+    return browser.post(KEYS, data={"name": name, "type": "production"} | fields, base_url=base_url)
 
 
 def path_of(number: int) -> str:

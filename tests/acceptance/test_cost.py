@@ -86,8 +86,7 @@ def least(server: Server, request: Request, limit: float = 0) -> float:
 
 def processor_seconds(server: Server) -> float:
     """How long the thread that serves all connections has been on the processor."""
-    nanoseconds = Path(f"/proc/{server.worker_pid}/schedstat").read_text().split()[0]
-    return int(nanoseconds) / 1e9
+    return int(Path(f"/proc/{server.worker_pid}/schedstat").read_text().split()[0]) / 1e9
 
 
 def assert_costs_little(server: Server, ordinary: Request, others: dict[str, Request]) -> None:

@@ -186,8 +186,7 @@ def test_gate_can_be_tried(checkout: Checkout, program: str) -> None:
 
 
 def test_program_makes_a_key(checkout: Checkout) -> None:
-    page = (REPOSITORY / "docs/protecting-your-api.md").read_text()
-    (program,) = blocks("python", page)
+    (program,) = blocks("python", (REPOSITORY / "docs/protecting-your-api.md").read_text())
     create = ".venv/bin/flask user create ada a@example.com --password-stdin <<< 'long enough'"
     checkout.paste(f"python3 -m venv .venv; {create}")
     assert re.fullmatch(r"sk_live_\w{47}\n", checkout.paste(f".venv/bin/python -c '{program}'"))

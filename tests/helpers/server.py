@@ -93,8 +93,7 @@ def eventually(condition: Callable[[], Any], seconds: float = 20, what: str = ""
 @contextlib.contextmanager
 def writing(database: str, sql: str) -> Iterator[None]:
     """Meanwhile, another process is in a transaction that has done this."""
-    is_postgres = database.startswith("postgres")
-    connect: Any = psycopg.connect if is_postgres else sqlite3.connect
+    connect: Any = psycopg.connect if database.startswith("postgres") else sqlite3.connect
     with contextlib.closing(connect(database.removeprefix("sqlite:///"))) as other:
         other.execute(sql)
         yield

@@ -130,5 +130,4 @@ def test_everything_has_the_path_prefix(start_server: StartServer) -> None:
     assert server.ask(f"/demo{TEST}", X_API_Key=server.new_key()).status == 200
     for outside in (TEST, "/", "/demonstration/"):
         assert server.ask(outside).status == 404, outside
-    answer = server.send(form_bytes("/demo/sign-up", **ADA))
-    assert "; Path=/demo" in answer.headers["Set-Cookie"]
+    assert "; Path=/demo" in server.send(form_bytes("/demo/sign-up", **ADA)).headers["Set-Cookie"]

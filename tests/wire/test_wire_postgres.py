@@ -124,8 +124,7 @@ def test_database_that_is_far_away_serves_the_first_request_and_the_first_form(
     """To connect takes five round trips here: as long as with TLS to a server 100 ms away."""
     with own.far_away(seconds=0.08) as url:
         server = start_server(DATABASE_URL=url, WEB_CONCURRENCY="1")
-        key = server.new_key()
-        answers = [server.ask(ME, X_API_Key=key), server.sign_up("ada")]
+        answers = [server.ask(ME, X_API_Key=server.new_key()), server.sign_up("ada")]
         assert [answer.status for answer in answers] == [200, 303]
 
 
@@ -170,8 +169,7 @@ def test_no_default_of_a_database_fails_a_request_or_a_command(
     server = start_server(
         DATABASE_URL=url, RATE_LIMITS="free=1000000/day", PGCLIENTENCODING="SQL_ASCII"
     )
-    key = server.new_key()
-    replies = Load(server.port, key, connections=16, requests=400).join()
+    replies = Load(server.port, server.new_key(), connections=16, requests=400).join()
     assert {reply.status for reply in replies} == {200}
     create = ("user", "create", "ada", "ada@example.com", "--password-stdin")
     environment = server.env | {"PGAPPNAME": "command"}

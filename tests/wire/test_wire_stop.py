@@ -95,8 +95,7 @@ def test_background_goes_on_after_a_bug(start_patched: StartServer) -> None:
     server = start_patched("lifecycle.SAVE_SECONDS = 0.05" + BUG)
     server.may_log_a_traceback = True
     eventually(lambda: server.log_lines("ValueError: a bug"))
-    key = server.new_key()
-    assert server.ask(TEST, X_API_Key=key).status == 200
+    assert server.ask(TEST, X_API_Key=server.new_key()).status == 200
     eventually(lambda: server.execute("SELECT total FROM api_key") == [(1,)])
     eventually(lambda: len(server.log_lines("Traceback")) == len(server.worker_pids))
     assert max(map(len, server.log().splitlines())) <= 1000
