@@ -26,7 +26,6 @@ from helpers.stored import change, rotate_key
 from models import DAY, HOUR, ApiKey, HourlyUsage, InvalidInput, User
 from ratelimit import Allowance, Limiter, Quota, Usage, window_end
 from settings import Settings, SettingsError, load
-from storage import key_store as stores
 from storage import outage, postgres
 from storage.database import backend, command_connection, prepare_database, transaction
 from storage.key_store import KeyStore
@@ -161,20 +160,6 @@ def test_what_a_page_stores_is_on_the_disk(place: Settings) -> None:
         asked = "PRAGMA synchronous" if place.sqlite else "SHOW synchronous_commit"
         assert database.execute_sql(asked).fetchone()[0] in (2, "on"), "2 is `full`"
     database.close_all()
-
-
-def test_what_is_known_of_a_key_is_forgotten_by_the_store_itself(
-    store: KeyStore, new_id: NewId, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Even if nothing calls `clear_cache`, as after a change by a command."""
-    now = time.monotonic() + 1
-    monkeypatch.setattr(stores, "monotonic", lambda: now)
-    key_id = new_id()
-    found = store.find(key_id)
-    assert store.find(key_id) is found is not None
-    by_hand("DELETE FROM api_key")
-    now += 1.5  # a revocation holds within two seconds
-    assert store.find(key_id) is None
 
 
 def test_row_whose_query_began_before_a_change_is_not_remembered(
@@ -423,15 +408,3 @@ def test_encoding_or_collation_that_does_not_work_stops_the_start(
         assert str(refusal.value) == f"DATABASE_URL: PostgreSQL: {DATABASES[options]}"
     else:
         prepare_database(settings)
-
-
-def test_cause_of_an_outage_is_logged_once_a_minute(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(outage, "time", clock := Clock())
-    monkeypatch.setattr(outage, "_quiet_until", {})
-    for cause in ["locked\nDETAIL: a value"] * 3 + ["password"]:
-        outage.log_outage(OSError(cause))
-        clock.now += 19
-    outage.log_outage(OSError("password"))
-    assert caplog.messages == [f"database unavailable: {why}" for why in ("locked", "password")]
