@@ -147,7 +147,7 @@ def test_no_key_is_refused(server: Server, server_key: str, path: str) -> None:
 def test_every_bad_key_gets_the_same_answer(server: Server, server_key: str) -> None:
     """The revoked one, which this process knows as good, within two seconds."""
     revoked = server.new_key("old")
-    assert server.ask(ME, X_API_Key=revoked).status == 200
+    assert server.ask(TEST, X_API_Key=revoked).status == 200
     server.flask("key", "revoke", revoked[8:16])
     expired = server.new_key("expired")
     server.execute("UPDATE api_key SET expires_at = 1 WHERE id = ?", expired[8:16])
@@ -163,11 +163,11 @@ def test_every_bad_key_gets_the_same_answer(server: Server, server_key: str) -> 
 
     def are_refused_alike() -> bool:
         assert get(server, STATUS, X_API_Key=server_key)["authenticated"], "it is remembered"
-        answers = [server.ask(ME, X_API_Key=key) for key in bad]
+        answers = [server.ask(TEST, X_API_Key=key) for key in bad]
         return len({(answer.status, answer.body) for answer in answers}) == 1
 
     eventually(are_refused_alike, patience(2))
-    answer = server.ask(ME, X_API_Key=revoked)
+    answer = server.ask(TEST, X_API_Key=revoked)
     assert (answer.status, problem(answer)["code"]) == (401, "invalid_api_key")
     assert answer.headers["WWW-Authenticate"] == CHALLENGE
     assert f"followed by {len(server_key) - 8} characters, without" in answer.json()["detail"]
