@@ -271,8 +271,7 @@ def start_patched(start_server: StartServer, tmp_path: Path) -> StartServer:
 
     def start(lines: str, *command: str, **settings: str) -> Server:
         file, original = tmp_path / "patched.conf.py", str(REPOSITORY / "gunicorn.conf.py")
-        run_original = f"__file__ = {original!r}\nexec(open(__file__).read())\n"
-        file.write_text(f"{run_original}{lines}\n")
+        file.write_text(f"__file__ = {original!r}\nexec(open(__file__).read())\n{lines}\n")
         return start_server(*command, GUNICORN_CMD_ARGS=f"--config {file}", **settings)
 
     return start

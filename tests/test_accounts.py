@@ -13,12 +13,11 @@ import gevent
 import pytest
 from werkzeug.security import check_password_hash
 
-import models
 from accounts import api_keys, users
 from conftest import new_user
 from helpers.server import REPOSITORY, sources
 from helpers.stored import rotate_key
-from models import ApiKey, Changed, InvalidInput, User, check_fields
+from models import ApiKey, Changed, InvalidInput, User, check_fields, db
 
 RULES = {  # what is accepted, and what is refused
     "username": (
@@ -163,14 +162,14 @@ def test_what_was_decided_on_another_row_is_not_done(owner: User, decided: str, 
         users.change(owner, password_hash="of today")
     else:
         users.delete(owner)
-    with models.db.connection_context():
+    with db.connection_context():
         if what == "number given away":
             bob = {"username": "bob", "email": "bob@example.com"}
             User.create(id=owner.id, **bob, password_hash="of Bob")
         before = [*User.select().tuples(), *ApiKey.select().tuples()]
     with pytest.raises(Changed, match="nothing was done"):
         DECISIONS[decided](owner, key_id)
-    with models.db.connection_context():
+    with db.connection_context():
         assert [*User.select().tuples(), *ApiKey.select().tuples()] == before
 
 

@@ -32,12 +32,16 @@ PASSWORD = "a password of hers"
 @pytest.fixture
 def shell(config: Settings) -> dict[str, Any]:
     """The arguments that let `subprocess` run a line in which `$FLASK` is the command."""
-    flask = {"FLASK": f"{sys.executable} -m flask", "PYTHON": sys.executable}
-    env = clean_environment(DATABASE_URL=f"sqlite:///{config.database_url}", PYTHONUNBUFFERED="")
+    env = clean_environment(
+        DATABASE_URL=f"sqlite:///{config.database_url}",
+        PYTHONUNBUFFERED="",
+        FLASK=f"{sys.executable} -m flask",
+        PYTHON=sys.executable,
+    )
     return {
         "shell": True,
         "cwd": HERE,
-        "env": env | flask,
+        "env": env,
         "stdin": subprocess.DEVNULL,
         "text": True,
     }

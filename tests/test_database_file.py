@@ -8,8 +8,7 @@ from pathlib import Path
 import peewee
 import pytest
 
-import models
-from models import User
+from models import User, db
 from settings import Settings, SettingsError, load
 from storage.database import command_connection, prepare_database
 from storage.outage import reason_of
@@ -92,9 +91,9 @@ def store_users(number: int) -> None:
 @pytest.mark.usefixtures("app")
 def test_full_disk_is_named_as_the_reason() -> None:
     """SQLite ends the transaction by itself then, and peewee's rollback of it fails."""
-    with models.db.connection_context():
-        models.db.execute_sql("PRAGMA cache_size = 10")  # so that it writes before the end
-        models.db.execute_sql("PRAGMA max_page_count = 1")
-        with pytest.raises(peewee.OperationalError) as failure, models.db.atomic():
+    with db.connection_context():
+        db.execute_sql("PRAGMA cache_size = 10")  # so that it writes before the end
+        db.execute_sql("PRAGMA max_page_count = 1")
+        with pytest.raises(peewee.OperationalError) as failure, db.atomic():
             store_users(300)
     assert reason_of(failure.value) == "database or disk is full"

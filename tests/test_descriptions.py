@@ -67,8 +67,7 @@ pytestmark = pytest.mark.usefixtures("with_sample")
 
 @pytest.fixture(params=[*OPERATIONS, *sample.OPERATIONS], ids=str)
 def operation(request: pytest.FixtureRequest) -> Operation:
-    found: Operation = request.param
-    return found
+    return request.param
 
 
 @pytest.fixture

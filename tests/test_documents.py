@@ -177,8 +177,7 @@ def test_messages_are_described(start_patched: StartServer, name: str) -> None:
             left = time.monotonic()
         assert time.monotonic() - left < patience(3), f"{name}: the handler has to go on reading"
         bodies += received(other, {*to_other})  # what is sent is for all clients
-    times = times_in(json.dumps(bodies))
-    is_now = all(abs(each - time.time()) < 60 for each in times)
+    is_now = all(abs(each - time.time()) < 60 for each in times_in(json.dumps(bodies)))
     assert is_now, f"{name}: a time is not now: {bodies}"
     assert not [key for key in keys if key[17:] in str(bodies)], f"{name}: it sends a key"
     bodies += [each["payload"] for one in (*replies, *others) for each in one.get("examples", ())]

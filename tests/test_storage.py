@@ -17,13 +17,12 @@ from unittest import mock
 import peewee
 import pytest
 
-import models
 from accounts import api_keys
 from helpers.clock import Clock
 from helpers.postgresql import Cluster
 from helpers.server import within, writing
 from helpers.stored import change, rotate_key
-from models import DAY, HOUR, ApiKey, HourlyUsage, InvalidInput, User
+from models import DAY, HOUR, ApiKey, HourlyUsage, InvalidInput, User, db, now
 from ratelimit import Allowance, Limiter, Quota, Usage, window_end
 from settings import Settings, SettingsError, load
 from storage import outage, postgres
@@ -64,7 +63,7 @@ def store(place: Settings) -> Iterator[KeyStore]:
 @pytest.fixture
 def new_id(place: Settings) -> NewId:
     """Makes keys of a user with these columns; returns the id."""
-    with models.db.connection_context():
+    with db.connection_context():
         grace = User.create(username="grace", email="grace@example.com", password_hash="")
 
     def create(**columns: object) -> str:
@@ -89,8 +88,8 @@ def remaining(allowance: Allowance | None) -> int | None:
 
 def by_hand(sql: str) -> list[tuple[Any, ...]]:
     """The rows with which the database answers, if it does."""
-    with models.db.connection_context():
-        cursor = models.db.execute_sql(sql)
+    with db.connection_context():
+        cursor = db.execute_sql(sql)
         return list(cursor.fetchall()) if cursor.description else []
 
 
@@ -124,7 +123,7 @@ def test_limiter_and_database_have_the_same_rule_for_a_window(
     store.save()
     saved = key_of(store, key.id)
     assert saved.usage == after
-    used_at = pytest.approx(models.now(), abs=60) if after != stored else None
+    used_at = pytest.approx(now(), abs=60) if after != stored else None
     assert saved.last_used_at == used_at, "it is when a request was last counted, or saved"
 
     limiter = Limiter()
@@ -137,12 +136,12 @@ def test_limiter_and_database_have_the_same_rule_for_a_window(
 def test_store_model_and_condition_agree_which_keys_have_ended(
     store: KeyStore, new_id: NewId
 ) -> None:
-    live_ids = [new_id(), new_id(expires_at=models.now() + 60), new_id(rotated_at=1)]
+    live_ids = [new_id(), new_id(expires_at=now() + 60), new_id(rotated_at=1)]
     many = [
         {"user": 1, "name": "ci", "type": "", "digest": f"{n}", "id": f"{n:08}"} for n in range(600)
     ]  # more than one query takes
-    new_id(expires_at=models.now())
-    with models.db.connection_context():
+    new_id(expires_at=now())
+    with db.connection_context():
         ApiKey.insert_many(many).execute()
         live = list(ApiKey.select().where(ApiKey.valid()))
         (expired,) = ApiKey.select().where(~ApiKey.valid())
@@ -182,7 +181,7 @@ def test_nothing_that_a_store_asks_waits_for_connections_of_pages(
     store: KeyStore, new_id: NewId, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     key_id = new_id()
-    monkeypatch.setattr(models.db.obj, "connect", mock.Mock(side_effect=AssertionError))
+    monkeypatch.setattr(db.obj, "connect", mock.Mock(side_effect=AssertionError))
     assert store.owner(key_of(store, key_id))
     assert store.hit(key_id, LONG)
     assert store.ended_digests([key_of(store, key_id)]) == set()
@@ -192,10 +191,10 @@ def test_nothing_that_a_store_asks_waits_for_connections_of_pages(
 def test_expired_keys_and_old_hours_are_deleted_after_a_save(
     store: KeyStore, new_id: NewId
 ) -> None:
-    soon, this = models.now() + 60, models.now() // HOUR * HOUR
+    soon, this = now() + 60, now() // HOUR * HOUR
     kept = {new_id(created_at=0, last_used_at=1), new_id(rotated_at=1, expires_at=soon)}
-    new_id(expires_at=1), new_id(rotated_at=1, expires_at=models.now() - 1)
-    with models.db.connection_context():
+    new_id(expires_at=1), new_id(rotated_at=1, expires_at=now() - 1)
+    with db.connection_context():
         HourlyUsage.insert_many((this - age * HOUR, "a" * 8, 1) for age in (0, 24, 26)).execute()
     store.flush()
     assert len(by_hand("SELECT 1 FROM api_key")) == 4, "without requests, the database may sleep"
@@ -216,7 +215,7 @@ def succeeds(make: Callable[[User, str], object], key: ApiKey) -> bool:
 
 def test_of_rotations_at_once_one_makes_a_successor(place: Settings, new_id: NewId) -> None:
     """All have read the key before the first of them changes it."""
-    with models.db.connection_context():
+    with db.connection_context():
         key_id = new_id()
         keys = [ApiKey.get_by_id(key_id) for _ in range(3)]
     with ThreadPoolExecutor(3) as threads:  # with SQLite, each transaction runs without a break
@@ -230,9 +229,9 @@ def test_two_forms_at_once_do_not_both_make_the_last_key_of_a_user(
     new_id: NewId, monkeypatch: pytest.MonkeyPatch, make: Callable[[User, str], object]
 ) -> None:
     monkeypatch.setattr(api_keys, "MAX_KEYS", 3)
-    with models.db.connection_context(), ThreadPoolExecutor(1) as thread:
+    with db.connection_context(), ThreadPoolExecutor(1) as thread:
         first, second = (ApiKey.get_by_id(new_id()) for _ in range(2))
-        with models.db.atomic():
+        with db.atomic():
             assert succeeds(rotate_key, first)
             other = thread.submit(succeeds, make, second)
             wait([other], timeout=0.5)  # it has to wait for the end of this transaction

@@ -12,7 +12,6 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -87,9 +86,14 @@ class Checkout:
     def started(self, command: str, log: str = "log") -> Iterator["subprocess.Popen[bytes]"]:
         """Paste a command that goes on, and kill it."""
         with (self._log.parent / log).open("w") as output:
-            pasted = ["bash", "-c", self.on_our_ports(command)]
-            place: dict[str, Any] = {"cwd": self.folder, "env": self.env, "start_new_session": True}
-            process = subprocess.Popen(pasted, stdout=output, stderr=output, **place)
+            process = subprocess.Popen(
+                ["bash", "-c", self.on_our_ports(command)],
+                cwd=self.folder,
+                env=self.env,
+                start_new_session=True,
+                stdout=output,
+                stderr=output,
+            )
         try:
             yield process
         finally:

@@ -160,8 +160,12 @@ class WebKit(Browser):
 
 def start(command: list[str], running: contextlib.ExitStack, **settings: str) -> None:
     """Start a program that is stopped with everything it started."""
-    quiet: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    env = {**os.environ, **settings}
-    process = subprocess.Popen(command, env=env, start_new_session=True, **quiet)
+    process = subprocess.Popen(
+        command,
+        env={**os.environ, **settings},
+        start_new_session=True,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
     running.callback(process.wait, 10)
     running.callback(os.killpg, process.pid, signal.SIGTERM)

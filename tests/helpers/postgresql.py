@@ -102,9 +102,13 @@ class Cluster(AbstractContextManager["Cluster"]):
         options = [part for option in self._settings.items() for part in ("-c", "=".join(option))]
         place = ["-D", "data", "-k", str(self._directory), "-p", str(self.port)]
         with (self._directory / "log").open("ab") as log:
-            how = self._options | {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": log}
-            command = [str(self._binaries / "postgres"), *place, *options]
-            self._process = subprocess.Popen(command, **how)
+            self._process = subprocess.Popen(
+                [str(self._binaries / "postgres"), *place, *options],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                **self._options,
+            )
         eventually(self._answers, 20, "PostgreSQL does not start")
         return self
 

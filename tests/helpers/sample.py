@@ -17,11 +17,10 @@ from peewee import BigIntegerField, CharField, ForeignKeyField, IntegrityError
 
 import auth
 import describe
-import models
 from auth import require_api_key
 from helpers.described import operations
 from helpers.documents import API
-from models import ApiKey, NumberField, Table, User, now
+from models import TABLES, ApiKey, NumberField, Table, User, db, now
 from ratelimit import Allowance
 from service.responses import Problem
 from service.timestamps import date_time
@@ -50,11 +49,11 @@ def added(app: Flask) -> Iterator[None]:
     described: dict[str, Any] = app.jinja_env.globals
     described["openapi"]["paths"] |= PATHS
     SampleNote._meta.add_ref(SampleNote.user)
-    models.TABLES.append(SampleNote)
-    with models.db.connection_context():
-        models.db.create_tables([SampleNote])
+    TABLES.append(SampleNote)
+    with db.connection_context():
+        db.create_tables([SampleNote])
     yield
-    models.TABLES.remove(SampleNote)
+    TABLES.remove(SampleNote)
     SampleNote._meta.remove_ref(SampleNote.user)
 
 
@@ -79,7 +78,7 @@ def list_notes(key: ApiKey, allowance: Allowance) -> ResponseReturnValue:
     limit = request.args.get("limit", "20")
     if not re.fullmatch("[1-9][0-9]?", limit, re.ASCII) or int(limit) > 50:
         raise Problem(400, "invalid_limit", "limit must be 1 to 50.")
-    with models.db.connection_context():
+    with db.connection_context():
         notes = SampleNote.select().where(SampleNote.user == key.user_id)
         notes = notes.order_by(SampleNote.id).limit(int(limit))
         return {"notes": [as_json(note) for note in notes]}

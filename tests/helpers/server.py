@@ -134,10 +134,11 @@ def patience(seconds: float) -> float:
 
 def bash(script: str, cwd: Path, env: dict[str, str] | None = None, seconds: float = 120) -> str:
     """What these lines print; each command must succeed."""
-    how: dict[str, Any] = {"cwd": cwd, "env": env, "timeout": seconds, "text": True}
-    done = subprocess.run(["bash", "-ec", script], capture_output=True, **how)
+    done = subprocess.run(
+        ["bash", "-ec", script], cwd=cwd, env=env, capture_output=True, text=True, timeout=seconds
+    )
     assert done.returncode == 0, f"{script}\n{done.stdout}{done.stderr}"
-    return str(done.stdout)
+    return done.stdout
 
 
 def newer_version(folder: Path, *columns: str) -> Path:
@@ -257,9 +258,14 @@ class Server(contextlib.AbstractContextManager["Server"]):
     def start(self, status: int = 200) -> "Server":
         """Start, also after a stop, and wait for an answer; raises StartError."""
         with self._log.open("ab") as log:
-            output: dict[str, Any] = {"stdin": self.stdin, "stdout": log, "stderr": log}
             self._process = subprocess.Popen(
-                self.command, cwd=REPOSITORY, env=self.env, start_new_session=True, **output
+                self.command,
+                cwd=REPOSITORY,
+                env=self.env,
+                start_new_session=True,
+                stdin=self.stdin,
+                stdout=log,
+                stderr=log,
             )
         eventually(partial(self._answers, status), 30, "the server did not answer")
         return self
@@ -317,8 +323,7 @@ class Server(contextlib.AbstractContextManager["Server"]):
 
     def total(self, key: str) -> int:
         """The requests that were counted for the key before this question."""
-        total: int = self.ask(STATS, X_API_Key=key).json()["total_requests"]
-        return total - 1
+        return self.ask(STATS, X_API_Key=key).json()["total_requests"] - 1
 
     def flask(self, *args: str, input: str = "") -> str:
         """What `flask ...` prints in this server's environment; it must succeed."""
@@ -328,8 +333,13 @@ class Server(contextlib.AbstractContextManager["Server"]):
         return printed
 
     def start_flask(self, *args: str, **how: Any) -> "subprocess.Popen[str]":
-        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-        defaults: dict[str, Any] = {"cwd": REPOSITORY, "env": self.env, **pipes}
+        defaults: dict[str, Any] = {
+            "cwd": REPOSITORY,
+            "env": self.env,
+            "stdout": subprocess.PIPE,
+            "stderr": subprocess.PIPE,
+            "text": True,
+        }
         return subprocess.Popen([sys.executable, "-m", "flask", *args], **defaults | how)
 
     def new_key(self, name: str = "test key", tier: str = "free", type: str = "production") -> str:

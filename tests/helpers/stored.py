@@ -12,9 +12,8 @@ from unittest import mock
 import peewee
 from peewee import AutoField, CharField, ForeignKeyField, TextField
 
-import models
 from accounts import api_keys, users
-from models import HOUR, ApiKey, HourlyUsage, User
+from models import HOUR, TABLES, ApiKey, HourlyUsage, User, db, now
 
 HIDDEN = re.compile(r"HIDDEN|777,?[78]\d\d")  # also if requests of others are added
 TEXTS = (CharField, TextField)
@@ -24,19 +23,18 @@ revoke_key = partial(api_keys.revoke_key, usage_of=attrgetter("usage"))
 
 
 def row(key: str) -> ApiKey:
-    with models.db.connection_context():
-        found: ApiKey = ApiKey.get_by_id(key[8:16])
-    return found
+    with db.connection_context():
+        return ApiKey.get_by_id(key[8:16])
 
 
 def change(key: str, **columns: object) -> bool:
-    with models.db.connection_context():
+    with db.connection_context():
         where = (ApiKey.id == key[8:16]) & ApiKey.valid()
         return bool(ApiKey.update(**columns).where(where).execute())
 
 
 def count() -> int:
-    with models.db.connection_context():
+    with db.connection_context():
         return int(ApiKey.select().count())
 
 
@@ -46,7 +44,7 @@ def add_hidden_user() -> None:
     All texts are HIDDEN but a key's ID, which is part of paths.
     """
     user = users.create("HIDDEN", "HIDDEN@example.com", "long enough")
-    hour = models.now() // HOUR * HOUR
+    hour = now() // HOUR * HOUR
     key, _ = api_keys.create_key(
         user,
         "HIDDEN",
@@ -56,7 +54,7 @@ def add_hidden_user() -> None:
         reset=hour + HOUR,
         used=777_777,
     )
-    with models.db.connection_context():
+    with db.connection_context():
         HourlyUsage.create(hour=hour, key_id=key.id, requests=777_777)
         for table, owned in {User: user, ApiKey: key}.items():
             columns = [each for each in table._meta.sorted_fields if isinstance(each, TEXTS)]
@@ -71,8 +69,8 @@ def add_rows(key: ApiKey, text: str, number: int) -> None:
     It has this text in each column of texts, and this number wherever one is needed.
     """
     owners = {"user": key.user_id, "api_key": key.id}
-    with models.db.connection_context():
-        for table in models.TABLES[3:]:
+    with db.connection_context():
+        for table in TABLES[3:]:
             row: dict[str, object] = {}
             for name, field in table._meta.fields.items():
                 if isinstance(field, ForeignKeyField):
@@ -80,13 +78,13 @@ def add_rows(key: ApiKey, text: str, number: int) -> None:
                 elif isinstance(field, TEXTS):
                     row[name] = text
                 elif not (isinstance(field, AutoField) or field.null or field.default is not None):
-                    row[name] = models.now() if name.endswith("_at") else number
+                    row[name] = now() if name.endswith("_at") else number
             table.create(**row)
 
 
 def snapshot() -> dict[Any, list[dict[str, Any]]]:
     """All rows by table, without what counting a request changes."""
-    with models.db.connection_context():
+    with db.connection_context():
         return {
             table: sorted(
                 (
@@ -95,7 +93,7 @@ def snapshot() -> dict[Any, list[dict[str, Any]]]:
                 ),
                 key=str,
             )
-            for table in models.TABLES
+            for table in TABLES
             if table is not HourlyUsage
         }
 
