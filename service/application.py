@@ -56,7 +56,7 @@ class BoundedRequest(Request):
         return BytesIO(body)
 
 
-def check_request() -> None:
+def check_host_and_size() -> None:
     """Refuse a request that no view could answer."""
     environ = request.environ
     # Files are small and have an ETag; parsing a long If-Match would take 20 ms.
@@ -84,7 +84,7 @@ class Service(Flask):
         self.is_demo = is_demo
         self.store: KeyStore = backend(settings).Store(settings.database_url)
         self.secret_key = settings.secret_key
-        self.before_request(check_request)
+        self.before_request(check_host_and_size)
         self.json.ensure_ascii = self.json.sort_keys = False  # type: ignore[attr-defined]
         # Otherwise Flask would redirect, for which it needs the host.
         self.url_map.merge_slashes = self.url_map.strict_slashes = False

@@ -67,7 +67,7 @@ class Problem(HTTPException):
     """An error response: a status, a stable code for programs, a sentence for people.
 
     DEFAULTS has the code and the sentence of a status; for other statuses the code is made from the
-    title. Give a new code where the error is raised, and list it under `x-codes` in
+    title. Give a new code where the error is raised, and list it under `codes` of the endpoint in
     docs/endpoints.json.
 
     `headers` are added to the response, and `members` to its body.

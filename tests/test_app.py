@@ -28,7 +28,7 @@ def utc(seconds: int) -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seconds))
 
 
-# The five endpoints and the two sockets, as the specification shows them
+# The endpoints and the sockets, as the specification shows them
 
 
 def get(server: Server, path: str, **headers: str) -> Any:
