@@ -159,7 +159,7 @@ def rotate_key(key_id: str, grace: int) -> None:
 def list_keys(username: str | None) -> None:
     """List all keys, or those of one user."""
     keys = ApiKey.select(ApiKey, User.username).join(User).where(valid_keys(username))
-    print_rows(KEY_COLUMNS, keys.order_by(User.id, ApiKey.created_at).objects())
+    print_rows(KEY_COLUMNS, keys.order_by(User.id, ApiKey.created_at, ApiKey.id).objects())
 
 
 @key_group.command("tier")

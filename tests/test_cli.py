@@ -10,7 +10,7 @@ import sys
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from click.testing import Result
@@ -20,6 +20,7 @@ import models
 from accounts import users
 from cli import KEY_COLUMNS
 from conftest import NewKey, in_ci, new_user
+from helpers.commands import COMMANDS
 from helpers.server import clean_environment, eventually, writing
 from helpers.stored import change, count, rotate_key, row, snapshot
 from models import HOUR, ApiKey, HourlyUsage, User
@@ -131,6 +132,22 @@ def test_usage_is_that_of_the_hours_of_the_clock_and_the_busiest_key_is_first(
         [idle[8:16], "ada", "ci", "0", "0", "0"],
     ]
     assert [done(cli.invoke(args=["usage", name])) for name in ("ADA", "bob")] == [printed, ""]
+
+
+def test_lists_have_an_order(
+    cli: FlaskCliRunner, new_key: NewKey, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows without one are turned around here, as SQLite may."""
+    for name in ("bob", "eve"):
+        new_user(name)
+    made = [new_key() for _ in range(3)]
+    for command in [name for name, arguments in COMMANDS.items() if not arguments]:
+        pragmas, printed = cast(dict[str, int], sqlite.PAGE_OPTIONS["pragmas"]), []
+        for turned in (0, 1):
+            monkeypatch.setitem(pragmas, "reverse_unordered_selects", turned)
+            printed.append(done(cli.invoke(args=command.split())))
+        assert printed[0] == printed[1], f"flask {command} has no order: add order_by()"
+    assert len(made) == len(printed[0].splitlines())
 
 
 def test_list_has_a_header_on_a_terminal(shell: dict[str, Any], key: str) -> None:

@@ -6,6 +6,7 @@ With --postgres, they use PostgreSQL.
 """
 
 import inspect
+import json
 import re
 import time
 from collections.abc import Callable, Iterator
@@ -21,9 +22,11 @@ from werkzeug.test import TestResponse
 
 import auth
 import models
+from accounts import api_keys
 from conftest import NewKey
 from helpers import sample
 from helpers.described import (
+    ANY_TIME,
     NONSENSE,
     OPERATIONS,
     Operation,
@@ -53,6 +56,9 @@ KEY_ERRORS = {*errors_in(inspect.getsource(auth))}  # of each endpoint and socke
 UNSTORABLE = ("a\ud800", "a\0b")  # texts of JSON that SQLite or PostgreSQL cannot store
 WRONG: tuple[Any, ...] = (None, True, 7, -1, 10**30, 1.5, "", "x" * 5000, [], {}, [[]], *UNSTORABLE)
 WRONG_JSON = (b"{", b"\xff", b"null", b"[]", b'"text"', b"7", b"9" * 5000)
+NONCE = r'name="nonce" value="\w+"'
+LETTERS = str.maketrans("0123456789", "abcdefghij")
+SIZES = {"limit", "count", "size", "per_page", "page_size", "top"}  # parameters: of a list
 CORS = {"Cache-Control": "no-store", "Access-Control-Allow-Origin": "*"}
 LIMITS = {
     *("RateLimit-Policy", "RateLimit"),
@@ -312,9 +318,16 @@ def test_parameter_is_taken_within_its_bounds_only(
     for name, schema in operation.query.items():
         advice = f"{operation.advice}: the schema of {name}, or check it in the view"
         assert "type" in schema or "enum" in schema, f"{advice}: type"
+        texts: dict[Any, str] = {}
         for value, fits in values_of(schema):
-            status = ask(key, url=operation.url(changes={name: value})).status_code
-            assert is_good(status) == fits, f"{advice}: {value!r} gives {status}"
+            answer = ask(key, url=operation.url(changes={name: value}))
+            assert is_good(answer.status_code) == fits, f"{advice}: {value!r} gives {answer}"
+            texts |= {value: re.sub(ANY_TIME, "", answer.text)} if fits else {}
+        is_applied = len(texts) < 2 or len({*texts.values()}) > 1
+        assert is_applied, f"{advice}: each value has the same answer, so let the view apply it"
+        for value, text in texts.items() if name in SIZES else ():
+            size = longest_list(json.loads(text))
+            assert size <= value, f"{advice}: there are {size} rows with {value}"
         if "default" in schema:
             left_out = operation.url(only_required=True)
             given = operation.url(only_required=True, changes={name: schema["default"]})
@@ -322,13 +335,43 @@ def test_parameter_is_taken_within_its_bounds_only(
             assert bodies[0] == bodies[1], f"{advice}: {schema['default']} is not the default"
 
 
-def add_many_rows(key: ApiKey) -> None:
-    """More than a parameter has by default."""
+def longest_list(body: Any) -> int:
+    parts = body.values() if isinstance(body, dict) else body if isinstance(body, list) else ()
+    return max([len(parts) if isinstance(body, list) else 0, *map(longest_list, parts)])
+
+
+def add_many_rows(key: ApiKey, first: int = 4, last: int = 99) -> None:
+    """More than a parameter has by default; each with a text of its own, of four letters."""
     hour = models.now() // HOUR * HOUR
-    for number in range(4, 100):
-        add_rows(key, str(number), number)
+    for number in range(first, last + 1):
+        add_rows(key, str(1000 + number).translate(LETTERS), number)
         with models.db.connection_context():
             HourlyUsage.create(hour=hour - number * HOUR, key_id=key.id, requests=1)
+
+
+def check_lists(app: Service, key: ApiKey, send: Callable[[], dict[str, str]]) -> None:
+    """They have an end and an order; rows without one are turned around here, as SQLite may."""
+    add_many_rows(key)
+    some = send()
+    add_many_rows(key, 100, 120)
+    many = send()
+    if app.settings.sqlite:
+        with models.db.connection_context():
+            models.db.pragma("reverse_unordered_selects", 1, permanent=True)
+    for what, turned in send().items():
+        few, all, turned = map(without_numbers, (some[what], many[what], turned))
+        advice = "for more than 100 rows, use limit(), and a parameter for the next ones"
+        assert len(few) == len(all), f"{what} grows with its rows without an end: {advice}"
+        assert turned == all, f"{what}: its rows have no order, so add order_by() to the query"
+
+
+def test_list_has_an_end_and_an_order(
+    app: Service, ask: Ask, operation: Operation, key: str
+) -> None:
+    if not operation.is_safe:
+        pytest.skip("it may change something")
+    url = operation.url(only_required=True)
+    check_lists(app, row(key), lambda: {str(operation): ask(key, url=url).text})
 
 
 def without_numbers(text: str) -> str:
@@ -503,12 +546,22 @@ def test_page_changes_nothing(app: Flask, ada: FlaskClient) -> None:
 def test_times_of_a_page_are_the_same_in_every_time_zone(
     app: Flask, ada: FlaskClient, zones: Iterator[str]
 ) -> None:
-    paths, nonce = pages_of_ada(app), r'name="nonce" value="\w+"'
+    paths = pages_of_ada(app)
     for path in paths:  # some leave a message for the next page
         ada.get(path)
-    one, other = [{path: re.sub(nonce, "", ada.get(path).text) for path in paths} for _ in zones]
+    one, other = [{path: re.sub(NONCE, "", ada.get(path).text) for path in paths} for _ in zones]
     for path in paths:
         check_times(path, one[path], other[path])
+
+
+def test_list_of_a_page_has_an_end_and_an_order(app: Service, ada: FlaskClient) -> None:
+    with models.db.connection_context():
+        key: ApiKey = ApiKey.get()
+        owner = key.user
+    for name in ("b", "a", "c"):
+        api_keys.create_key(owner, name)
+    paths = pages_of_ada(app)
+    check_lists(app, key, lambda: {path: re.sub(NONCE, "", ada.get(path).text) for path in paths})
 
 
 def test_page_takes_any_parameter(app: Flask, ada: FlaskClient, read: set[str]) -> None:

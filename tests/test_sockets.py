@@ -19,12 +19,12 @@ from werkzeug.test import create_environ
 from werkzeug.wrappers import Response
 
 from conftest import NewKey
-from helpers.described import values_of
+from helpers.described import ANY_TIME, values_of
 from helpers.documents import API, SOCKETS, resolved
 from helpers.paths import ECHO
 from helpers.rawsocket import PING, TEXT, UPGRADE, RawSocket, closing, frame
 from helpers.server import sources
-from helpers.stored import outage, row
+from helpers.stored import add_hidden_user, change, outage, row
 from service.application import Service
 from ws.connection import REASONS, SERVER_OPTIONS, CloseCode, WebSocket, plain_handshake
 from ws.open_sockets import Handler, open_sockets_of
@@ -186,18 +186,19 @@ def test_handler_that_ends_closes_and_its_bug_is_logged(
     assert "private" not in caplog.text
 
 
-def ask(app: Flask, url: str, headers: dict[str, str]) -> Response | None:
-    """The response to a handshake, or None if the client was accepted; it leaves at once."""
+def ask(app: Flask, url: str, headers: dict[str, str]) -> Response | str:
+    """The refusal of a handshake, or what an accepted client gets, which leaves at once."""
     here, there = gsocket.socketpair()
     # flask-sock ends a request of gunicorn with StopIteration. The service catches an Exception of
     # the handler, but no gevent.Timeout.
     try:
-        with here, there, gevent.Timeout(10), suppress(StopIteration):
+        with here, there, gevent.Timeout(10):
             here.shutdown(socket.SHUT_WR)
-            return Response.from_app(app, handshake(url, there, **headers))
+            with suppress(StopIteration):
+                return Response.from_app(app, handshake(url, there, **headers))
+            return str(here.recv(65_536), "latin-1")
     except gevent.Timeout:
         pytest.fail(f"{url}: the handler does not end")
-    return None
 
 
 @pytest.mark.parametrize("config", [{"MAX_SOCKETS": "2"}], indirect=True)
@@ -225,20 +226,36 @@ def test_refusals_are_described_hold_no_place_and_count_nothing(
         for value, fits in values_of(schema):
             url = f"{path}?{urlencode({parameter: value})}"
             asked += [] if fits else [(url, good)]
-            assert (ask(app, url, good) is None) == fits, f"{advice}: bindings, or check {url}"
+            assert isinstance(ask(app, url, good), str) == fits, (
+                f"{advice}: bindings, or check {url}"
+            )
     answers = []
     for url, headers in [*asked, (path, used_up)]:
         before = app.store.usage_of(row(good["X-API-Key"])).total
         answers += [ask(app, url, headers) for _ in range(3)]
         assert app.store.usage_of(row(good["X-API-Key"])).total == before, f"{url} is counted"
-        assert ask(app, path, good) is None, f"refusals of {url}, {headers} hold a place"
+        assert isinstance(ask(app, path, good), str), f"refusals of {url}, {headers} hold a place"
     with outage():
         app.store.clear_cache()
         answers += [ask(app, path, good) for _ in range(3)]
-    assert ask(app, path, good) is None, "refusals in an outage hold a place"
+    assert isinstance(ask(app, path, good), str), "refusals in an outage hold a place"
     assert read <= query.keys(), f"{advice}: bindings: query: {read - query.keys()}"
-    for answer in filter(None, answers):
+    for answer in [each for each in answers if isinstance(each, Response)]:
         what = answer.status_code, answer.get_json(force=True)["code"]
         assert what in listed, f"{advice}: x-refusals: {what}"
         wrong = listed[what] ^ NAMED & set(answer.headers.keys())
         assert not wrong, f"{advice}: x-refusals: the headers of {what}: {wrong}"
+
+
+@pytest.mark.parametrize("name", SOCKETS["channels"])
+def test_first_frames_are_the_same_beside_another_user(app: Service, key: str, name: str) -> None:
+    """They neither show nor count what is not the key's."""
+    path, sent = SOCKETS["channels"][name]["address"], []
+    for is_beside_another in (False, True):
+        if is_beside_another:
+            add_hidden_user()
+        sent.append(re.sub(ANY_TIME, "", str(ask(app, path, {"X-API-Key": key}))))
+        app.store.save()
+        change(key, total=0, used=0, reset=0, last_used_at=None)  # as before
+    advice = "ask for the rows of g.key.user_id only"
+    assert sent[0] == sent[1], f"{path} shows or counts rows of other users: {advice}"

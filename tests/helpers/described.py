@@ -162,6 +162,7 @@ def values_of(schema: Any) -> Iterator[tuple[Any, bool]]:
         yield from (("x" * size, True), ("x" * (size + 1), False))
 
 
+ANY_TIME = r"[\d-]+[T ][\d:.]+"
 TIME = re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d|\b[1-3]\d{9}\b")
 
 
