@@ -5,7 +5,7 @@ from functools import wraps
 from hmac import compare_digest
 from typing import Any
 
-from flask import g, request
+from flask import request
 from flask.typing import ResponseReturnValue
 
 from accounts.api_keys import digest, has_right_checksum, id_in
@@ -35,7 +35,7 @@ def require_api_key(view: View | None = None, *, enforce_limit: bool = True) -> 
     def decorate(view: View) -> View:
         @wraps(view)
         def guarded(**arguments: object) -> ResponseReturnValue:
-            key = require_key(request.headers.get("X-API-Key"))
+            key = require_key(request.environ.get("HTTP_X_API_KEY"))
             return view(key, count_request(key, enforce_limit), **arguments)
 
         return guarded
@@ -79,7 +79,7 @@ def count_request(key: ApiKey, enforce_limit: bool = True) -> Allowance:
     allowance = current_service.store.hit(key.id, quota_of(key))
     if allowance is None:
         raise invalid_key()
-    g.allowance = allowance  # Service adds the headers of the limit, to a 429, too
+    request.environ["allowance"] = allowance  # Service adds the headers of the limit, to a 429, too
     if enforce_limit and not allowance.accepted:
         raise rate_limited(allowance)
     return allowance

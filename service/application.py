@@ -8,7 +8,7 @@ from typing import IO, Any, cast
 
 import flask
 import gevent
-from flask import Flask, Request, Response, g, request
+from flask import Flask, Request, Response, request
 from flask.testing import FlaskClient
 from gunicorn.http.errors import ParseException
 from werkzeug.exceptions import abort
@@ -98,9 +98,8 @@ class Service(Flask):
             warn_once(WRONG_SERVER)
             return Problem(503, detail=WRONG_SERVER)(environ, start_response)
 
-        # Flask calls this inside the context of the request, so `g` is still there.
         def start(status: str, headers: list[tuple[str, str]], *args: Any) -> Any:
-            limit = limit_headers(g.allowance) if "allowance" in g else []
+            limit = limit_headers(environ["allowance"]) if "allowance" in environ else []
             return start_response(status, [*headers, *API_HEADERS, *limit], *args)
 
         if self.settings.proxy_hops:
