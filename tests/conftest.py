@@ -95,9 +95,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def groups(item: pytest.Item) -> set[str]:
-    needs_postgres = "cluster" in getattr(item, "fixturenames", ())
     marks = {name for name in GROUPS if item.get_closest_marker(name)}
-    return marks | {"postgres"} if needs_postgres else marks
+    return marks | {"postgres"} if "cluster" in getattr(item, "fixturenames", ()) else marks
 
 
 @pytest.fixture(autouse=True)

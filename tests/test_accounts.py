@@ -173,9 +173,10 @@ def test_what_was_decided_on_another_row_is_not_done(owner: User, decided: str, 
         assert [*User.select().tuples(), *ApiKey.select().tuples()] == before
 
 
-METHODS = "update|delete|save|delete_instance|delete_by_id|set_by_id|bulk_update"
 WRITE = re.compile(
-    rf"(?i:\b(?:user|\w*owner)\.(?:{METHODS})\b)(?!\((\w+)=User\.\1 \+ [^,]+\))"
+    r"(?i:\b(?:user|\w*owner)\."
+    r"(?:update|delete|save|delete_instance|delete_by_id|set_by_id|bulk_update)\b)"
+    r"(?!\((\w+)=User\.\1 \+ [^,]+\))"
     r"|(?:UPDATE|DELETE FROM) \"?user\b(?!\"? SET (\w+) = \2 \+ [^,]+ WHERE)"
 )
 

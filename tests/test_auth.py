@@ -45,8 +45,15 @@ def test_new_key_has_form_and_row(
     made, key = api_keys.create_key(owner, "my ci", type, tier="pro", expires_at=NOON + 5)
     assert re.fullmatch(rf"sk_{prefix}_[0-9A-Za-z]{{8}}_[0-9A-Za-z]{{38}}", key)
     assert key[-6:] == api_keys.checksum(key[:-6])
-    about = {"user": owner.id, "name": "my ci", "type": type, "tier": "pro"}
-    about |= {"id": key[8:16], "created_at": NOON, "expires_at": NOON + 5}
+    about = {
+        "id": key[8:16],
+        "user": owner.id,
+        "name": "my ci",
+        "type": type,
+        "tier": "pro",
+        "created_at": NOON,
+        "expires_at": NOON + 5,
+    }
     assert about.items() <= row(key).__data__.items()
     assert find(key) == made
     clock.now += 5

@@ -55,9 +55,8 @@ in_postgres = pytest.mark.parametrize("place", [POSTGRES], indirect=True)
 
 @pytest.fixture
 def store(place: Settings) -> Iterator[KeyStore]:
-    opened: KeyStore = backend(place).Store(place.database_url)
-    yield opened
-    opened.close()
+    with closing(backend(place).Store(place.database_url)) as opened:
+        yield opened
 
 
 @pytest.fixture

@@ -49,8 +49,7 @@ def test_a_generated_python_client_works(server: Server, server_key: str, tmp_pa
 def test_a_command_of_the_page_prints_what_it_says(
     start_server: StartServer, tmp_path: Path, start: str
 ) -> None:
-    section = PAGE.split(f"\n{start}")[1]
-    _, command, _, expected, *_ = re.split(r"```(?:sh|text)?\n", section)
+    _, command, _, expected, *_ = re.split(r"```(?:sh|text)?\n", PAGE.split(f"\n{start}")[1])
     server = start_server(RATE_LIMITS="free=5/day")  # no window ends meanwhile
     command = command.replace(":8000", f":{server.port}")
     command = command.replace(".venv/bin/python", sys.executable)

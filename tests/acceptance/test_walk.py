@@ -138,8 +138,7 @@ class Walk:
         how = self.chance.choice([signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
         self.ask()
         print(how.name)
-        is_kill = how == signal.SIGKILL
-        since = time.time() - (patience(SAVED_SECONDS) if is_kill else 0)
+        since = time.time() - (patience(SAVED_SECONDS) if how == signal.SIGKILL else 0)
         self.server.stop(how)
         for key in [key for key in self.keys if key.is_live]:
             total, charted = self.saved(key)

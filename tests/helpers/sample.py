@@ -79,9 +79,8 @@ def list_notes(key: ApiKey, allowance: Allowance) -> ResponseReturnValue:
     if not re.fullmatch("[1-9][0-9]?", limit, re.ASCII) or int(limit) > 50:
         raise Problem(400, "invalid_limit", "limit must be 1 to 50.")
     with db.connection_context():
-        notes = SampleNote.select().where(SampleNote.user == key.user_id)
-        notes = notes.order_by(SampleNote.id).limit(int(limit))
-        return {"notes": [as_json(note) for note in notes]}
+        own = SampleNote.select().where(SampleNote.user == key.user_id).order_by(SampleNote.id)
+        return {"notes": [as_json(note) for note in own.limit(int(limit))]}
 
 
 @bp.delete("/notes/<int:note_id>")

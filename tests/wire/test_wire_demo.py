@@ -24,8 +24,7 @@ KEY = re.compile(r"sk_live_\w+")
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[Server]:
     """What `python app.py` starts, on a new database; it does not run yet."""
-    command = (sys.executable, "app.py")
-    with Server(tmp_path, *command, SECRET_KEY="", WEB_CONCURRENCY="") as demo:
+    with Server(tmp_path, sys.executable, "app.py", SECRET_KEY="", WEB_CONCURRENCY="") as demo:
         yield demo
 
 

@@ -25,13 +25,14 @@ from helpers.server import (
 
 PYTHON = sys.executable
 UNSUPPORTED = "is not supported; docs/deploying.md lists what is"
-ELSEWHERE = ["sh", "-c", 'cd / && exec "$@"', "sh"]
 
 
 @pytest.mark.parametrize(
     "command",
     [
-        pytest.param([*ELSEWHERE, PYTHON, str(REPOSITORY / "app.py")], id="python /path/app.py"),
+        pytest.param(
+            ["sh", "-c", f"cd / && exec {PYTHON} {REPOSITORY}/app.py"], id="python /path/app.py"
+        ),
         in_ci([PYTHON, "-m", "gunicorn"], id="gunicorn"),
         in_ci([PYTHON, "-m", "gunicorn", "app:app"], id="gunicorn app:app"),
         pytest.param([*serve_command(), "--preload"], id="gunicorn -k gevent app:app --preload"),
