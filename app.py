@@ -58,7 +58,7 @@ def protected_test(key: ApiKey, allowance: Allowance) -> dict[str, object]:
 @api.get("/user/me")
 @require_api_key
 def user_me(key: ApiKey, allowance: Allowance) -> dict[str, object]:
-    owner = current_service.store.owner(key)
+    owner = current_service().store.owner(key)
     if owner is None:
         raise auth.invalid_key()  # the user's last key has ended since
     user_id, username, email, created_at, key_count = owner

@@ -64,7 +64,7 @@ def find_key(sent_key: str) -> ApiKey | None:
     key_id = id_in(sent_key)
     if key_id is None or not has_right_checksum(sent_key):
         return None
-    key = current_service.store.find(key_id)
+    key = current_service().store.find(key_id)
     if key and not key.has_expired and compare_digest(key.digest, digest(sent_key)):
         return key
     return None
@@ -76,7 +76,7 @@ def count_request(key: ApiKey, enforce_limit: bool = True) -> Allowance:
     Raises Problem 401 if the key was just deleted, Problem 429 if nothing was left (but not if
     `enforce_limit` is False), and PeeweeException.
     """
-    allowance = current_service.store.hit(key.id, quota_of(key))
+    allowance = current_service().store.hit(key.id, quota_of(key))
     if allowance is None:
         raise invalid_key()
     request.environ["allowance"] = allowance  # Service adds the headers of the limit, to a 429, too
@@ -87,7 +87,7 @@ def count_request(key: ApiKey, enforce_limit: bool = True) -> Allowance:
 
 def quota_of(key: ApiKey) -> Quota:
     """The quota of the key's tier, or that of `free` if RATE_LIMITS lacks the tier."""
-    quotas = current_service.settings.rate_limits
+    quotas = current_service().settings.rate_limits
     if key.tier not in quotas:
         warn_once("RATE_LIMITS has no tier %s; its keys are treated as %s", key.tier, DEFAULT_TIER)
     return quotas.get(key.tier, quotas[DEFAULT_TIER])

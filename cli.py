@@ -62,7 +62,7 @@ class Command(click.Command):
     def invoke(self, ctx: click.Context) -> Any:
         if not sys.stdout:
             fail("standard output is closed, so nothing was done")
-        settings = current_service.settings
+        settings = current_service().settings
         try:
             if settings.sqlite and not settings.sqlite.exists() and self is not create_user:
                 fail(f"{settings.sqlite} does not exist. {NO_FILE}")
@@ -150,7 +150,7 @@ def create_key(username: str, name: str, type: str, tier: str, expires: int | No
 @click.option("--grace", default="24h", type=duration, show_default=True)
 def rotate_key(key_id: str, grace: int) -> None:
     """Create a successor and print it; the old key stops working after the grace period."""
-    key, usage_of = valid_key(key_id), current_service.store.usage_of
+    key, usage_of = valid_key(key_id), current_service().store.usage_of
     print_key(lambda: api_keys.rotate_key(key.user, key.id, grace, usage_of=usage_of)[1:])
 
 
@@ -177,7 +177,7 @@ def set_tier(key_id: str, tier: str) -> None:
 def revoke_key(key_id: str) -> None:
     """Revoke a key for good; a running server notices within two seconds."""
     key = valid_key(key_id)
-    api_keys.revoke_key(key.user, key.id, usage_of=current_service.store.usage_of)
+    api_keys.revoke_key(key.user, key.id, usage_of=current_service().store.usage_of)
     say(f"Key {key.id} was revoked.")
 
 
@@ -214,7 +214,7 @@ def usage(username: str | None) -> None:
 @click.argument("file", type=click.Path())
 def backup(file: str) -> None:
     """Copy the SQLite database to FILE, also while the service is running."""
-    if not current_service.settings.sqlite:
+    if not current_service().settings.sqlite:
         fail(f"with PostgreSQL, run: {PG_DUMP}")
     path = Path.cwd() / file  # absolute, so SQLite does not mistake it for a URI
     # In a hidden folder beside the file: what a kill -9 leaves behind is not mistaken for a backup.
@@ -270,7 +270,7 @@ def format_value(column: str, value: Any) -> str:
 
 def user_named(username: str) -> User:
     return users.find_user(username) or fail(
-        f"There is no user {username!r} in {current_service.settings.sqlite or 'PostgreSQL'}. "
+        f"There is no user {username!r} in {current_service().settings.sqlite or 'PostgreSQL'}. "
         "To create one: flask user create USERNAME EMAIL"
     )
 
@@ -288,7 +288,7 @@ def valid_key(key_id: str) -> ApiKey:
 
 
 def existing_tier(tier: str) -> str:
-    tiers = current_service.settings.rate_limits
+    tiers = current_service().settings.rate_limits
     refusal = (
         f"RATE_LIMITS has no tier {tier!r}, only {', '.join(tiers)}. "
         "If the service has others, set its RATE_LIMITS for the command, too."

@@ -138,4 +138,9 @@ class Service(Flask):
         )
 
 
-current_service = cast(Service, flask.current_app)
+def current_service() -> Service:
+    """The service that answers this request.
+
+    It is not a proxy like Flask's, which would take 0.7 µs for each attribute.
+    """
+    return cast(Service, flask.current_app._get_current_object())  # type: ignore[attr-defined]

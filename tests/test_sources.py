@@ -15,7 +15,7 @@ RULES = {
         ["settings.py", "server/demo.py"],
     ),
     # Elsewhere they might be those of another app, or be read before they can be given.
-    "ask current_service.settings where the setting is needed": (
+    "ask current_service().settings where the setting is needed": (
         r"\b(?<!json\.)load\(|settings\.load\b",
         ["settings.py", "app.py", "server/lifecycle.py", "server/demo.py"],
     ),

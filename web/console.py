@@ -15,7 +15,7 @@ bp = Blueprint("console", __name__)
 @bp.get("/")
 def home() -> str:
     """The page of the API that is guarded, or else the console."""
-    return render_template("api.html") if current_service.settings.api_url else console()
+    return render_template("api.html") if current_service().settings.api_url else console()
 
 
 @bp.get("/console")
@@ -28,11 +28,11 @@ def reference() -> Markup:
 
     Everything else in it is the same for all requests, so it is rendered only once.
     """
-    rendered = current_service.extensions.get("reference")
+    rendered = current_service().extensions.get("reference")
     if rendered is None:
         placeholders = {"http": "{{http}}", "ws": "{{ws}}", "prefix": "{{prefix}}"}
         rendered = render_template("reference.html", **placeholders)
-        current_service.extensions["reference"] = rendered
+        current_service().extensions["reference"] = rendered
     http, prefix = escape(origin() + request.root_path), escape(request.root_path)
     address = {"http": http, "ws": http.replace("http", "ws", 1), "prefix": prefix}
     return Markup(re.sub("{{(http|ws|prefix)}}", lambda found: address[found[1]], rendered))

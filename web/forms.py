@@ -123,7 +123,7 @@ def throttle(quota: Quota, *counted_for: object) -> None:
     set), so an attacker cannot aim at the bucket of another user.
     """
     bucket = f"{quota.tier} {hash((quota.tier, *counted_for)) % BUCKETS}"
-    allowance = current_service.extensions["throttles"].hit(bucket, quota)
+    allowance = current_service().extensions["throttles"].hit(bucket, quota)
     if not allowance.accepted:
         raise TooManyRequests(retry_after=allowance.seconds_left)
 

@@ -35,7 +35,7 @@ bp = Blueprint("log_in", __name__)
 @bp.before_request
 def send_logged_in_users_on() -> ResponseReturnValue | None:
     """Send users who are logged in to their keys; refuse a sign-up when that is closed."""
-    if not current_service.settings.signups and request.endpoint in (
+    if not current_service().settings.signups and request.endpoint in (
         "web.log_in.sign_up_form",
         "web.log_in.sign_up",
     ):

@@ -85,13 +85,13 @@ def keys() -> str:
         valid = g.user.keys.where(ApiKey.valid())
         listed = list(valid.order_by(ApiKey.created_at.desc(), fn.LOWER(ApiKey.name), ApiKey.id))
         hours = hourly_requests(g.user)
-    usage = [(key, current_service.store.peek(key, auth.quota_of(key))) for key in listed]
+    usage = [(key, current_service().store.peek(key, auth.quota_of(key))) for key in listed]
     return render_template(
         "security.html",
         keys=usage,
         hours=hours,
         lifetimes=LIFETIMES,
-        tiers=tiers_for_users(current_service.settings.rate_limits),
+        tiers=tiers_for_users(current_service().settings.rate_limits),
         nonce=api_keys.random_text(8),
     )
 
@@ -114,7 +114,7 @@ def hourly_requests(user: User) -> dict[int, int]:
 def create_key() -> ResponseReturnValue:
     name, type = form_text("name"), form_text("type")
     check_fields(name=name, type=type)
-    tier = form_option("limit", tiers_for_users(current_service.settings.rate_limits))
+    tier = form_option("limit", tiers_for_users(current_service().settings.rate_limits))
     lifetime = LIFETIMES[form_option("expires", LIFETIMES)]
     end = now() + lifetime if lifetime else None
     # A nonce may be any text: its digest fits the column.
@@ -125,7 +125,7 @@ def create_key() -> ResponseReturnValue:
             g.user,
             name,
             type,
-            current_service.settings.keys_per_user,
+            current_service().settings.keys_per_user,
             tier=tier,
             expires_at=end,
             nonce=nonce,
@@ -149,7 +149,7 @@ def confirm_key_change(key_id: str, action: str) -> str:
         action=action,
         key=key,
         older=older,
-        total=current_service.store.usage_of(key).total,
+        total=current_service().store.usage_of(key).total,
         graces=GRACES,
     )
 
@@ -172,7 +172,7 @@ def rotate_key(key_id: str) -> ResponseReturnValue:
         g.user,
         key_id,
         grace,
-        usage_of=current_service.store.usage_of,
+        usage_of=current_service().store.usage_of,
         only_if_unused="unused" in request.form,
     )
     return render_template("key.html", key=key, secret=secret, old=old)
@@ -181,7 +181,7 @@ def rotate_key(key_id: str) -> ResponseReturnValue:
 @bp.post("/security/keys/<key_id>/revoke")
 def revoke_key(key_id: str) -> ResponseReturnValue:
     key = own_key(key_id)
-    api_keys.revoke_key(g.user, key.id, usage_of=current_service.store.usage_of)
+    api_keys.revoke_key(g.user, key.id, usage_of=current_service().store.usage_of)
     return redirect_with_message("web.settings.keys", f"The key “{key.name}” is revoked.")
 
 

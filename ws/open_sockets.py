@@ -160,7 +160,7 @@ def admit() -> None:
         sent_key = unquote_plus(found[1]) if found else request.headers.get("X-API-Key")
         g.key = auth.require_key(sent_key, or_where=", or as api_key in the query")
         # So that a 429 `too_many_sockets` has the headers of the limit, too.
-        request.environ["allowance"] = current_service.store.peek(g.key, auth.quota_of(g.key))
+        request.environ["allowance"] = current_service().store.peek(g.key, auth.quota_of(g.key))
     caller = g.key.id if g.key else client_network(request.remote_addr)
     g.reserved_for = open_sockets_of(current_app).reserve(caller)
     if g.key:
