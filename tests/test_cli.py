@@ -298,8 +298,7 @@ def test_backup_is_whole_and_private_and_replaces_nothing(
     copy, link = tmp_path / "file:copy.db", tmp_path / "link.db"
     link.symlink_to(tmp_path / "nothing.db")
     monkeypatch.chdir(tmp_path)
-    said = f"The database was copied to {copy}."
-    assert done(cli.invoke(args=["backup", copy.name]), said) == ""
+    assert done(cli.invoke(args=["backup", copy.name]), f"The database was copied to {copy}.") == ""
     assert stat.S_IMODE(copy.stat().st_mode) == 0o600
     with contextlib.closing(sqlite3.connect(copy)) as opened:
         assert opened.execute("SELECT id FROM api_key").fetchall() == [(key[8:16],)]

@@ -28,24 +28,26 @@ CHAINS = {  # X-Forwarded-For as each platform sends it; the first is the client
 }
 
 
+def seen(config: Settings, hops: int, headers: dict[str, str]) -> str:
+    """What a service behind so many routers takes for the caller's address and for its own."""
+    app = service.create_app(dataclasses.replace(config, proxy_hops=hops))
+    app.add_url_rule("/seen", "seen", lambda: f"{request.remote_addr} {request.root_url}")
+    return app.test_client().get("/seen", headers=headers).text
+
+
 @pytest.mark.parametrize("spoofed", [[], ["198.51.100.1", "10.0.0.1", "unknown", ""], ['"'], [","]])
 @pytest.mark.parametrize("platform", CHAINS)
 def test_platform_gives_the_address(config: Settings, platform: str, spoofed: list[str]) -> None:
     hops = settings.load({platform: "anything"}).proxy_hops
-    app = service.create_app(dataclasses.replace(config, proxy_hops=hops))
-    app.add_url_rule("/seen", "seen", lambda: f"{request.remote_addr} {request.root_url}")
     headers = FORWARDED | {"X-Forwarded-For": ", ".join(spoofed + CHAINS[platform])}
     scheme = "https" if platform else "http"
-    seen = app.test_client().get("/seen", headers=headers).text
-    assert seen == f"{CHAINS[platform][0]} {scheme}://localhost/"
+    assert seen(config, hops, headers) == f"{CHAINS[platform][0]} {scheme}://localhost/"
 
 
 def test_address_stays_if_a_router_is_missing(config: Settings) -> None:
-    app = service.create_app(dataclasses.replace(config, proxy_hops=2))
-    app.add_url_rule("/seen", "seen", lambda: f"{request.remote_addr} {request.scheme}")
     for entries in ("", CLIENT):
         headers = {"X-Forwarded-For": entries, "X-Forwarded-Proto": "https, gopher"}
-        assert app.test_client().get("/seen", headers=headers).text == "127.0.0.1 http"
+        assert seen(config, 2, headers) == "127.0.0.1 http://localhost/"
 
 
 def test_gunicorn_believes_no_header_about_the_scheme(server: Server) -> None:

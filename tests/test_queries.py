@@ -12,14 +12,13 @@ from unittest import mock
 
 import peewee
 import pytest
-from flask.testing import FlaskClient
 from peewee import AutoField
 
 import models
 from accounts import api_keys, users
 from helpers import sample
 from helpers.commands import run_commands
-from helpers.described import OPERATIONS, Operation
+from helpers.described import OPERATIONS
 from helpers.paths import KEYS, PROFILE, SECURITY, pages
 from helpers.stored import stored_secrets
 from models import DEFAULT_TYPE, HOUR, ApiKey, HourlyUsage, User, now
@@ -148,7 +147,9 @@ def walk(app: Service, commands: Iterator[tuple[str, str]]) -> Iterator[str]:
         assert answer.status_code in (200, 303, 404), f"{path} has a bug, see the log below"
         yield path
     for operation in ALL:
-        status = send(browser, operation, key)
+        how = operation.sent(operation.example) | {"headers": {"X-API-Key": key}}
+        url = operation.url(changes=operation.largest)  # the largest numbers in its query
+        status = browser.open(url, method=operation.method, **how).status_code
         assert status in (200, 201, 204), f"{operation} has a bug, see the log below: {status}"
         yield str(operation)
     yield post(f"{KEYS}/{made.id}/successor", grace="in 5 minutes")
@@ -186,13 +187,6 @@ def test_no_command_shows_a_secret_or_a_key_that_has_ended(
         assert key.id not in printed, f"flask {name} shows a key that has ended: ApiKey.valid()"
         shown = stored_secrets() & {*re.findall(r"[\w:$]+", printed)}
         assert not shown, f"flask {name} shows the digest of a key, or a hash"
-
-
-def send(client: FlaskClient, operation: Operation, key: str) -> int:
-    """Send the example, with the largest numbers in its query; returns the status."""
-    how = operation.sent(operation.example) | {"headers": {"X-API-Key": key}}
-    url = operation.url(changes=operation.largest)
-    return client.open(url, method=operation.method, **how).status_code
 
 
 def fill(user: User, numbers: range) -> None:

@@ -240,10 +240,13 @@ def test_documented_commands_make_and_restore_a_backup(tmp_path: Path) -> None:
 
     def paste(commands: str) -> str:
         ours = f"shopt -s expand_aliases; {fakes}\n{alias}\n{commands}"
-        ours = ours.replace("/srv/demo-service/.venv/bin/flask", f"{sys.executable} -m flask")
-        ours = ours.replace("/srv/demo-service", str(REPOSITORY))
-        ours = ours.replace("/var/lib/demo-service", str(data))
-        ours = ours.replace("/etc/demo-service.env", str(file))
+        for written_there, here in {
+            "/srv/demo-service/.venv/bin/flask": f"{sys.executable} -m flask",
+            "/srv/demo-service": REPOSITORY,
+            "/var/lib/demo-service": data,
+            "/etc/demo-service.env": file,
+        }.items():
+            ours = ours.replace(written_there, str(here))
         return bash(ours, tmp_path, clean_environment())
 
     paste(f"{create} --password-stdin <<< 'long enough words'\n{backup}")

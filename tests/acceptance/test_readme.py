@@ -155,8 +155,7 @@ def test_another_port_an_access_log_and_a_429_can_be_had(installed: Checkout) ->
 
 def test_test_command_runs_tests(checkout: Checkout) -> None:
     (command,) = blocks("sh", section("Tests"))
-    short = "-n 0 -v tests/test_ratelimit.py"
-    assert " passed" in checkout.paste(command, PYTEST_ADDOPTS=short)
+    assert " passed" in checkout.paste(command, PYTEST_ADDOPTS="-n 0 -v tests/test_ratelimit.py")
 
 
 def test_blocks_can_be_pasted_into_any_shell() -> None:

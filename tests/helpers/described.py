@@ -80,8 +80,10 @@ class Operation:
 
     @property
     def responses(self) -> dict[str, Any]:
-        responses = self.entry["responses"].items()
-        return {status: resolved(each, self.description) for status, each in responses}
+        return {
+            status: resolved(each, self.description)
+            for status, each in self.entry["responses"].items()
+        }
 
     @property
     def parameters(self) -> list[Any]:

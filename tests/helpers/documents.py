@@ -25,8 +25,11 @@ def resolved(part: Any, description: Any) -> Any:
 
 def socket_operations(name: str) -> list[Any]:
     """What the clients of a channel send and receive."""
-    channel = {"$ref": f"#/channels/{name}"}
-    return [each for each in SOCKETS["operations"].values() if each["channel"] == channel]
+    return [
+        each
+        for each in SOCKETS["operations"].values()
+        if each["channel"] == {"$ref": f"#/channels/{name}"}
+    ]
 
 
 def needs_key(name: str) -> bool:
