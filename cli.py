@@ -150,8 +150,8 @@ def create_key(username: str, name: str, type: str, tier: str, expires: int | No
 @click.option("--grace", default="24h", type=duration, show_default=True)
 def rotate_key(key_id: str, grace: int) -> None:
     """Create a successor and print it; the old key stops working after the grace period."""
-    key, usage_of = valid_key(key_id), current_service().store.usage_of
-    print_key(lambda: api_keys.rotate_key(key.user, key.id, grace, usage_of=usage_of)[1:])
+    key, save = valid_key(key_id), current_service().store.save
+    print_key(lambda: api_keys.rotate_key(key.user, key.id, grace, save)[1:])
 
 
 @key_group.command("list")
@@ -177,7 +177,7 @@ def set_tier(key_id: str, tier: str) -> None:
 def revoke_key(key_id: str) -> None:
     """Revoke a key for good; a running server notices within two seconds."""
     key = valid_key(key_id)
-    api_keys.revoke_key(key.user, key.id, usage_of=current_service().store.usage_of)
+    api_keys.revoke_key(key.user, key.id, current_service().store.save)
     say(f"Key {key.id} was revoked.")
 
 

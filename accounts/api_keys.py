@@ -9,19 +9,15 @@ from string import ascii_letters, digits
 from peewee import Expression, Tuple
 
 from models import DEFAULT_TYPE, PREFIXES, ApiKey, Changed, InvalidInput, User, check_fields, now
-from ratelimit import CLOCK_SKEW, Usage
+from ratelimit import CLOCK_SKEW
 from settings import MAX_KEYS
 from storage.database import transaction
 
 BASE62 = digits + ascii_letters
 KEY_START = re.compile(f"(?:{'|'.join(PREFIXES.values())})([{BASE62}]{{8}})")
-GRACE_SECONDS = 86400  # how long a rotated key stays valid
 KEY_IS_GONE = "There is no such key: it was revoked, or has expired."
 # The columns that a successor takes over.
 INHERITED = ("user_id", "name", "type", "tier")
-
-
-UsageOf = Callable[[ApiKey], Usage]  # such as KeyStore.usage_of, which adds what is not saved yet
 
 
 class AlreadyMade(Exception):
@@ -48,9 +44,8 @@ def create_key(
 def rotate_key(
     user: User,
     key_id: str,
-    grace_seconds: int = GRACE_SECONDS,
-    *,
-    usage_of: UsageOf,
+    grace_seconds: int,
+    save_counts: Callable[[], object],
     only_if_unused: bool = False,
 ) -> tuple[ApiKey, ApiKey, str]:
     """Store a successor to a key of the user.
@@ -60,50 +55,58 @@ def rotate_key(
 
     Besides the successor, one older key stays valid. Usually that is the key itself, and the one
     that it had replaced ends. If the key was never used, perhaps because nobody has seen it, the
-    key ends, and the older one keeps its time.
+    key ends, and the older one keeps its expiry.
 
-    Raises Changed, and InvalidInput, also if the key was used although `only_if_unused` is true.
+    `save_counts` is KeyStore.save, because the rows have to include what was just counted. If
+    `only_if_unused`, a page has said that the key ends because it was never used; if it doesn't,
+    nothing is done. Raises Changed and InvalidInput.
     """
+    save_counts()
     with transaction(user):
-        # The update comes before the read, because it locks the row.
-        is_live = is_own(user, key_id) & ApiKey.valid() & ApiKey.rotated_at.is_null()
-        if not ApiKey.update(rotated_at=now()).where(is_live).execute():
+        key = locked(is_own(user, key_id) & ApiKey.valid() & ApiKey.rotated_at.is_null())
+        if not key:
             raise InvalidInput(key="This key has ended or was rotated; create a new one.")
-        old = ApiKey.get_by_id(key_id)
-        older = predecessor(user, old)
-        new = successor(old, older, usage_of)
-        was_used = usage_of(old).total > 0
-        if only_if_unused and was_used:
-            raise InvalidInput(key="The key was used in the meantime, so it does not end at once.")
-        if older:
-            ended, old = (older, old) if was_used else (old, older)
-            ended.delete_instance()
-        if old.id == key_id:  # an older one keeps its time
+        older = locked(is_predecessor(user, key))
+        if only_if_unused and (key.total or not older):
+            raise InvalidInput(
+                key="The keys have changed in the meantime, so none of them was ended."
+            )
+        kept, ended = (older, key) if older and not key.total else (key, older)
+        new = successor(key, older)
+        new.predecessor = kept.id
+        if kept is key:
             # Without a grace period, at once also by a clock that is behind.
-            grace_end = now() + (grace_seconds or -CLOCK_SKEW)
-            old.expires_at = min(old.expires_at or grace_end, grace_end)
-            old.save(only=["expires_at"])
-        new.predecessor = old.id
-        return old, *_store(new)
+            end = now() + (grace_seconds or -CLOCK_SKEW)
+            key.rotated_at, key.expires_at = now(), min(key.expires_at or end, end)
+            key.save(only=["rotated_at", "expires_at"])
+        if ended:
+            ended.delete_instance()
+        return kept, *_store(new)  # which counts the keys that are left
 
 
-def successor(old: ApiKey, older: ApiKey | None, usage_of: UsageOf) -> ApiKey:
-    """A key like the old one, not stored yet, with the same lifetime.
+def successor(key: ApiKey, older: ApiKey | None) -> ApiKey:
+    """A key like this one, not stored yet, with the same lifetime.
 
-    It goes on with the window of the old key and of the one before it: otherwise, each of many
+    It goes on with the window of the key and of the one before it: otherwise, each of many
     rotations would give another allowance.
     """
-    new = ApiKey(**{name: getattr(old, name) for name in INHERITED})
-    if old.expires_at:
-        new.expires_at = now() + old.expires_at - old.created_at
-    windows = [usage_of(key)[1:] for key in (old, older) if key and key.tier == old.tier]
+    new = ApiKey(**{name: getattr(key, name) for name in INHERITED})
+    if key.expires_at:
+        new.expires_at = now() + key.expires_at - key.created_at
+    windows = [(each.reset, each.used) for each in (key, older) if each and each.tier == key.tier]
     new.reset, new.used = max(windows)
     return new
 
 
-def predecessor(user: User, key: ApiKey) -> ApiKey | None:
-    """The key that this one of the user has replaced, if it is still valid."""
-    return ApiKey.get_or_none(is_own(user, key.predecessor), ApiKey.valid())
+def locked(condition: Expression) -> ApiKey | None:
+    """The row of a key; in PostgreSQL, nobody else changes it until the transaction ends."""
+    ApiKey.update(total=ApiKey.total).where(condition).execute()
+    return ApiKey.get_or_none(condition)
+
+
+def is_predecessor(user: User, key: ApiKey) -> Expression:
+    """The condition of the key that this one of the user has replaced, if it is still valid."""
+    return is_own(user, key.predecessor) & ApiKey.valid()
 
 
 def _store(key: ApiKey, most: int = MAX_KEYS) -> tuple[ApiKey, str]:
@@ -116,8 +119,8 @@ def _store(key: ApiKey, most: int = MAX_KEYS) -> tuple[ApiKey, str]:
         raise InvalidInput(key="This key would have expired already.")
     keys = ApiKey.select(ApiKey.id, ApiKey.predecessor)
     predecessor_of = dict(keys.where(ApiKey.user == key.user_id, ApiKey.valid()).tuples())
-    current = predecessor_of.keys() - predecessor_of.values() - {key.predecessor}
-    if len(predecessor_of) >= MAX_KEYS or len(current) >= most:
+    replaced = {key.predecessor, *predecessor_of.values()}
+    if len(predecessor_of) >= MAX_KEYS or len(predecessor_of.keys() - replaced) >= most:
         advice = f"A user can have {most} keys. Revoke one first."
         raise InvalidInput(key=advice if most else "Ask the operator of this service for a key.")
     key.id = random_text(8)
@@ -150,25 +153,26 @@ def change_key(user: User, key_id: str, **columns: str) -> None:
             raise Changed(KEY_IS_GONE)
 
 
-def revoke_key(user: User, key_id: str, *, usage_of: UsageOf) -> None:
-    """Delete a key; raises Changed if the user has no key with this id.
+def revoke_key(user: User, key_id: str, save_counts: Callable[[], object]) -> ApiKey:
+    """Delete a key, and return its row; raises Changed.
 
     Its successor goes on with its window, so nobody gets another allowance by revoking. Keys that
     have expired are deleted by KeyStore.delete_old_rows, those of a user by users.delete.
     """
-    with transaction():
-        old = ApiKey.get_or_none(is_own(user, key_id))
+    save_counts()
+    with transaction(user):
+        old = locked(is_own(user, key_id) & ApiKey.valid())
         if old is None:
             raise Changed(KEY_IS_GONE)
-        _, reset, used = usage_of(old)
-        ApiKey.update(reset=reset, used=used).where(
+        ApiKey.update(reset=old.reset, used=old.used).where(
             ApiKey.user == user,
             ApiKey.predecessor == key_id,
             ApiKey.tier == old.tier,
             # An earlier window, or less of the same one.
-            Tuple(ApiKey.reset, ApiKey.used) < (reset, used),
+            Tuple(ApiKey.reset, ApiKey.used) < (old.reset, old.used),
         ).execute()
         old.delete_instance()
+        return old
 
 
 def is_own(user: User, key_id: str) -> Expression:

@@ -15,7 +15,7 @@ from accounts import api_keys
 from conftest import NewKey
 from helpers.clock import NOON, Clock
 from helpers.paths import STATS, TEST
-from helpers.stored import change, count, revoke_key, rotate_key, row
+from helpers.stored import change, count, rotate_key, row
 from models import ApiKey, InvalidInput, User
 from ratelimit import Usage
 from settings import HERE
@@ -78,7 +78,7 @@ def test_a_user_has_fifty_keys_with_those_in_their_grace(owner: User, new_key: N
     assert rotate_key(owner, keys[1][8:16], 0)
     assert change(keys[2], expires_at=models.now())
     assert new_key()
-    revoke_key(owner, keys[3][8:16])
+    api_keys.revoke_key(owner, keys[3][8:16], list)
     assert new_key()
 
 

@@ -42,7 +42,7 @@ LIFETIMES = {
     "1 year": 365 * DAY,
 }
 # Not at once: if the response with the new key is lost, the old one still works.
-GRACES = {"in 24 hours": api_keys.GRACE_SECONDS, "in 5 minutes": 300}
+GRACES = {"in 24 hours": DAY, "in 5 minutes": 300}
 
 bp = Blueprint("settings", __name__, url_prefix="/settings")
 bp.before_request(require_log_in)
@@ -143,7 +143,7 @@ def create_key() -> ResponseReturnValue:
 def confirm_key_change(key_id: str, action: str) -> str:
     key = own_key(key_id)
     with db.connection_context():
-        older = api_keys.predecessor(g.user, key)
+        older = ApiKey.get_or_none(api_keys.is_predecessor(g.user, key))
     return render_template(
         "change-key.html",
         action=action,
@@ -168,20 +168,15 @@ def rename_key(key_id: str) -> ResponseReturnValue:
 def rotate_key(key_id: str) -> ResponseReturnValue:
     grace = GRACES[form_option("grace", GRACES)]
     throttle(NEW_KEYS, g.user.id)
-    old, key, secret = api_keys.rotate_key(
-        g.user,
-        key_id,
-        grace,
-        usage_of=current_service().store.usage_of,
-        only_if_unused="unused" in request.form,
-    )
+    save = current_service().store.save
+    unused = "unused" in request.form
+    old, key, secret = api_keys.rotate_key(g.user, key_id, grace, save, only_if_unused=unused)
     return render_template("key.html", key=key, secret=secret, old=old)
 
 
 @bp.post("/security/keys/<key_id>/revoke")
 def revoke_key(key_id: str) -> ResponseReturnValue:
-    key = own_key(key_id)
-    api_keys.revoke_key(g.user, key.id, usage_of=current_service().store.usage_of)
+    key = api_keys.revoke_key(g.user, key_id, current_service().store.save)
     return redirect_with_message("web.settings.keys", f"The key “{key.name}” is revoked.")
 
 

@@ -4,8 +4,6 @@ import re
 import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
-from operator import attrgetter
 from typing import Any
 from unittest import mock
 
@@ -13,13 +11,16 @@ import peewee
 from peewee import AutoField, CharField, ForeignKeyField, TextField
 
 from accounts import api_keys, users
-from models import HOUR, TABLES, ApiKey, HourlyUsage, User, db, now
+from models import DAY, HOUR, TABLES, ApiKey, HourlyUsage, User, db, now
 
 HIDDEN = re.compile(r"HIDDEN|777,?[78]\d\d")  # also if requests of others are added
 TEXTS = (CharField, TextField)
 COUNTS = {"total", "reset", "used", "last_used_at"}
-rotate_key = partial(api_keys.rotate_key, usage_of=attrgetter("usage"))
-revoke_key = partial(api_keys.revoke_key, usage_of=attrgetter("usage"))
+
+
+def rotate_key(user: User, key_id: str, grace: int = DAY) -> tuple[ApiKey, ApiKey, str]:
+    """Rotate a key whose counts are saved."""
+    return api_keys.rotate_key(user, key_id, grace, save_counts=list)
 
 
 def row(key: str) -> ApiKey:
