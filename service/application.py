@@ -56,14 +56,6 @@ class BoundedRequest(Request):
         return BytesIO(body)
 
 
-class ServiceResponse(Response):
-    """A response that sends the headers of an ordinary page or answer as they are."""
-
-    def get_wsgi_headers(self, environ: dict[str, Any]) -> Any:
-        """Flask copies them, to correct those of redirects and of responses without a body."""
-        return self.headers if self.status_code == 200 else super().get_wsgi_headers(environ)
-
-
 def check_host_and_size() -> None:
     """Refuse a request that no view could answer."""
     environ = request.environ
@@ -83,7 +75,6 @@ class Service(Flask):
     """A Flask application with its settings, and with the store of keys and counts."""
 
     request_class = BoundedRequest
-    response_class = ServiceResponse
     has_our_worker = False  # server/worker.py sets it; nothing else keeps the service's promises
 
     def __init__(self, name: str, settings: Settings, is_demo: bool = False) -> None:
@@ -136,10 +127,11 @@ class Service(Flask):
         """Match without the host: Flask's own method fails for names that Python cannot encode."""
         if request is None:
             return super().create_url_adapter(request)
+        is_socket = request.path.startswith(f"{SOCKETS}/")
         return self.url_map.bind(
             "",
             script_name=request.root_path,
-            url_scheme="ws" if request.path.startswith(f"{SOCKETS}/") else request.scheme,
+            url_scheme="ws" if is_socket else request.scheme,
             default_method=request.method,
             path_info=request.path,
             query_args=request.environ["QUERY_STRING"],
