@@ -14,16 +14,18 @@ from typing import Any, cast
 
 import pytest
 from click.testing import Result
-from flask.testing import FlaskCliRunner
+from flask.testing import FlaskClient, FlaskCliRunner
 
 import models
 from accounts import users
 from cli import KEY_COLUMNS
 from conftest import NewKey, in_ci, new_user
 from helpers.commands import COMMANDS
+from helpers.paths import TEST
 from helpers.server import clean_environment, eventually, writing
 from helpers.stored import change, count, rotate_key, row, snapshot
 from models import HOUR, ApiKey, HourlyUsage, User
+from ratelimit import CLOCK_SKEW
 from settings import HERE, Settings
 from storage import sqlite
 
@@ -170,6 +172,18 @@ def test_key_lasts_as_long_as_told(
     assert made.expires_at - made.created_at in (seconds - 1, seconds)
     flask(["key", "rotate", made.id])  # of which the grace is a day
     assert row(key).expires_at - made.created_at == pytest.approx(min(seconds, 86_400), abs=60)
+
+
+@pytest.mark.parametrize(("grace", "seconds"), [("0", 0), ("5m", 300)])
+def test_rotated_key_lasts_for_its_grace(
+    cli: FlaskCliRunner, client: FlaskClient, key: str, grace: str, seconds: int
+) -> None:
+    """Without one, it is refused at once, also by a clock that is behind."""
+    cli.app.cli.main(["key", "rotate", key[8:16], "--grace", grace], standalone_mode=False)
+    left = row(key).expires_at - models.now()
+    assert left in (seconds - 1, seconds) if seconds else left <= -CLOCK_SKEW
+    status = client.get(TEST, headers={"X-API-Key": key}).status_code
+    assert (status == 401) == (seconds == 0)
 
 
 NO_USER = "To create one: flask user create USERNAME EMAIL"

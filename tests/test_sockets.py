@@ -22,7 +22,7 @@ from conftest import NewKey
 from helpers.described import ANY_TIME, values_of
 from helpers.documents import API, SOCKETS, resolved
 from helpers.paths import ECHO
-from helpers.rawsocket import PING, TEXT, UPGRADE, RawSocket, closing, frame
+from helpers.rawsocket import PING, PONG, TEXT, UPGRADE, RawSocket, close_frame, closing, frame
 from helpers.server import sources
 from helpers.stored import add_hidden_user, change, outage, row
 from service.application import Service
@@ -89,6 +89,23 @@ def start(accepted: Server, first: bytes = b"") -> tuple[Any, WebSocket]:
     serving = gevent.spawn(run)
     gevent.idle()
     return serving, opened[0]
+
+
+@pytest.mark.parametrize("kind", [TEXT, PING, PONG])
+def test_each_frame_gives_others_a_turn(accepted: Server, peer: RawSocket, kind: int) -> None:
+    """Also those that come in one packet, and a pong that nobody has asked for."""
+    reading, turns = start(accepted)[0], 0
+
+    def count_turns() -> None:
+        nonlocal turns
+        while not reading.ready():
+            turns += 1
+            gevent.sleep(1e-6)
+
+    gevent.spawn(count_turns)
+    peer.send(frame(kind) * 1000 + close_frame(1000))
+    peer.closing_frame()
+    assert turns > 500, f"1,000 frames give others {turns} turns: sleep after each in _events"
 
 
 @pytest.mark.parametrize("before", [0, 1_000_000], ids=["much was pushed", "a frame is half sent"])
@@ -245,6 +262,16 @@ def test_refusals_are_described_hold_no_place_and_count_nothing(
         assert what in listed, f"{advice}: x-refusals: {what}"
         wrong = listed[what] ^ NAMED & set(answer.headers.keys())
         assert not wrong, f"{advice}: x-refusals: the headers of {what}: {wrong}"
+
+
+NONE = [{"MAX_SOCKETS": "0"}, {"MAX_SOCKETS_PER_CALLER": "0"}]
+
+
+@pytest.mark.parametrize("config", NONE, indirect=True)
+@pytest.mark.parametrize("name", SOCKETS["channels"])
+def test_setting_of_0_admits_no_socket(app: Service, key: str, name: str) -> None:
+    refusal = ask(app, SOCKETS["channels"][name]["address"], {"X-API-Key": key})
+    assert isinstance(refusal, Response), "0 is not the default: see OpenSockets and register"
 
 
 @pytest.mark.parametrize("name", SOCKETS["channels"])

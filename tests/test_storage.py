@@ -20,7 +20,7 @@ import pytest
 from accounts import api_keys
 from helpers.clock import Clock
 from helpers.postgresql import Cluster
-from helpers.server import within, writing
+from helpers.server import eventually, within, writing
 from helpers.stored import change, rotate_key
 from models import DAY, HOUR, ApiKey, HourlyUsage, InvalidInput, User, db, now
 from ratelimit import Allowance, Limiter, Quota, Usage, window_end
@@ -319,6 +319,23 @@ def test_save_that_fails_saves_nothing_and_the_next_one_all(store: KeyStore, new
     store.hit(key_id, LONG)
     store.close()
     assert by_hand(saved) == [(4, 4)]
+
+
+@in_postgres
+def test_request_during_a_save_is_in_the_chart(
+    place: Settings, new_id: NewId, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(postgres, "ANSWER_SECONDS", 20)
+    key_id, url = new_id(), str(place.database_url)
+    with closing(postgres.Store(url)) as store, ThreadPoolExecutor(1) as thread:
+        assert store.hit(key_id, LONG)
+        with writing(url, "LOCK TABLE hourly_usage IN EXCLUSIVE MODE"):
+            saving = thread.submit(store.save)
+            eventually(lambda: by_hand("SELECT 1 FROM pg_locks WHERE NOT granted"))
+            assert store.hit(key_id, LONG)
+        saving.result()
+    charted = by_hand("SELECT sum(requests) FROM hourly_usage")
+    assert charted == [(2,)], "subtract only what was saved from what was counted"
 
 
 @in_postgres

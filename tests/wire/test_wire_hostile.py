@@ -10,7 +10,7 @@ import pytest
 from conftest import StartServer
 from helpers.load import waits
 from helpers.paths import ECHO, STATUS, YEAR
-from helpers.rawsocket import TEXT, RawSocket, frame, request_bytes
+from helpers.rawsocket import TEXT, RawSocket, form_bytes, frame, request_bytes
 from helpers.server import Server, patience, within
 
 ENDLESS = {
@@ -33,6 +33,15 @@ def test_body_without_end_is_not_read(server: Server, path: str, body: str) -> N
         with pytest.raises(ConnectionError):  # in time, whatever is still sent
             client.fill(part, seconds=5, limit=100_000_000)
     assert answer.status == status
+
+
+def test_page_does_not_wait_for_another_whose_form_is_late(server: Server) -> None:
+    with RawSocket(server.port) as late:
+        late.send(form_bytes("/log-in", username="ada")[:-1])
+        assert [server.ask("/log-in").status for _ in range(5)] == [200] * 5
+        late.sock.setblocking(False)
+        with pytest.raises(BlockingIOError):  # its time has not ended
+            late.sock.recv(1)
 
 
 @pytest.mark.parametrize("connection", ["close", "keep-alive"])
