@@ -9,14 +9,14 @@ import auth
 import cli
 import sockets
 from auth import require_api_key
-from models import ApiKey
+from models import ApiKey, db
 from ratelimit import Allowance
 from server import demo
 from service import responses
 from service.application import Service, current_service
 from service.timestamps import date_time, timestamp, utc
 from settings import Settings, load
-from storage.database import open_database
+from storage.database import backend
 from web import site
 
 API_VERSION = "1.0.0"
@@ -108,8 +108,7 @@ def create_app(settings: Settings | None = None, is_demo: bool = False) -> Servi
     If `is_demo`, server/lifecycle.py creates a user with a key once the port is bound.
     """
     settings = settings or load()
-    open_database(settings)
-
+    db.initialize(backend(settings).PageDatabase(settings.database_url))
     app = Service(__name__, settings, is_demo)
     app.register_blueprint(api)
     app.register_blueprint(sockets.bp)

@@ -150,7 +150,8 @@ def create_key(username: str, name: str, type: str, tier: str, expires: int | No
 @click.option("--grace", default="24h", type=duration, show_default=True)
 def rotate_key(key_id: str, grace: int) -> None:
     """Create a successor and print it; the old key stops working after the grace period."""
-    key, save = valid_key(key_id), current_service().store.save
+    key = valid_key(key_id)
+    save = current_service().store.save
     print_key(lambda: api_keys.rotate_key(key.user, key.id, grace, save)[1:])
 
 

@@ -121,7 +121,7 @@ def _store(key: ApiKey, most: int = MAX_KEYS) -> tuple[ApiKey, str]:
     predecessor_of = dict(keys.where(ApiKey.user == key.user_id, ApiKey.valid()).tuples())
     replaced = {key.predecessor, *predecessor_of.values()}
     if len(predecessor_of) >= MAX_KEYS or len(predecessor_of.keys() - replaced) >= most:
-        advice = f"A user can have {most} keys. Revoke one first."
+        advice = f"A user can have {most} {'key' if most == 1 else 'keys'}. Revoke one first."
         raise InvalidInput(key=advice if most else "Ask the operator of this service for a key.")
     key.id = random_text(8)
     secret = f"{PREFIXES.get(key.type, PREFIXES[DEFAULT_TYPE])}{key.id}_{random_text(32)}"

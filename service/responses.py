@@ -40,7 +40,6 @@ DEFAULTS = {
     500: ("internal_error", "Something went wrong on our side."),
     503: ("unavailable", "The database cannot be used; try again shortly."),
 }
-GATE = "/api/v1/gate"
 RFC_9110_TITLES = {413: "Content Too Large", 414: "URI Too Long"}  # werkzeug has older ones
 # The encoder is made once, because json.dumps would make one each time.
 json_text = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
@@ -120,8 +119,12 @@ def register(app: Flask, page: Callable[[HTTPException], ResponseReturnValue]) -
     def respond(error: HTTPException) -> ResponseReturnValue:
         if not is_api(request.path):
             return page(error)
-        response = problem(error).get_response()
-        if request.path.removesuffix("/") == GATE:  # for a proxy that discards bodies
+        if error.response is None:  # it is of werkzeug, whose own words are in its class
+            words = vars(error).get("description") or ""  # which a view gave to `abort`
+            # The headers bring Allow and Retry-After; the problem has a Content-Type of its own.
+            error = Problem(error.code or 500, detail=words, headers=error.get_headers())
+        response = error.get_response()
+        if request.path.removesuffix("/") == "/api/v1/gate":  # for a proxy that discards bodies
             response.headers["X-Gate-Problem"] = response.get_data(as_text=True).rstrip()
         return response
 
@@ -138,13 +141,3 @@ def register(app: Flask, page: Callable[[HTTPException], ResponseReturnValue]) -
     def internal_error(error: Exception) -> ResponseReturnValue:
         log.exception("bug in %s %s", request.method, request.path)
         return respond(exceptions.InternalServerError())
-
-
-def problem(error: HTTPException) -> Problem:
-    """The same error as a problem, with the words that a view gave to `abort`."""
-    if isinstance(error, Problem):
-        return error
-    # What a view gave to `abort` is in the instance; werkzeug's own words are in the class. The
-    # headers bring Allow and Retry-After.
-    detail = vars(error).get("description") or ""
-    return Problem(error.code or 500, detail=detail, headers=error.get_headers())

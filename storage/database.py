@@ -31,11 +31,6 @@ def backend(settings: Settings) -> Any:
     return postgres
 
 
-def open_database(settings: Settings) -> None:
-    """Configure the connections of pages, but do not connect yet."""
-    db.initialize(backend(settings).PageDatabase(settings.database_url))
-
-
 @contextmanager
 def command_connection(settings: Settings) -> Iterator[None]:
     """Give this process one connection whose queries may wait.

@@ -450,8 +450,12 @@ def test_keys_of_a_user_are_as_many_as_the_operator_allows(ada: FlaskClient) -> 
     assert (create_key(ada).status_code, count()) == (200, 1)
 
 
-@pytest.mark.parametrize("config", [{"KEYS_PER_USER": "0"}], indirect=True)
+@pytest.mark.parametrize(
+    "config", [{"KEYS_PER_USER": "0", "API_URL": "https://api.example.com"}], indirect=True
+)
 def test_user_without_keys_of_ones_own_manages_those_of_the_operator(ada: FlaskClient) -> None:
+    for page in ("/", "/console"):
+        assert "free key" not in ada.application.test_client().get(page).text
     assert "Ask the operator of this service for one" in ada.get(SECURITY).text
     key = api_keys.create_key(stored_user("ada"), "ci")[0]
     assert "Create" not in ada.get(SECURITY).text
@@ -466,6 +470,7 @@ def test_user_without_keys_of_ones_own_manages_those_of_the_operator(ada: FlaskC
     "config", [{"SITE_NAME": "Ada's <API>", "API_URL": "https://api.example.com/v1"}], indirect=True
 )
 def test_pages_have_the_name_and_the_address_of_the_guarded_api(ada: FlaskClient) -> None:
+    assert "X-RateLimit" not in ada.get("/").text, "the gate does not pass them on"
     page = unescape(create_key(ada).text)
     assert "· Ada's <API></title>" in page
     assert re.search(

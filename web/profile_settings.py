@@ -168,9 +168,13 @@ def rename_key(key_id: str) -> ResponseReturnValue:
 def rotate_key(key_id: str) -> ResponseReturnValue:
     grace = GRACES[form_option("grace", GRACES)]
     throttle(NEW_KEYS, g.user.id)
-    save = current_service().store.save
-    unused = "unused" in request.form
-    old, key, secret = api_keys.rotate_key(g.user, key_id, grace, save, only_if_unused=unused)
+    old, key, secret = api_keys.rotate_key(
+        g.user,
+        key_id,
+        grace,
+        current_service().store.save,
+        only_if_unused="unused" in request.form,
+    )
     return render_template("key.html", key=key, secret=secret, old=old)
 
 
