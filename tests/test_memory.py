@@ -45,7 +45,11 @@ def containers() -> dict[int, tuple[int, Any]]:
     }
 
 
+BUCKETS = forms.BUCKETS  # which the app of a test replaces
+
+
 def test_nothing_of_strangers_is_kept(app: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert BUCKETS <= 20_000, "each bucket of each quota takes 200 bytes"
     monkeypatch.setattr(forms, "BUCKETS", 50)  # which are soon all in use
     client = app.test_client(use_cookies=False)
     seconds = itertools.count(time.time(), 0.5)  # so that nothing is kept of each second either

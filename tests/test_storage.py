@@ -20,7 +20,7 @@ import pytest
 from accounts import api_keys
 from helpers.clock import Clock
 from helpers.postgresql import Cluster
-from helpers.server import eventually, within, writing
+from helpers.server import eventually, patience, within, writing
 from helpers.stored import change, rotate_key
 from models import DAY, HOUR, ApiKey, HourlyUsage, InvalidInput, User, db, now
 from ratelimit import Allowance, Limiter, Quota, Usage, window_end
@@ -151,13 +151,44 @@ def test_store_model_and_condition_agree_which_keys_have_ended(
     assert store.ended_digests(live + ended) == {key.digest for key in ended}
 
 
-def test_what_a_page_stores_is_on_the_disk(place: Settings) -> None:
+WAITS = {"busy_timeout": 50}  # milliseconds
+SESSIONS = {  # what comments promise of SQLite's, where 2 is `full`, and of PostgreSQL's
+    "Store": (
+        WAITS | {"synchronous": 1, "cache_size": -32_000},
+        {"synchronous_commit": "off", "statement_timeout": "500ms"},
+    ),
+    "PageDatabase": (
+        WAITS | {"synchronous": 2, "foreign_keys": 1},
+        {"synchronous_commit": "on", "statement_timeout": "500ms"},
+    ),
+    "CommandDatabase": (
+        {"busy_timeout": 10_000, "synchronous": 2, "foreign_keys": 1},
+        {"synchronous_commit": "on", "statement_timeout": "0", "lock_timeout": "0"},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SESSIONS)
+def test_session_is_as_promised(place: Settings, name: str) -> None:
     """Whatever the database says of its sessions."""
-    database = backend(place).PageDatabase(place.database_url)
-    with database.connection_context():
-        asked = "PRAGMA synchronous" if place.sqlite else "SHOW synchronous_commit"
-        assert database.execute_sql(asked).fetchone()[0] in (2, "on"), "2 is `full`"
-    database.close_all()
+    opened = getattr(backend(place), name)(place.database_url)
+    how, wanted = ("PRAGMA", SESSIONS[name][0]) if place.sqlite else ("SHOW", SESSIONS[name][1])
+    if name == "Store":
+        found = {asked: opened._query(f"{how} {asked}")[0][0] for asked in wanted}
+    else:
+        with opened.connection_context():
+            found = {asked: opened.execute_sql(f"{how} {asked}").fetchone()[0] for asked in wanted}
+    getattr(opened, "close_all", opened.close)()
+    assert found == wanted, f"{name}: see PRAGMAS or SESSION"
+
+
+@in_postgres
+def test_start_that_adds_a_column_waits_for_nobody(place: Settings) -> None:
+    """All requests would wait behind it: see ONE_AT_A_TIME."""
+    by_hand("ALTER TABLE api_key DROP COLUMN predecessor")
+    reading = writing(str(place.database_url), "SELECT 1 FROM api_key")
+    with ThreadPoolExecutor(1) as thread, reading, pytest.raises(SettingsError, match="lock"):
+        thread.submit(prepare_database, place).result(patience(1))
 
 
 def test_row_whose_query_began_before_a_change_is_not_remembered(

@@ -8,7 +8,7 @@ import pytest
 from conftest import StartServer
 from helpers.paths import ECHO, ME, STATUS, TEST
 from helpers.rawsocket import RawSocket, form_bytes, handshake_bytes, request_bytes
-from helpers.server import Server, eventually
+from helpers.server import Server
 
 
 def large_headers(number: int) -> bytes:
@@ -95,7 +95,7 @@ def test_client_that_leaves_in_the_middle_is_no_traceback(server: Server) -> Non
             with RawSocket(server.port) as client:
                 client.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
                 client.send(part)
-    eventually(lambda: server.ask("/log-in").status == 200)
+    assert server.ask("/log-in").status == 200
 
 
 @pytest.mark.parametrize("headers", [{}, {"Host": ""}, {"Upgrade": "h2c"}])

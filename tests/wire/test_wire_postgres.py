@@ -80,7 +80,7 @@ def test_workers_start_without_a_server(own: Cluster, start_server: StartServer)
     assert server.ask(STATUS).status == 200
     assert server.ask(TEST, X_API_Key=key).status == 503
     own.start()
-    eventually(lambda: server.ask(TEST, X_API_Key=key).status == 200)
+    eventually(lambda: server.ask(TEST, X_API_Key=key).status == 200, patience(5))
     with server.connections(1) as (idle,):  # which the stop waits for
         assert idle.request(TEST, X_API_Key=key).status == 200
         own.freeze()
@@ -214,7 +214,7 @@ def test_idle_process_has_no_connection(own: Cluster, start_patched: StartServer
     assert server.sign_up("ada").status == 303
     open_ones = f"SELECT * FROM pg_stat_activity WHERE datname = '{url.rpartition('/')[2]}'"
     eventually(lambda: not own.query(own.url(), open_ones), 10)
-    eventually(lambda: server.ask(ME, X_API_Key=key).status == 200)
+    assert server.ask(ME, X_API_Key=key).status == 200
 
 
 def test_given_up_statements_end_on_the_server(own: Cluster, start_server: StartServer) -> None:

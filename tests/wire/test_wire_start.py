@@ -17,7 +17,9 @@ from helpers.server import (
     REPOSITORY,
     Server,
     StartError,
+    bash,
     eventually,
+    find_program,
     listens,
     serve_command,
     start_refusal,
@@ -139,6 +141,11 @@ def test_few_open_files_are_one_line(start_server: StartServer) -> None:
     line = "the limit on open files is below 128: run `ulimit -n 1024` as root"
     with pytest.raises(StartError, match=f"^exit status 1:\n{line}\n$"):
         start_server("sh", "-c", 'ulimit -n 127; exec "$@"', "sh", *serve_command())
+
+
+def test_as_many_new_connections_wait_as_described(server: Server) -> None:
+    listed = bash(f"{find_program('ss')} -Hltn sport = :{server.port}", REPOSITORY)
+    assert listed.split()[2] == "1024", f"backlog in gunicorn.conf.py: {listed}"
 
 
 @pytest.mark.one_process("only SQLite needs it")
