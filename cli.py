@@ -246,6 +246,7 @@ def print_key(make: Callable[[], tuple[ApiKey, str]]) -> None:
     the lock. `print` would keep what it could not write, and fail again at the exit.
     """
     select.select([], [sys.stdout], [])
+    # In this order, so that the key is written before the transaction is committed.
     with transaction(), open(sys.stdout.fileno(), "w", closefd=False) as output:
         output.write(f"{make()[1]}\n")
 

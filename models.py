@@ -82,7 +82,8 @@ class ApiKey(Table):
     reset = BigIntegerField(default=0, constraints=[SQL("DEFAULT 0")])
     used = BigIntegerField(default=0, constraints=[SQL("DEFAULT 0")])
 
-    # One rule in three forms: for KeyStore's SQL, for peewee's queries, and for a row.
+    # One rule in three forms: for KeyStore's SQL (whose value is now()), for peewee's queries, and
+    # for a row.
     VALID = "(expires_at IS NULL OR expires_at > ?)"
 
     @classmethod
@@ -116,7 +117,7 @@ class HourlyUsage(Table):
 TABLES = Table.__subclasses__()  # in the order in which they are defined
 
 MAX_PASSWORD = 256  # characters
-# What people type, although str.isprintable denies it: spaces that don't break, or are wide, and
+# What people type, although str.isprintable rejects it: spaces that don't break, or are wide, and
 # what joins the letters of Persian and Malayalam, or the parts of an emoji.
 JOINER = "[\u200c\u200d\U000e0020-\U000e007f]"
 PRINTABLE_TOO = re.compile(f"[\xa0\u2000-\u200a\u202f\u205f\u3000]|{JOINER}")

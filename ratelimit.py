@@ -28,8 +28,8 @@ class Quota(NamedTuple):
         """The first and the last `reset` that belong to the current window.
 
         The first is that of this clock. The last is what another process may have written: its
-        clock may be CLOCK_SKEW ahead, and this request may have `waited` for so many seconds
-        meanwhile. A row in between is continued. So no window begins a second time, as long as
+        clock may be CLOCK_SKEW ahead, and this request may have `waited` for so many seconds since
+        `now`. A row in between is continued. So no window begins a second time, as long as
         clocks differ, or are set back, by less than CLOCK_SKEW and less than a window.
         """
         ahead = min(CLOCK_SKEW, self.seconds) + waited

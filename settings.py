@@ -22,7 +22,8 @@ PLATFORM_HOPS = {
     "RAILWAY_ENVIRONMENT": "2",
     "RAILWAY_ENVIRONMENT_NAME": "2",
 }
-# Pages show the address of an API in code: no character ends a string or a word of a shell.
+# Pages show this address in code, so it has only characters that need no quoting in a shell, in
+# Python, or in JavaScript.
 API_ADDRESS = (
     r"(https?://([A-Za-z0-9][A-Za-z0-9._~-]*|\[[0-9A-Fa-f:.]+\])(:[1-9][0-9]{0,4})?"
     "(/[A-Za-z0-9._~:-]+)*)?"

@@ -15,7 +15,7 @@ from werkzeug.exceptions import RequestEntityTooLarge
 from service.responses import API_HEADERS, Problem
 
 REASONS = {  # why gunicorn refuses a request
-    "ExpectationFailed": "The only expectation that is met is 100-continue.",
+    "ExpectationFailed": "The only expectation that is supported is 100-continue.",
     "InvalidHTTPVersion": "The version of HTTP is not supported; use HTTP/1.1.",
     "InvalidHeader": "A header is malformed.",
     "InvalidHeaderName": "The name of a header is malformed.",
@@ -40,9 +40,8 @@ def patch_gunicorn(cfg: Any, **settings: int) -> None:
     util.http_date = lambda: date(int(time.time()))
     http.wsgi.WSGIErrorsWrapper = lru_cache(maxsize=1)(http.wsgi.WSGIErrorsWrapper)
 
-    # What it reads and sends. Its own limit for headers is 800 KiB, and it searches all of a header
-    # again whenever a part of it arrives. It sets its limit for each request, but this property is
-    # always 32 KiB.
+    # What it reads and sends. gunicorn allows 800 KiB of headers, and searches all of them again
+    # whenever a part arrives. It sets this limit for each request, which the property ignores.
     http.message.Message.max_buffer_headers = property(lambda _: 32_768, lambda *_: None)
     http.parser.SocketUnreader = Unreader
     http.message.ChunkedReader = BoundedChunks
@@ -88,8 +87,8 @@ class Unreader(http.parser.SocketUnreader):
     """Reads a connection for gunicorn, which asks for part after part until a request is whole."""
 
     parts = 0  # of this header, or of this body
-    # How many bytes of framing may still come. It is not set back, because a request with a body is
-    # the last one of its connection.
+    # FRAMING_BYTES, minus what was received of the body, plus what was handed on of it: how much
+    # framing may still come. A request with a body is the last one of its connection.
     room = float("inf")
 
     def chunk(self, size_hint: int | None = None) -> bytes:
@@ -101,7 +100,8 @@ class Unreader(http.parser.SocketUnreader):
         if self.parts:
             gevent.sleep(self.parts / 10_000)
         self.parts += 1
-        size = min(4000, max(self.room, size_hint or 0))  # the hint is what is left of a chunk
+        # The hint is what is left of a chunk, which is no framing. gunicorn reads 4,000 bytes, too.
+        size = min(4000, max(self.room, size_hint or 0))
         if size <= 0:
             raise RequestEntityTooLarge
         data: bytes = self.sock.recv(size)

@@ -137,7 +137,7 @@ def serving(worker: GeventWorker, service: Service) -> Iterator[None]:
     for listener in worker.sockets:
         for option in (socket.SO_RCVBUF, socket.SO_SNDBUF):  # else the kernel may keep 6 MiB
             listener.setsockopt(socket.SOL_SOCKET, option, 65_536)
-    StreamServer.max_accept = 16  # new connections; then others have their turn
+    StreamServer.max_accept = 16  # new connections at once; then other greenlets run
     # With more workers, gunicorn would accept one connection at a time.
     gunicorn_patches.patch_gunicorn(worker.cfg, workers=1, graceful_timeout=GRACEFUL_SECONDS)
     gevent.spawn(ping_sockets_until_stop, worker, service)

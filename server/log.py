@@ -15,7 +15,7 @@ from gunicorn.glogging import Logger
 
 from models import PREFIXES
 
-# An API key, and whatever follows a percent escape, because it may be an encoded key.
+# An API key, and everything after a percent escape, because that may be an encoded key.
 STARTS = "|".join([*PREFIXES.values(), "api_key=", "%[0-9a-f]{2}"])
 SECRET = re.compile(rf"({STARTS})[^\s&'\"]+", re.IGNORECASE)
 CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
@@ -99,5 +99,5 @@ class RedactingLogger(Logger):
         for handler in self.error_log.handlers + self.access_log.handlers:
             handler.setFormatter(LineFormatter(self.error_fmt, self.datefmt))
             if hasattr(handler, "baseFilename"):  # a FileHandler
-                with handler.stream as file:
+                with handler.stream as file:  # which is closed: Output opens it again
                     handler.setStream(Output(file))

@@ -124,7 +124,7 @@ class Service(Flask):
         return response
 
     def create_url_adapter(self, request: Request | None) -> MapAdapter | None:
-        """Match without the host: Flask's own method fails for names that Python cannot encode."""
+        """As Flask's own, but without the host: that fails for names that Python cannot encode."""
         if request is None:
             return super().create_url_adapter(request)
         is_socket = request.path.startswith(f"{SOCKETS}/")

@@ -6,12 +6,12 @@ from functools import lru_cache
 
 from models import DAY, HOUR, now
 
-# Of moments that are so many seconds away at most, and how many seconds a unit has.
-SCALES = ((59, 1, "s"), (HOUR - 1, 60, "min"), (1.5 * DAY, HOUR, "h"), (math.inf, DAY, "days"))
+# For each unit of a distance: up to how many seconds it is used, its own seconds, and its name.
+SCALES = ((59, 1, "s"), (HOUR - 31, 60, "min"), (1.5 * DAY, HOUR, "h"), (math.inf, DAY, "days"))
 
 
 def utc(seconds: float) -> datetime:
-    """The moment. A number that was edited by hand may be beyond the years 1970 to 9999."""
+    """The moment; a number that was edited by hand, and is outside 1970 to 9999, is clamped."""
     return datetime.fromtimestamp(min(max(seconds, 0), 253_402_300_799), UTC)
 
 

@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 CACHE_SECONDS = 0.5  # how long a row that was found is remembered
 # How many rows a query names at most; SQLite before 3.32 allows 999. Each save also deletes up to
 # 500 old rows, which takes 5 ms. With two saves a second that is 1,000 rows a second; a million
-# keys in use add 280.
+# keys in use add 280 rows a second.
 MAX_ROWS = 500
 # These queries are SQL, because peewee would take too long to build them.
 COLUMNS = ApiKey._meta.columns
@@ -29,7 +29,7 @@ OWNER = f"""SELECT "user".id, username, email, "user".created_at, count(*)
 
 
 class KeyStore(ABC):
-    """Keys and counts; each method may raise PeeweeException.
+    """Looks up keys, and counts requests; each method may raise PeeweeException.
 
     It has connections of its own, so it never waits for those of pages. A cached row is at most
     CACHE_SECONDS old, plus one query.
@@ -70,7 +70,7 @@ class KeyStore(ABC):
         return self.usage_of(key).in_current_window(quota, moment).allowance(quota, moment, False)
 
     def usage_of(self, key: ApiKey) -> Usage:
-        """What has been used of a key whose row was just read."""
+        """What has been used of a key whose row was just read, before any other greenlet ran."""
         return key.usage
 
     def owner(self, key: ApiKey) -> tuple[int, str, str, int, int] | None:

@@ -25,13 +25,13 @@ from storage.outage import RollbackMixin, once_per_minute
 
 CONNECTION_SECONDS = 1.3  # how long a request waits for a connection
 ANSWER_SECONDS = 0.5  # how long the answer to a statement may take
-HIT_SECONDS = 4  # how long a hit may take at most, with all its waits
+HIT_SECONDS = 4  # how long a hit takes at most: twice a connection and an answer, and some time
 SAVE_CONNECTION_SECONDS = 0.5  # how long a save waits for one; less, because a stop waits for it
 CONNECT_SECONDS = 2  # the time to connect to each address; the least that libpq allows
 SHRINK_SECONDS = 7  # between closing two idle connections of a pool
 KEY_CONNECTIONS = 7  # of each process, for keys
 PAGE_CONNECTIONS = 3  # of each process, for pages
-MAX_WAITING = 500  # requests that wait; a pool keeps those that gave up, too: `get_connection`
+MAX_WAITING = 500  # requests that wait, with those that gave up (see `get_connection`)
 # What each session sets, because a role or a database may have other defaults. At a stricter
 # isolation level, PostgreSQL refuses a hit that waited for another hit of the same key.
 SESSION = {
@@ -153,7 +153,7 @@ def get_connection(
             pool.putconn(connection)  # the pool replaces it
         return connection
     except TooManyRequests:
-        pool.check()  # tries to connect
+        pool.check()  # lets a pool that has no connection try to connect
         raise
 
 
@@ -254,7 +254,7 @@ class Store(KeyStore):
         return self._execute(query.replace("?", "%s"), values)
 
     def _execute(self, query: str, values: Any, timeout: float = CONNECTION_SECONDS) -> list[Any]:
-        """The rows; waits for a connection for so many seconds."""
+        """The rows; waits for a connection for at most `timeout` seconds."""
         try:
             connection = get_connection(self._pool, timeout)
             try:
@@ -266,4 +266,4 @@ class Store(KeyStore):
             finally:
                 self._pool.putconn(connection)
         except Error as error:
-            raise OperationalError(error, str(error)) from None  # with its SQLSTATE
+            raise OperationalError(error, str(error)) from None  # with its SQLSTATE, as `orig`

@@ -25,7 +25,8 @@ from storage.outage import RollbackMixin
 log = logging.getLogger(__name__)
 
 # `Usage.followed_by` in SQL. `Limiter.hit` keeps the row's `reset` as long as its window lasts. If
-# both are equal, this adds; if not, a new window has begun.
+# both are equal, this adds; if not, a new window has begun. No row has a later `reset`, because
+# what else writes it saves first.
 SAVE = """UPDATE api_key SET total = total + ?,
     used = ? + CASE WHEN reset = ? THEN used ELSE 0 END, reset = ?, last_used_at = ?
     WHERE id = ?"""
@@ -103,7 +104,7 @@ class PageDatabase(RollbackMixin, PooledSqliteDatabase):
 
     def __init__(self, file: Path) -> None:
         super().__init__(uri(file), **PAGE_OPTIONS)
-        self.timeout = BUSY_SECONDS  # SQLite's; as an option, it would be the pool's
+        self.timeout = BUSY_SECONDS  # SQLite's; the option of this name is the pool's
 
 
 class CommandDatabase(RollbackMixin, SqliteDatabase):
@@ -116,7 +117,8 @@ class CommandDatabase(RollbackMixin, SqliteDatabase):
 class Store(KeyStore):
     """A KeyStore of one process. The usage of a key is its row, plus what the Limiter has counted.
 
-    `hit` and `save` must never yield to another greenlet: each is one step for all the others.
+    `hit` and `save` must never yield to another greenlet: each is one step for all the others. A
+    fixture of the tests notices if one does.
     """
 
     def __init__(self, file: Path) -> None:
@@ -159,6 +161,7 @@ class Store(KeyStore):
             self._query(f"PRAGMA busy_timeout = {LAST_MILLISECONDS}")
         super().close()
         with suppress(PeeweeException):
+            # A checkpoint that waits for readers would make the stop too long.
             self._query(f"PRAGMA busy_timeout = {1000 * BUSY_SECONDS:.0f}")
             _, frames, copied = self._query("PRAGMA wal_checkpoint(TRUNCATE)")[0]
             if frames != copied:  # another program reads an older snapshot

@@ -24,7 +24,7 @@ def console() -> str:
 
 
 def reference() -> Markup:
-    """What the console says of the API, for this request's address of the service.
+    """What the console says of the API, with the address under which this request came.
 
     Everything else in it is the same for all requests, so it is rendered only once.
     """

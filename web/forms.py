@@ -103,7 +103,7 @@ def redirect_with_message(endpoint: str, message: str) -> ResponseReturnValue:
 
 
 def take_place() -> None:
-    """Let a form with a password wait; raises ServiceUnavailable if there are too many."""
+    """Take one of the `places` for a form with a password; raises ServiceUnavailable."""
     if "password" not in request.form:
         return
     if not places.acquire(blocking=False):

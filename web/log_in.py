@@ -102,7 +102,7 @@ class PageSessions(SecureCookieSessionInterface):
         return self.session_class()
 
     def get_cookie_name(self, app: Flask) -> str:
-        """With the port: ports share cookies, but another instance has another key for them."""
+        """With the port: browsers send cookies to all ports, where other instances may be."""
         port = re.search("[^:]:([0-9]{1,5})$", request.headers.get("Host", ""))
         return f"{super().get_cookie_name(app)}_{port[1]}" if port else super().get_cookie_name(app)
 

@@ -99,7 +99,7 @@ def keys() -> str:
 def hourly_requests(user: User) -> dict[int, int]:
     """Of all the user's keys, by start of the hour; the current one is last."""
     hours = chart_hours()
-    # By hour and key, as the index is: a condition on the user alone would read all rows of a day.
+    # By hour and key, like the index: a condition on the user alone would read all rows of a day.
     keys = ApiKey.select(ApiKey.id).where(ApiKey.user == user, ApiKey.last_used_at >= hours[0])
     counts = (
         HourlyUsage.select(HourlyUsage.hour, fn.SUM(HourlyUsage.requests))

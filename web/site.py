@@ -41,7 +41,7 @@ for part in (console, log_in, profile_settings):
 def register(app: Service) -> None:
     """Add the pages, their style sheet and script, and what protects them."""
     app.session_interface = PageSessions()
-    # Ports share cookies, so other programs on localhost may have one that is named `session`.
+    # Browsers send cookies to all ports of a host, and other programs may have one named `session`.
     app.config.update(
         SESSION_COOKIE_NAME="demo_service",
         SESSION_COOKIE_SAMESITE="Lax",
@@ -69,13 +69,14 @@ def register(app: Service) -> None:
 def wait_for_turn() -> ResponseReturnValue | None:
     """Let others run before a page is rendered, which is slow.
 
-    Only one page is rendered in a turn of the event loop, so requests to the API run between two.
-    Only one page of a caller waits for that, so a caller can't keep the pages of others waiting.
+    `page_turn` is held for one turn of the event loop, after which this page is rendered before the
+    next one gets it. So requests to the API run between two pages. Only one page of a caller waits
+    for `page_turn`, so a caller can't keep the pages of others waiting.
     """
     if is_api(request.path) or request.endpoint == "static":
         return None
     bucket = hash(client_network(request.remote_addr)) % len(caller_turns)
-    if caller_turns[bucket].linkcount() >= PAGES:  # and whoever sent these may have left
+    if caller_turns[bucket].linkcount() >= PAGES:  # whose clients may have left
         return Response("The service is busy.", 503, {"Retry-After": "1"})
     with caller_turns[bucket], page_turn:
         gevent.sleep(TURN_SECONDS)

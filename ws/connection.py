@@ -186,7 +186,7 @@ class WebSocket:
             is_answer = self._protocol.state is ConnectionState.REMOTE_CLOSING
             reason = None if is_answer else REASONS.get(code)
             self._write_control(events.CloseConnection(code, reason))
-        self.code = code
+        self.code = code  # after which `_write_control` writes nothing
         gevent.spawn_later(0 if code == CloseCode.ABNORMAL else CLOSE_SECONDS, self._disconnect)
 
     def ping(self) -> None:

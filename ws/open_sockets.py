@@ -80,7 +80,7 @@ class OpenSockets:
     def ping(self) -> None:
         """Ping the clients for which it is time."""
         now = time.monotonic()
-        for ws in self.open:  # `ping` never waits, so these stay the same
+        for ws in self.open:  # `ping` never waits, so none is added or removed meanwhile
             if ws.ping_deadline < now:
                 ws.ping()
 

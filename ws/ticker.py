@@ -69,5 +69,5 @@ class Ticker:
             for ws in listeners:
                 ws.close(CloseCode.BUG)
         else:
-            for ws in listeners:  # `send_now` never waits, so the set stays the same
+            for ws in listeners:  # `send_now` never waits, so none is added or removed meanwhile
                 ws.send_now(data)
