@@ -7,6 +7,7 @@ import secrets
 import signal
 import subprocess
 from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ AXE = Path(os.environ.get("AXE", REPOSITORY / "node_modules/axe-core/axe.min.js"
 PASSWORD = secrets.token_urlsafe()
 
 Page = Any
+OPEN_ALL = "() => { for (const each of document.querySelectorAll('details')) each.open = true }"
 
 
 @pytest.fixture(scope="module")
@@ -239,6 +241,44 @@ def test_console_is_live_and_its_command_works(page: Page, server: Server) -> No
     assert '"success":true' in subprocess.check_output(["bash", "-c", line], text=True)
 
 
+def test_every_button_of_the_console_does_what_it_says(page: Page, server: Server) -> None:
+    page.goto("/")
+    page.get_by_label("API key", exact=True).fill(server.new_key())
+    Chromium(page).run(OPEN_ALL)
+    pressed = ["[data-send]", "[data-copy]", "[data-show]", "[data-connect]", ".socket form button"]
+    others = page.locator(f"main button:not({', '.join(pressed)})")
+    expect(others, "press it in this test").to_have_count(0)
+    for button in page.locator("[data-show]").all():
+        field = page.locator(f"#{button.get_attribute('data-show')}")
+        for kind in ("text", "password"):
+            button.click()
+            expect(field).to_have_attribute("type", kind)
+    languages = page.get_by_label("Language of the code").locator("label").all()
+    for language, number in product(languages, range(page.locator("[data-copy]").count())):
+        language.click()
+        button = page.locator("[data-copy]").nth(number)
+        if button.is_visible():
+            text = page.locator(f"[id='{button.get_attribute('data-copy')}']").text_content()
+            button.click()
+            expect(button).to_have_text("Copied")
+            assert page.evaluate("navigator.clipboard.readText()") == text
+    for button in page.locator("[data-send]").all():
+        button.click()
+        expect(button.locator("xpath=ancestor::article")).to_contain_text(re.compile("20[04] "))
+    sockets = page.locator(".socket").all()
+    for words, action in [("Connected", "Disconnect"), ("Disconnected", "Connect")] * 2:
+        for socket in sockets:
+            socket.locator("[data-connect]").click()
+        for socket in sockets:
+            expect(socket.get_by_role("status")).to_have_text(words)
+            expect(socket.locator("[data-connect]")).to_have_text(action)
+    lines = card(page, ECHO).get_by_role("log").locator("p")
+    for number in range(60):
+        page.get_by_label("Message", exact=True).fill(f"message {number}")
+        press(page, ECHO, "Send")
+        expect(lines.last).to_contain_text(f'"message {number}"')
+
+
 @pytest.mark.parametrize(("width", "most"), [(1280, 2200), (360, 3400)])
 def test_first_screen_shows_an_answer_and_no_page_is_long(
     page: Page, server: Server, width: int, most: int
@@ -302,9 +342,7 @@ def states(page: Page, server: Server) -> Iterator[str]:
     page.goto(SECURITY)
     person.click("Show as table")
     yield "long names"
-    person.run(
-        "() => { for (const each of document.querySelectorAll('details')) each.open = true }"
-    )
+    person.run(OPEN_ALL)
     page.get_by_label("Current password", exact=True).fill("wrong")
     page.get_by_label("New password", exact=True).fill("long enough")
     page.get_by_role("button", name="Change password").click()
@@ -322,9 +360,7 @@ def states(page: Page, server: Server) -> Iterator[str]:
     expect(press(page, ECHO, "Connect")).to_have_text("Connected")
     card(page, ECHO).get_by_role("button", name="Send").click()
     expect(page.get_by_role("log")).to_have_count(2)
-    person.run(
-        "() => { for (const each of document.querySelectorAll('details')) each.open = true }"
-    )
+    person.run(OPEN_ALL)
     yield "console, live, all open"
 
 
