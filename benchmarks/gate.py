@@ -1,9 +1,10 @@
 """Compare requests to an API through Caddy and nginx, with the gate of deploy/ and without.
 
 The API is a server of nginx that answers 200. Where nginx only looks the key up in a `map`, nothing
-is counted: that is the least that any gate costs. Processor time is that of all processes but wrk's
-and the API's. At the end comes how many connections to the service were opened for some
-thousand requests.
+is counted: that is the least that any gate costs. Processor time is that of the proxy and of the
+service, whose part comes last. The service has a core for itself, as without a proxy; with
+`--core 0`, it shares that with the others. At the end comes how many connections to the service
+were opened for some thousand requests.
 """
 
 import re
@@ -25,7 +26,7 @@ CADDY = "{{\n admin off\n auto_https off\n}}\nhttp://:{port} {{\n reverse_proxy 
 
 
 class Proxy(Server):
-    """nginx or Caddy with this configuration; its processor time includes that of the service."""
+    """nginx or Caddy with this configuration."""
 
     def __init__(
         self, folder: Path, program: str, text: str, service: Server | None = None
@@ -39,10 +40,6 @@ class Proxy(Server):
         certificate = ["openssl", *CERTIFICATE.split(), "-out", "fullchain.pem"]
         subprocess.run(certificate, cwd=folder, check=True, capture_output=True)
         (folder / "config").write_text(text.replace("PORT", str(self.port)))
-
-    def processor_seconds(self) -> float:
-        service = self.service.processor_seconds() if self.service else 0
-        return super().processor_seconds() + service
 
 
 def gate(name: str, service: int, api: int, tls: bool) -> str:
@@ -68,7 +65,8 @@ def connections(port: int) -> set[frozenset[str]]:
 
 
 def main() -> None:
-    options = arguments(__doc__, rounds=8)
+    options = arguments(__doc__, rounds=8, core=1)
+    Proxy.cores = str(options.core)
     with TemporaryDirectory() as name, ExitStack() as stack:
         folder = Path(name)
 

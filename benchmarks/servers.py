@@ -51,6 +51,7 @@ class Server:
     """A server with a database of its own; without a command, it is the service."""
 
     cores = "0"
+    service: "Server | None" = None  # the one behind this proxy, whose time is added
 
     def __init__(self, folder: Path, *command: str, checkout: Path, **env: str) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -214,18 +215,23 @@ class Case:
     rounds: list[list[float]] = field(default_factory=list)
 
     def measure(self, seconds: float = 2) -> list[float]:
-        """Processor time of a request in µs, requests a second, p50 and p99 in ms."""
+        """Processor time of a request in µs, requests a second, p50 and p99 in ms.
+
+        If the server is a proxy, the last figure is the part of the service in the first one.
+        """
         file = self.server.folder / "keys"
         file.write_text("\n".join(self.keys))
         command = ["taskset", "-c", "1", "wrk", "-t1", "-c32", f"-d{seconds:.0f}s", "-s"]
         command += [str(HERE / "wrk.lua"), f"{self.origin}:{self.server.port}{self.path}"]
-        before = self.server.processor_seconds()
+        servers = [server for server in (self.server, self.server.service) if server]
+        before = [server.processor_seconds() for server in servers]
         output = subprocess.check_output(command, env=os.environ | {"KEYS": str(file)}, text=True)
-        spent = self.server.processor_seconds() - before
+        after = [server.processor_seconds() for server in servers]
         rate, p50, p99, requests, errors = map(float, output.split("figures")[1].split())
         expected = requests if self.is_refused else 0
         assert errors == expected, f"{self.name}: {errors:.0f} of {requests:.0f} failed"
-        return [1e6 * spent / requests, rate, p50, p99]
+        spent = [1e6 * (end - begin) / requests for begin, end in zip(before, after, strict=True)]
+        return [sum(spent), rate, p50, p99, *spent[1:]]
 
 
 def in_turns(cases: list[Case], rounds: int) -> None:
@@ -240,8 +246,9 @@ def in_turns(cases: list[Case], rounds: int) -> None:
             case.rounds.append(case.measure())
     print(f"{'':44}  CPU µs  ratio  requests/s  p50 ms  p99 ms  p99/p50")
     for case in cases:
-        processor, rate, p50, p99 = min(case.rounds)
+        processor, rate, p50, p99, *service = min(case.rounds)
         ratio = processor / min((case.of or case).rounds)[0]
-        spread = min(p99 / p50 for *_, p50, p99 in case.rounds)
+        spread = min(p99 / p50 for _, _, p50, p99, *_ in case.rounds)
         figures = f"{processor:7.0f} {ratio:6.2f} {rate:11.0f} {p50:7.1f} {p99:7.1f} {spread:8.1f}"
-        print(f"{case.name:44} {figures}", flush=True)
+        part = "".join(f"  service {each:.0f}" for each in service)
+        print(f"{case.name:44} {figures}{part}", flush=True)
