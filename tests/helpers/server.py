@@ -80,7 +80,7 @@ def serve_command() -> list[str]:
     return [sys.executable, "-m", *shlex.split(command)]
 
 
-def eventually(condition: Callable[[], Any], seconds: float = 20, what: str = "") -> Any:
+def eventually(condition: Callable[[], Any], seconds: float = 20, what: object = "") -> Any:
     """Wait until the condition holds, and return what it says; fails when it does not in time."""
     deadline = time.monotonic() + seconds
     while not (found := condition()):
@@ -211,6 +211,9 @@ class Server(contextlib.AbstractContextManager["Server"]):
         self._keys = 0
         self._process: subprocess.Popen[bytes] | None = None
 
+    def __str__(self) -> str:
+        return f"the server did not answer; its log ends with {self.log()[-3000:]}"
+
     @property
     def pid(self) -> int:
         assert self._process
@@ -267,7 +270,7 @@ class Server(contextlib.AbstractContextManager["Server"]):
                 stdout=log,
                 stderr=log,
             )
-        eventually(partial(self._answers, status), 30, "the server did not answer")
+        eventually(partial(self._answers, status), 30, self)
         return self
 
     def stop(self, how: signal.Signals = signal.SIGTERM) -> None:

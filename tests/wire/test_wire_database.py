@@ -32,17 +32,17 @@ def test_lock_by_another_process_loses_nothing(start_server: StartServer) -> Non
         server.execute("DELETE FROM api_key WHERE id = ?", revoked[8:16])
         with writing(str(server.database), "BEGIN IMMEDIATE"):
             with Load(server.port, key, connections=1) as load:
-                assert server.sign_up("early").status == 503
-                assert stream.close_code() == 1008
+                assert server.sign_up("early").status == 503, "a form waits: use BUSY_SECONDS"
+                assert stream.close_code() == 1008, "see close_ended in ws/open_sockets.py"
                 eventually(lambda: len(load.replies) > 100)
             eventually(lambda: server.ask(TEST, X_API_Key=revoked).status == 401, patience(2))
         assert server.sign_up("late").status == 303
-    assert load.statuses() == {200}
+    assert load.statuses() == {200}, "counts wait for the file: see Store in storage/sqlite.py"
     counted = [(len(load.replies),)]
     eventually(lambda: server.execute("SELECT total FROM api_key") == counted, patience(2))
     # A wait for the lock would come back at each sync; a pause of the machine hits one or two.
     seconds = sorted(reply.seconds for reply in load.replies)
-    assert seconds[-3] < patience(0.1)
+    assert seconds[-3] < patience(0.1), "each save waits for the lock: use BUSY_SECONDS"
     assert seconds[-1] < 4, "who waits for a lock halts all: use BUSY_SECONDS"
     assert len(server.log_lines("database unavailable")) == 1
 
