@@ -288,7 +288,12 @@ def test_constants_add_up_to_what_is_promised() -> None:
     assert connected < 5, "hits are back after an outage"
     idle_connections = postgres.KEY_CONNECTIONS * postgres.SHRINK_SECONDS
     assert idle_connections < 60, "an idle process has no connection"
-    assert BODY_SECONDS <= SEND_SECONDS, "a form may take as long as it is told"
+    assert 5 <= BODY_SECONDS <= SEND_SECONDS, "a form may take as long as it is told"
+    assert postgres.MAX_WAITING * 18 < 10_000, "KiB that requests of an outage keep"
+    told = f"a ping every {PING_SECONDS} seconds.*, for {STALLED_SECONDS} seconds is disconnected"
+    assert re.search(told, SOCKETS["info"]["description"]), (
+        "edit docs/asyncapi.json: info: description: pings"
+    )
 
 
 def test_seconds_of_gunicorn_are_those_that_are_promised() -> None:
