@@ -19,7 +19,7 @@ from servers import HERE, Case, Server, arguments, in_turns, random_key
 
 DEPLOY = HERE.parent / "deploy"
 CERTIFICATE = "req -x509 -newkey rsa:2048 -nodes -subj /CN=localhost -keyout privkey.pem"
-CADDY_OPTIONS = "admin off\nlocal_certs\nskip_install_trust\nauto_https disable_redirects\n"
+CADDY_OPTIONS = "admin off\nlocal_certs\nskip_install_trust\n"
 PROXY = "location / {{ {more} proxy_pass http://127.0.0.1:{api}; }}"
 NGINX = "daemon off; master_process off; pid pid; events {{}} http {{ access_log off; {http} }}"
 CADDY = "{{\n admin off\n auto_https off\n}}\nhttp://:{port} {{\n reverse_proxy 127.0.0.1:{api}\n}}"

@@ -90,7 +90,9 @@ def nginx(folder: Path, name: str, port: int, changes: dict[str, str]) -> list[s
 
 def caddy(folder: Path, name: str, port: int, changes: dict[str, str]) -> list[str]:
     # Its own certificate, and no other port.
-    options = "\tadmin off\n\tlocal_certs\n\tskip_install_trust\n\tauto_https disable_redirects\n"
+    options = "\tadmin off\n\tlocal_certs\n\tskip_install_trust\n"
+    if name == "Caddyfile":
+        options += "\tauto_https disable_redirects\n"
     changes |= {"example.org": f"https://localhost:{port}", "\tlog {": f"{options}\tlog {{"}
     if "keys.example.com" in changes:
         changes["keys.example.com"] = f"https://{KEYS_HOST}:{port}"
@@ -150,12 +152,16 @@ def test_no_key_is_logged_in_whatever_form_and_whatever_fails(tmp_path: Path, na
             with tls(port, name=host) as client:
                 path = f"/{number}{query}{key}"
                 assert client.request(path, Host=host, X_API_Key=key, Cookie=key).status == 502
+        for odd in (["-X", key], ["-H", f"Host: {key}.test"]):
+            curl = [find_program("curl"), "-sk", "--connect-to", f"{host}:443:127.0.0.1:{port}"]
+            subprocess.run([*curl, *odd, f"https://{host}/odd"], check=True)
         with tls(port, name=host) as client:
             resource.prlimit(pid, resource.RLIMIT_NOFILE, (1, 1))
             client.request(f"/last?api_key={key}", Host=host, Referer=key)
         eventually(lambda: "/last" in logged(tmp_path))
     assert all(f"/{number}" in logged(tmp_path) for number in range(5))
     assert key not in logged(tmp_path)
+    assert "enabling automatic HTTP" not in logged(tmp_path), "Caddy has no port 80"
 
 
 @pytest.mark.parametrize("name", PROXIES)
