@@ -126,6 +126,8 @@ def register(app: Flask, page: Callable[[HTTPException], ResponseReturnValue]) -
         response = error.get_response()
         if request.path.removesuffix("/") == "/api/v1/gate":  # for a proxy that discards bodies
             response.headers["X-Gate-Problem"] = response.get_data(as_text=True).rstrip()
+            if request.headers.get("Prefer") == "return=minimal":  # RFC 7240: leave out the body
+                response.set_data("")
         return response
 
     @app.errorhandler(PeeweeException)

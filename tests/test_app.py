@@ -115,6 +115,12 @@ def test_gate_says_who_calls_and_refuses_in_a_header_too(server: Server) -> None
         refused = server.ask(path, method, X_API_Key=sent)
         assert problem(refused)["status"] == status
         assert refused.headers["X-Gate-Problem"].encode("ascii") + b"\n" == refused.body
+        minimal = server.ask(path, method, X_API_Key=sent, Prefer="return=minimal")
+        assert (minimal.status, minimal.body, "X-Gate-Problem" in minimal.headers) == (
+            status,
+            b"",
+            True,
+        )
         assert not {*refused.headers} & {*caller}
         assert "X-Gate-Problem" not in server.ask(TEST, method, X_API_Key=sent).headers
 

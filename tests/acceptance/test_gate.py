@@ -442,10 +442,12 @@ class KeptOpen(BaseHTTPRequestHandler):
         self.note("asked")
         status = {"good": 204, "odd": 200}.get(self.headers["X-API-Key"], 401)
         self.send_response(status)
+        body = b"" if status == 204 or self.headers["Prefer"] else b"{}"
         if status != 204:
             self.send_header("X-Gate-Problem", "{}")
-            self.send_header("Content-Length", "0")
+            self.send_header("Content-Length", str(len(body)))
         self.end_headers()
+        self.wfile.write(body)
 
     def log_error(self, *_: object) -> None:
         self.note("timed out")
