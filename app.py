@@ -38,8 +38,11 @@ def year() -> dict[str, object]:
 @api.get("/status")
 def status() -> dict[str, object]:
     key = request.headers.get("X-API-Key")
-    authenticated = bool(key and auth.find_key(key))
-    return {"status": "operational", "version": API_VERSION, "authenticated": authenticated}
+    return {
+        "status": "operational",
+        "version": API_VERSION,
+        "authenticated": bool(key and auth.find_key(key)),
+    }
 
 
 @api.get("/protected/test")
@@ -91,13 +94,15 @@ def gate(key: ApiKey, allowance: Allowance) -> Response:
     It passes these headers on to that API. The response has no body, so the proxy has nothing to
     read before it can use the connection again.
     """
-    headers = {
-        "X-Auth-Key-Id": key.id,
-        "X-Auth-User-Id": str(key.user_id),
-        "X-Auth-Key-Type": quote(key.type),  # a row may have been edited by hand
-        "X-Auth-Tier": allowance.quota.tier,
-    }
-    response = Response(status=204, headers=headers)
+    response = Response(
+        status=204,
+        headers={
+            "X-Auth-Key-Id": key.id,
+            "X-Auth-User-Id": str(key.user_id),
+            "X-Auth-Key-Type": quote(key.type),  # a row may have been edited by hand
+            "X-Auth-Tier": allowance.quota.tier,
+        },
+    )
     del response.headers["Content-Type"]
     return response
 

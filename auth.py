@@ -14,10 +14,6 @@ from ratelimit import DEFAULT_TIER, Allowance, Quota
 from service.application import current_service, warn_once
 from service.responses import Problem, rate_limited
 
-INVALID_KEY = (
-    f"This API key is not valid. A key begins with {' or '.join(PREFIXES.values())}, followed by "
-    "47 characters, without quotes, spaces, or Bearer."
-)
 # curl drops a header whose value is empty, so a missing key and an empty one look the same.
 EMPTY_KEY = "If you did, it was empty: check that the variable with the key, such as $KEY, is set."
 CHALLENGE = {"WWW-Authenticate": 'ApiKey realm="api", header="X-API-Key"'}
@@ -49,8 +45,12 @@ def require_key(sent_key: str | None, or_where: str = "") -> ApiKey:
     `or_where` names another place where the client may send the key.
     """
     if not sent_key:
-        detail = f"Send your key in the X-API-Key header{or_where}. {EMPTY_KEY}"
-        raise Problem(401, "missing_api_key", detail, headers=CHALLENGE)
+        raise Problem(
+            401,
+            "missing_api_key",
+            f"Send your key in the X-API-Key header{or_where}. {EMPTY_KEY}",
+            headers=CHALLENGE,
+        )
     if key := find_key(sent_key):
         return key
     raise invalid_key()
@@ -95,4 +95,10 @@ def quota_of(key: ApiKey) -> Quota:
 
 def invalid_key() -> Problem:
     """The same response for every kind of invalid key."""
-    return Problem(401, "invalid_api_key", INVALID_KEY, headers=CHALLENGE)
+    return Problem(
+        401,
+        "invalid_api_key",
+        f"This API key is not valid. A key begins with {' or '.join(PREFIXES.values())}, followed "
+        "by 47 characters, without quotes, spaces, or Bearer.",
+        headers=CHALLENGE,
+    )

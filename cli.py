@@ -151,8 +151,8 @@ def create_key(username: str, name: str, type: str, tier: str, expires: int | No
 def rotate_key(key_id: str, grace: int) -> None:
     """Create a successor and print it; the old key stops working after the grace period."""
     key = valid_key(key_id)
-    save = current_service().store.save
-    print_key(lambda: api_keys.rotate_key(key.user, key.id, grace, save)[1:])
+    store = current_service().store
+    print_key(lambda: api_keys.rotate_key(key.user, key.id, grace, store.save)[1:])
 
 
 @key_group.command("list")

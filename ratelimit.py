@@ -71,8 +71,8 @@ class Usage(NamedTuple):
 
     def followed_by(self, later: "Usage") -> "Usage":
         """This and later requests. If they are in a new window, `used` starts again."""
-        used = self.used if self.reset == later.reset else 0
-        return Usage(self.total + later.total, later.reset, used + later.used)
+        before = self.used if self.reset == later.reset else 0
+        return Usage(self.total + later.total, later.reset, before + later.used)
 
 
 NO_USAGE = Usage()
@@ -102,13 +102,12 @@ def tiers_for_users(quotas: dict[str, Quota]) -> dict[str, Quota]:
     Neither their number of requests nor their average rate is higher than that of DEFAULT_TIER.
     """
     default = quotas[DEFAULT_TIER]
-    allowed = {
+    return {DEFAULT_TIER: default} | {
         tier: quota
         for tier, quota in quotas.items()
         if quota.limit <= default.limit
         and quota.limit * default.seconds <= default.limit * quota.seconds
     }
-    return {DEFAULT_TIER: default} | allowed
 
 
 class Limiter:

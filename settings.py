@@ -29,7 +29,6 @@ API_ADDRESS = (
     "(/[A-Za-z0-9._~:-]+)*)?"
 )
 URL_FORMS = "sqlite:///FILE or postgresql://USER:PASSWORD@HOST/NAME?OPTIONS (percent-encoded)"
-NEEDS_DRIVER = "PostgreSQL needs a driver: run `pip install -r requirements-postgres.txt`"
 SECRET_CHARACTERS = 16
 MAX_KEYS = 50  # of one user, including rotated keys in their grace period
 MAKE_SECRET = "make one: python3 -c 'import secrets; print(secrets.token_hex())'"
@@ -84,7 +83,9 @@ def _postgres(url: str) -> str:
     try:
         from psycopg import ProgrammingError, conninfo  # the driver is optional
     except ImportError:
-        raise ValueError(NEEDS_DRIVER) from None
+        raise ValueError(
+            "PostgreSQL needs a driver: run `pip install -r requirements-postgres.txt`"
+        ) from None
     with suppress(ProgrammingError, UnicodeError):
         parts = conninfo.conninfo_to_dict(url)
         # libpq's errors quote these parts. If the password has an unescaped @, / or ?, one of them

@@ -66,7 +66,7 @@ def rotate_key(
         key = locked(is_own(user, key_id) & ApiKey.valid() & ApiKey.rotated_at.is_null())
         if not key:
             raise InvalidInput(key="This key has ended or was rotated; create a new one.")
-        older = locked(is_predecessor(user, key))
+        older = locked(is_own(user, key.predecessor) & ApiKey.valid())
         if only_if_unused and (key.total or not older):
             raise InvalidInput(
                 key="The keys have changed in the meantime, so none of them was ended."
@@ -102,11 +102,6 @@ def locked(condition: Expression) -> ApiKey | None:
     """The row of a key; in PostgreSQL, nobody else changes it until the transaction ends."""
     ApiKey.update(total=ApiKey.total).where(condition).execute()
     return ApiKey.get_or_none(condition)
-
-
-def is_predecessor(user: User, key: ApiKey) -> Expression:
-    """The condition of the key that this one of the user has replaced, if it is still valid."""
-    return is_own(user, key.predecessor) & ApiKey.valid()
 
 
 def _store(key: ApiKey, most: int = MAX_KEYS) -> tuple[ApiKey, str]:

@@ -43,8 +43,9 @@ def find_user(name: str) -> User | None:
     """The user with this user name or email address, ignoring case."""
     with db.connection_context():
         lower = fn.LOWER(name)
-        has_name = (fn.LOWER(User.username) == lower) | (fn.LOWER(User.email) == lower)
-        return User.get_or_none(has_name)
+        return User.get_or_none(
+            (fn.LOWER(User.username) == lower) | (fn.LOWER(User.email) == lower)
+        )
 
 
 @contextmanager
@@ -70,8 +71,7 @@ def verify_password(user: User | None, password: str) -> bool:
     A text that is too long to be a password is not hashed: normalizing it could take 0.3 s.
     """
     stored = user.password_hash if user else UNMATCHABLE_HASH
-    could_match = len(password) <= MAX_PASSWORD
-    return could_match and bool(_scrypt(check_password_hash, stored, password))
+    return len(password) <= MAX_PASSWORD and bool(_scrypt(check_password_hash, stored, password))
 
 
 @cache

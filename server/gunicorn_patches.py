@@ -77,8 +77,7 @@ class OnePacketResponse(http.wsgi.Response):
         self.headers_sent: bool = True
         self.sent = len(arg)  # for the access log
         lines = [f"{name}: {value}\r\n" for name, value in self.headers]
-        header = "".join([*self.default_headers(), *lines, "\r\n"]).encode("latin-1")
-        data = header + arg
+        data = "".join([*self.default_headers(), *lines, "\r\n"]).encode("latin-1") + arg
         # The kernel nearly always takes all of it. `sendall` would ask for its buffer first.
         self.sock.sendall(data[self.sock.send(data) :])
 

@@ -98,11 +98,10 @@ def title_of(status: int) -> str:
 def rate_limited(allowance: Allowance) -> Problem:
     """The 429 of a key whose limit is used up."""
     quota = allowance.quota
-    detail = f"The limit of {quota.limit:,} requests per {UNIT_NAMES[quota.seconds]} is used up."
     return Problem(
         429,
         "rate_limited",
-        detail,
+        f"The limit of {quota.limit:,} requests per {UNIT_NAMES[quota.seconds]} is used up.",
         headers={"Retry-After": str(allowance.seconds_left)},
         **{
             "type": "https://iana.org/assignments/http-problem-types#quota-exceeded",
@@ -117,18 +116,7 @@ def register(app: Flask, page: Callable[[HTTPException], ResponseReturnValue]) -
 
     @app.errorhandler(HTTPException)
     def respond(error: HTTPException) -> ResponseReturnValue:
-        if not is_api(request.path):
-            return page(error)
-        if error.response is None:  # it is of werkzeug, whose own words are in its class
-            words = vars(error).get("description") or ""  # which a view gave to `abort`
-            # The headers bring Allow and Retry-After; the problem has a Content-Type of its own.
-            error = Problem(error.code or 500, detail=words, headers=error.get_headers())
-        response = error.get_response()
-        if request.path.removesuffix("/") == "/api/v1/gate":  # for a proxy that discards bodies
-            response.headers["X-Gate-Problem"] = response.get_data(as_text=True).rstrip()
-            if request.headers.get("Prefer") == "return=minimal":  # RFC 7240: leave out the body
-                response.set_data("")
-        return response
+        return problem_response(error) if is_api(request.path) else page(error)
 
     @app.errorhandler(PeeweeException)
     def database_error(error: PeeweeException) -> ResponseReturnValue:
@@ -143,3 +131,17 @@ def register(app: Flask, page: Callable[[HTTPException], ResponseReturnValue]) -
     def internal_error(error: Exception) -> ResponseReturnValue:
         log.exception("bug in %s %s", request.method, request.path)
         return respond(exceptions.InternalServerError())
+
+
+def problem_response(error: HTTPException) -> ResponseReturnValue:
+    """The response to an error under /api/."""
+    if error.response is None:  # it is of werkzeug, whose own words are in its class
+        words = vars(error).get("description") or ""  # which a view gave to `abort`
+        # The headers bring Allow and Retry-After; the problem has a Content-Type of its own.
+        error = Problem(error.code or 500, detail=words, headers=error.get_headers())
+    response = error.get_response()
+    if request.path.removesuffix("/") == "/api/v1/gate":  # for a proxy that discards bodies
+        response.headers["X-Gate-Problem"] = response.get_data(as_text=True).rstrip()
+        if request.headers.get("Prefer") == "return=minimal":  # RFC 7240: leave out the body
+            response.set_data("")
+    return response

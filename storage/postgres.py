@@ -241,8 +241,11 @@ class Store(KeyStore):
             return False
         saved = self._chart.copy()
         ids = sorted(saved)  # in one order in all processes: otherwise they wait for each other
-        values = now() // HOUR * HOUR, ids, [saved[key_id] for key_id in ids]
-        self._execute(ADD_HOUR, values, timeout=SAVE_CONNECTION_SECONDS)
+        self._execute(
+            ADD_HOUR,
+            (now() // HOUR * HOUR, ids, [saved[key_id] for key_id in ids]),
+            timeout=SAVE_CONNECTION_SECONDS,
+        )
         self._chart -= saved  # and keep what was counted meanwhile
         return True
 

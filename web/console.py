@@ -30,8 +30,9 @@ def reference() -> Markup:
     """
     rendered = current_service().extensions.get("reference")
     if rendered is None:
-        placeholders = {"http": "{{http}}", "ws": "{{ws}}", "prefix": "{{prefix}}"}
-        rendered = render_template("reference.html", **placeholders)
+        rendered = render_template(
+            "reference.html", http="{{http}}", ws="{{ws}}", prefix="{{prefix}}"
+        )
         current_service().extensions["reference"] = rendered
     http, prefix = escape(origin() + request.root_path), escape(request.root_path)
     address = {"http": http, "ws": http.replace("http", "ws", 1), "prefix": prefix}

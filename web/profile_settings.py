@@ -85,10 +85,9 @@ def keys() -> str:
         valid = g.user.keys.where(ApiKey.valid())
         listed = list(valid.order_by(ApiKey.created_at.desc(), fn.LOWER(ApiKey.name), ApiKey.id))
         hours = hourly_requests(g.user)
-    usage = [(key, current_service().store.peek(key, auth.quota_of(key))) for key in listed]
     return render_template(
         "security.html",
-        keys=usage,
+        keys=[(key, current_service().store.peek(key, auth.quota_of(key))) for key in listed],
         hours=hours,
         lifetimes=LIFETIMES,
         tiers=tiers_for_users(current_service().settings.rate_limits),
@@ -141,9 +140,12 @@ def create_key() -> ResponseReturnValue:
 
 @bp.get("/security/keys/<key_id>/<any(rename, rotate, revoke):action>")
 def confirm_key_change(key_id: str, action: str) -> str:
-    key = own_key(key_id)
     with db.connection_context():
-        older = ApiKey.get_or_none(api_keys.is_predecessor(g.user, key))
+        valid = g.user.keys.where(ApiKey.valid())
+        key = valid.where(ApiKey.id == key_id).get_or_none()
+        if key is None:
+            raise Changed(api_keys.KEY_IS_GONE)
+        older = valid.where(ApiKey.id == key.predecessor).get_or_none()
     return render_template(
         "change-key.html",
         action=action,
@@ -195,12 +197,3 @@ def change_password() -> ResponseReturnValue:
     users.change(g.user, password_hash=password_hash)
     session["mark"] = password_mark(password_hash)
     return redirect_with_message("web.settings.keys", "Your password is changed.")
-
-
-def own_key(key_id: str) -> ApiKey:
-    """A valid key of the user; raises Changed if there is none with this id."""
-    with db.connection_context():
-        key: ApiKey | None = g.user.keys.where(ApiKey.id == key_id, ApiKey.valid()).get_or_none()
-    if key is None:
-        raise Changed(api_keys.KEY_IS_GONE)
-    return key

@@ -128,6 +128,9 @@ def error_page(error: HTTPException) -> ResponseReturnValue:
         with suppress(PeeweeException):
             load_user()
     response = error.get_response()
-    phrase = title_of(error.code or 500)
-    response.set_data(render_template("error.html", error=error, response=response, phrase=phrase))
+    response.set_data(
+        render_template(
+            "error.html", error=error, response=response, phrase=title_of(error.code or 500)
+        )
+    )
     return response

@@ -24,11 +24,6 @@ from wsproto.frame_protocol import FrameProtocol
 from service.connections import CLOSE_SECONDS, READ_BYTES, TURN_SECONDS, half_close
 from service.responses import Problem, json_text
 
-UPGRADE = {"Connection": "upgrade", "Upgrade": "websocket", "Sec-WebSocket-Version": "13"}
-BAD_HANDSHAKE = (
-    "A handshake must be an HTTP/1.1 GET without a body, with an ASCII Host, Connection: Upgrade, "
-    "Sec-WebSocket-Version: 13, and 16 bytes in base64 as Sec-WebSocket-Key."
-)
 HANDSHAKE = {  # as regular expressions (RFC 6455 part 4.2.1)
     "REQUEST_METHOD": "GET",
     "SERVER_PROTOCOL": "HTTP/1.1",
@@ -82,10 +77,22 @@ def check_handshake(environ: dict[str, str]) -> None:
     """Raises Problem 400 or 426 unless this is a WebSocket handshake."""
     version = environ.get("HTTP_SEC_WEBSOCKET_VERSION", "13")
     if "websocket" not in tokens(environ, "HTTP_UPGRADE") or version != "13":
-        raise Problem(426, headers=UPGRADE)
+        raise Problem(
+            426,
+            headers={
+                "Connection": "upgrade",
+                "Upgrade": "websocket",
+                "Sec-WebSocket-Version": "13",
+            },
+        )
     fits = all(re.fullmatch(form, environ.get(name, "")) for name, form in HANDSHAKE.items())
     if not fits or "upgrade" not in tokens(environ, "HTTP_CONNECTION"):
-        raise Problem(400, "bad_handshake", BAD_HANDSHAKE)
+        raise Problem(
+            400,
+            "bad_handshake",
+            "A handshake must be an HTTP/1.1 GET without a body, with an ASCII Host, Connection: "
+            "Upgrade, Sec-WebSocket-Version: 13, and 16 bytes in base64 as Sec-WebSocket-Key.",
+        )
 
 
 def plain_handshake(environ: dict[str, str]) -> dict[str, str]:
