@@ -17,7 +17,7 @@ from accounts import api_keys, users
 from conftest import new_user
 from helpers.server import REPOSITORY, sources
 from helpers.stored import rotate_key
-from models import ApiKey, Changed, InvalidInput, User, check_fields, db
+from models import FIELD_RULES, TABLES, ApiKey, Changed, InvalidInput, User, check_fields, db
 
 RULES = {  # what is accepted, and what is refused
     "username": (
@@ -94,6 +94,13 @@ def test_taken_name_or_address_is_refused_by_its_field(text: str) -> None:
     with pytest.raises(InvalidInput) as invalid:
         users.create(**{"username": "bob", "email": "bob@example.com"} | taken, password_hash="")
     assert invalid.value.errors == dict.fromkeys(taken, "This is already taken.")
+
+
+@pytest.mark.parametrize("name", FIELD_RULES)
+def test_no_text_that_fits_its_rule_is_too_long_for_its_column(name: str) -> None:
+    for table in TABLES:
+        size = getattr(table._meta.fields.get(name), "max_length", None) or 1000
+        assert not re.fullmatch(FIELD_RULES[name][0], "x" * (size + 1)), "edit FIELD_RULES"
 
 
 @pytest.fixture(scope="module")

@@ -698,6 +698,7 @@ def test_no_value_of_a_field_makes_a_page_fail_and_all_are_shown_as_text(
         for path in routes(app, "GET"):
             page = browser_of(app, user).get(path, follow_redirects=True, buffered=True)
             found.update({to: (user, fields) for to, fields in forms_of(page).items()})
+            assert not re.search(r"\bNone\b", page.text), f"{path}: {{% if %}} around a null"
             for start, name, rest in re.findall(TYPED_IN, page.text):
                 typed_in[name] = typed_in.get(name, False) or " required" in start + rest
     for to, (user, fields) in found.items():
@@ -711,6 +712,8 @@ def test_no_value_of_a_field_makes_a_page_fail_and_all_are_shown_as_text(
             )
             may_be_empty = not typed_in.get(name, True)
             assert is_taken or value or not may_be_empty, f"{to}: {name} is required, or optional"
+            must_be_typed = typed_in.get(name, False) and to not in PASSWORDS_ONLY
+            assert value or not is_taken or not must_be_typed, f"{to}: {name} is not required"
             if answers[0].status_code == 422 and to not in PASSWORDS_ONLY:
                 others = fields.keys() & typed_in.keys() - ({name} if value != LONG else set())
                 lost = [each for each in others if escape(data[each]) not in answers[0].text]
