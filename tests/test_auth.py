@@ -14,7 +14,7 @@ import models
 from accounts import api_keys
 from conftest import NewKey
 from helpers.clock import NOON, Clock
-from helpers.paths import STATS, TEST
+from helpers.paths import GATE, STATS, TEST
 from helpers.stored import change, count, rotate_key, row
 from models import ApiKey, InvalidInput, User
 from ratelimit import Usage
@@ -148,6 +148,8 @@ def test_unlisted_tier_is_treated_as_free_and_logged_once(
 ) -> None:
     tiers = [secrets.token_hex(8) for _ in range(2)]  # none of which this process has named before
     for key in [new_key(tier=tier) for tier in (tiers[0], *tiers)]:
+        answer = client.get(GATE, headers={"X-API-Key": key})
+        assert answer.headers["X-Auth-Tier"] == "free"
         for path in (TEST, STATS):
             answer = client.get(path, headers={"X-API-Key": key})
             assert answer.get_json()["rate_limit_tier"] == "free"

@@ -614,6 +614,18 @@ def test_successor_goes_on_with_the_window_of_a_key_that_is_revoked(ada: FlaskCl
     assert ask_api(ada, second).headers["X-RateLimit-Remaining"] == "1"
 
 
+def test_revoking_a_key_that_was_used_less_gives_its_successor_nothing_back(
+    ada: FlaskClient,
+) -> None:
+    first = secret_in(create_key(ada, limit="five"))
+    answer = ada.post(f"{KEYS}/{first[8:16]}/successor", data={"grace": "in 24 hours"})
+    assert row(first).expires_at - models.now() == pytest.approx(DAY, abs=60)
+    second = secret_in(answer)
+    assert [ask_api(ada, second).status_code for _ in range(5)] == [200] * 5
+    ada.post(f"{KEYS}/{first[8:16]}/revoke")
+    assert ask_api(ada, second).status_code == 429
+
+
 def test_rotation_that_would_end_another_key_than_the_page_said_ends_none(ada: FlaskClient) -> None:
     first = secret_in(create_key(ada))
     second = secret_in(ada.post(f"{KEYS}/{first[8:16]}/successor"))

@@ -21,6 +21,7 @@ from helpers.server import (
     eventually,
     find_program,
     listens,
+    random_key,
     serve_command,
     start_refusal,
 )
@@ -120,6 +121,8 @@ def test_supported_options_work_together(start_server: StartServer, tmp_path: Pa
     os.kill(server.pid, signal.SIGUSR1)
     eventually(lambda: server.ask(STATUS) and access.exists() and STATUS in access.read_text())
     assert STATUS in other.read_text()
+    server.ask(f"/{(key := random_key())}")
+    assert key not in access.read_text()
     server.send(b"no request\r\n\r\n")
     assert "Invalid request" in log.read_text()
     assert server.log() == ""
