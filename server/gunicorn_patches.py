@@ -45,7 +45,7 @@ def patch_gunicorn(cfg: Any, **settings: int) -> None:
     http.message.Message.max_buffer_headers = property(lambda _: 32_768, lambda *_: None)
     http.parser.SocketUnreader = Unreader
     http.message.ChunkedReader = BoundedChunks
-    http.wsgi.Response = OnePacketResponse
+    http.wsgi.Response = FastResponse
 
     # What it says of a request that it can't parse: to the client, and in the log, where the text
     # of these errors would quote passwords and cookies.
@@ -67,8 +67,21 @@ def write_error(sock: Any, status: int, reason: str, message: str) -> None:
     util.write_nonblock(sock, header.encode() + response.data)
 
 
-class OnePacketResponse(http.wsgi.Response):
+class FastResponse(http.wsgi.Response):
     """Sends a body that is complete in one packet with its header."""
+
+    def process_headers(self, headers: list[tuple[str, str]]) -> None:
+        """Take over the headers, which werkzeug has checked already.
+
+        gunicorn would check them again. It has to see two of them, which it sends itself.
+        """
+        values = dict(headers)
+        if values.keys() & {"Connection", "Date"}:
+            super().process_headers(headers)
+            return
+        if "Content-Length" in values:
+            self.response_length = int(values["Content-Length"])
+        self.headers.extend(headers)
 
     def write(self, arg: bytes) -> None:
         if self.headers_sent or len(arg) != self.response_length:
