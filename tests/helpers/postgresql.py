@@ -36,7 +36,6 @@ class Cluster(AbstractContextManager["Cluster"]):
         """A new server, or one that follows the `primary` until `pg_promote` is called."""
         self._settings = OPTIONS | (options or {})
         self._binaries, self.port = Path(find_program("initdb")).resolve().parent, free_port()
-        self._frozen: list[int] = []
         self.password: str = primary.password if primary else secrets.token_hex()
         self._directory = Path(tempfile.mkdtemp(prefix="pg-"))
         self._options: dict[str, Any] = {"cwd": self._directory}
@@ -119,23 +118,21 @@ class Cluster(AbstractContextManager["Cluster"]):
 
     def freeze(self) -> None:
         """Stop all its processes; the kernel goes on accepting connections and data for them."""
-        pid = self._process.pid
-        os.kill(pid, signal.SIGSTOP)  # first, so that it makes no more children
-        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-        self._frozen = [pid, *map(int, children)]
         self._send(signal.SIGSTOP)
 
     def thaw(self) -> None:
         self._send(signal.SIGCONT)
 
     def _send(self, number: signal.Signals) -> None:
-        for pid in self._frozen:
+        pid = self._process.pid
+        os.kill(pid, number)  # first, so that a frozen one makes no more children
+        for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
             with suppress(ProcessLookupError):  # it has ended meanwhile
-                os.kill(pid, number)
+                os.kill(int(child), number)
 
     def __exit__(self, *error: object) -> None:
-        self.thaw()
         if self._process.poll() is None:
+            self.thaw()
             self._process.send_signal(signal.SIGQUIT)  # every process ends at once
             self._process.wait(timeout=20)
         shutil.rmtree(self._directory)
@@ -153,7 +150,8 @@ class Cluster(AbstractContextManager["Cluster"]):
 
     @staticmethod
     def query(url: str, sql: str, *values: object) -> list[Any]:
-        with connected(url) as connection:
+        """The rows, if there are any; each statement is a transaction of its own."""
+        with closing(psycopg.connect(url, autocommit=True, connect_timeout=5)) as connection:
             cursor = connection.execute(sql.encode(), values or None)
             return cursor.fetchall() if cursor.description else []
 
@@ -162,11 +160,6 @@ class Cluster(AbstractContextManager["Cluster"]):
         with suppress(psycopg.OperationalError):
             return bool(self.query(self.url(), "SELECT 1"))
         return False
-
-
-def connected(url: str) -> "closing[psycopg.Connection[Any]]":
-    """A connection on which each statement is a transaction of its own."""
-    return closing(psycopg.connect(url, autocommit=True, connect_timeout=5))
 
 
 class CitusCluster(ExitStack):

@@ -92,14 +92,16 @@ class RawSocket(contextlib.AbstractContextManager["RawSocket"]):
         return self.answer(has_body=method != "HEAD")
 
     def answer(self, has_body: bool = True) -> Answer:
-        head = self._until(b"\r\n\r\n").decode("latin-1")
-        line, _, rest = head.partition("\r\n")
+        while b"\r\n\r\n" not in self._buffer:
+            self._more()
+        head, _, self._buffer = self._buffer.partition(b"\r\n\r\n")
+        line, _, rest = head.decode("latin-1").partition("\r\n")
         parsed = Parser().parsestr(rest)
         del parsed["Server"]  # Caddy adds its own
         headers = Headers(parsed.items())
-        assert len(headers) == len(parsed), f"a header comes twice: {head}"
+        assert len(headers) == len(parsed), f"a header comes twice: {head!r}"
         date = parsedate_to_datetime(headers["Date"]).timestamp() if "Date" in headers else None
-        assert date is None or abs(date - time.time()) < 60, f"Date is not now: {head}"
+        assert date is None or abs(date - time.time()) < 60, f"Date is not now: {head!r}"
         size = int(headers.get("Content-Length", 0)) if has_body else 0
         status = re.match(r"HTTP/1\.[01] (\d{3}) ", line)
         assert status, f"no response: {head!r}"
@@ -164,12 +166,6 @@ class RawSocket(contextlib.AbstractContextManager["RawSocket"]):
                 sent += self.sock.send(data[sent % len(data) :])
         self.sock.settimeout(PATIENT_SECONDS)
         return sent
-
-    def _until(self, end: bytes) -> bytes:
-        while end not in self._buffer:
-            self._more()
-        found, _, self._buffer = self._buffer.partition(end)
-        return found
 
     def _more(self) -> None:
         try:

@@ -141,16 +141,6 @@ def bash(script: str, cwd: Path, env: dict[str, str] | None = None, seconds: flo
     return done.stdout
 
 
-def newer_version(folder: Path, *columns: str) -> Path:
-    """A copy of the project whose table of keys has more columns."""
-    copy = folder / "newer"
-    last = 'used = BigIntegerField(default=0, constraints=[SQL("DEFAULT 0")])'
-    shutil.copytree(REPOSITORY, copy, ignore=shutil.ignore_patterns(".*", "tests", "*.db*"))
-    before, _, after = (copy / "models.py").read_text().partition(last)
-    (copy / "models.py").write_text(before + "\n    ".join([last, *columns]) + after)
-    return copy
-
-
 def random_key(type: str = "production") -> str:
     """A well-formed key that nobody has."""
     random = "".join(secrets.choice(api_keys.BASE62) for _ in range(40))
@@ -176,11 +166,7 @@ def start_refusal(command: str, directory: Path, **settings: str) -> str:
 
 
 class StartError(Exception):
-    """The server ended by itself; `status` is its exit status, `output` what it printed."""
-
-    def __init__(self, status: int, output: str) -> None:
-        super().__init__(f"exit status {status}:\n{output}")
-        self.status, self.output = status, output
+    """The server ended by itself; the text has its exit status and what it printed."""
 
 
 class Server(contextlib.AbstractContextManager["Server"]):
@@ -190,6 +176,7 @@ class Server(contextlib.AbstractContextManager["Server"]):
     """
 
     may_log_a_traceback = False
+    _process: Any = None  # once it was started
 
     def __init__(self, directory: Path, *command: str, **settings: str) -> None:
         self.directory, self.command = directory, list(command) or serve_command()
@@ -209,14 +196,12 @@ class Server(contextlib.AbstractContextManager["Server"]):
         self._log.touch()
         self.stdin = subprocess.DEVNULL
         self._keys = 0
-        self._process: subprocess.Popen[bytes] | None = None
 
     def __str__(self) -> str:
         return f"the server did not answer; its log ends with {self.log()[-3000:]}"
 
     @property
     def pid(self) -> int:
-        assert self._process
         return self._process.pid
 
     @property
@@ -284,10 +269,9 @@ class Server(contextlib.AbstractContextManager["Server"]):
                 assert self.wait() == 0
 
     def has_ended(self) -> bool:
-        return self._process is not None and self._process.poll() is not None
+        return self._process.poll() is not None
 
     def wait(self) -> int:
-        assert self._process
         return self._process.wait(timeout=20)
 
     def handle_signals(self) -> None:
@@ -297,7 +281,7 @@ class Server(contextlib.AbstractContextManager["Server"]):
 
     def __exit__(self, *error: object) -> None:
         """Leave nothing running, whatever the test did. The log must have no traceback."""
-        if self._process and self._process.poll() is None:
+        if self._process and not self.has_ended():
             self.stop(signal.SIGKILL)
         before, traceback, after = self.log().partition("Traceback")
         bug = f"{before[-500:]}{traceback}{after[:5000]}"
@@ -380,9 +364,8 @@ class Server(contextlib.AbstractContextManager["Server"]):
             return database.execute(sql, values).fetchall()
 
     def _answers(self, status: int) -> bool:
-        assert self._process
-        if self._process.poll() is not None:
-            raise StartError(self._process.returncode, self.log())
+        if self.has_ended():
+            raise StartError(f"exit status {self._process.returncode}:\n{self.log()}")
         with contextlib.suppress(OSError):
             return self.ask(f"{self.env.get('SCRIPT_NAME', '')}{STATUS}").status == status
         return False
