@@ -112,7 +112,7 @@ def get(target: str, name: str = "Accept", value: str = "a") -> Request:
 @pytest.mark.parametrize("name", HEADERS)
 @pytest.mark.parametrize("target", [*PAGES, *SOCKETS])
 def test_header(proxied: Server, target: str, name: str) -> None:
-    values = [long(shape, HEADER) for shape in SHAPES]
+    values = (long(shape, HEADER) for shape in SHAPES)
     others = {value[:40]: get(target, name, value) for value in values}
     assert_costs_little(proxied, get(target), others)
 
@@ -132,10 +132,12 @@ def post(path: str, session: str, kind: str = FORM_TYPE, **fields: str) -> Reque
         values = FORMS[path] | {"username": f"ada{random.random()}"} | fields
         body = "&".join(f"{name}={text}" for name, text in values.items()).encode()
         caller = f"10.{random.randrange(256)}.{random.randrange(256)}.{random.randrange(256)}"
-        headers = {"Host": "a", "X-Forwarded-For": caller, "Cookie": session}
-        headers["Content-Length"] = str(len(body))
-        # Different each time, because the `re` module keeps patterns that were made of it.
-        headers["Content-Type"] = kind.format(random.random())
+        headers = {
+            **{"Host": "a", "X-Forwarded-For": caller, "Cookie": session},
+            # Different each time, because the `re` module keeps patterns that were made of it.
+            "Content-Type": kind.format(random.random()),
+            "Content-Length": str(len(body)),
+        }
         return request_bytes(path, headers, "POST") + body
 
     return request

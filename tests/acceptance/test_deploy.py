@@ -77,13 +77,15 @@ def nginx(folder: Path, name: str, port: int, changes: dict[str, str]) -> list[s
     site = shipped(name, changes).replace("listen 80", f"listen 127.0.0.1:{free_port()}")
     site = re.sub(r"listen \[::\].*?;", "", site)  # not every machine has IPv6
     (folder / "site.conf").write_text(site)
-    kinds = ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
-    paths = " ".join(f"{kind}_temp_path {folder}/{kind};" for kind in kinds)
+    paths = "".join(
+        f"{kind}_temp_path {folder}/{kind}; "
+        for kind in ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
+    )
     # The gate has to turn the underscores off; some operators allow only TLS 1.3.
     (folder / "main.conf").write_text(
         f"daemon off; master_process off; pid {folder}/pid; error_log stderr;\n"
         f"events {{}}\nhttp {{ underscores_in_headers on; ssl_protocols TLSv1.3;\n"
-        f"{paths} include {folder}/site.conf; }}\n"
+        f"{paths}include {folder}/site.conf; }}\n"
     )
     return [find_program("nginx"), "-p", str(folder), "-c", "main.conf", "-e", "stderr"]
 
@@ -220,8 +222,11 @@ def test_files_of_the_image_serve_and_are_healthy(tmp_path: Path) -> None:
     assert subprocess.run([sys.executable, *check], env=server.env, stderr=-3).returncode == 1
 
 
-# Runs a command in this folder with these settings; later ones win, as in systemd.
-SYSTEMD_RUN = """
+# `sudo` changes no user. `systemd-run` runs a command in this folder with these settings; later
+# ones win, as in systemd.
+FAKES = """
+sudo() { [ "$1" != -u ] || shift 2; "$@"; }
+systemctl() { :; }
 systemd-run() (
     while [[ $1 == -* ]]; do
         case $2 in
@@ -237,15 +242,13 @@ systemd-run() (
 
 
 def test_documented_commands_make_and_restore_a_backup(tmp_path: Path) -> None:
-    """With a `sudo` that changes no user, and fakes of systemd."""
     _, commands, _, restore = written("deploying.md", "systemd")
     alias, create, backup = commands.splitlines()
     (data := tmp_path / "data").mkdir()
-    fakes = 'sudo() { [ "$1" != -u ] || shift 2; "$@"; }; systemctl() { :; }' + SYSTEMD_RUN
     (file := tmp_path / "demo-service.env").write_text("RATE_LIMITS=free=1/day, gold=7/day\n")
 
     def paste(commands: str) -> str:
-        ours = f"shopt -s expand_aliases; {fakes}\n{alias}\n{commands}"
+        ours = f"shopt -s expand_aliases\n{FAKES}\n{alias}\n{commands}"
         for written_there, here in {
             "/srv/demo-service/.venv/bin/flask": f"{sys.executable} -m flask",
             "/srv/demo-service": REPOSITORY,
@@ -268,9 +271,8 @@ def test_systemd_finds_no_mistake(tmp_path: Path) -> None:
     gunicorn.touch(0o755)
     unit.write_text(shipped(unit.name, {"/srv/demo-service": str(tmp_path)}))
     unit.with_suffix(".socket").write_text(shipped("demo-service.socket"))
-    command = [find_program("systemd-analyze"), "verify", "--man=no", str(unit)]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert (done.returncode, done.stderr) == (0, ""), done.stdout
+    verify = f"{find_program('systemd-analyze')} verify --man=no {unit} 2>&1"
+    assert bash(verify, tmp_path) == ""
 
 
 def test_restart_fails_no_request(tmp_path: Path) -> None:
@@ -315,21 +317,23 @@ def test_heroku_from_its_documented_block(tmp_path: Path, cluster: Cluster) -> N
     """Pasted with a `heroku` that only notes the settings; what is pushed then is served."""
     (block,) = written("deploying.md", "Heroku")
     app, config = tmp_path / "app", tmp_path / "config"
-    script = f"""git init -q --bare heroku.git; git clone -q {REPOSITORY} clone; cd clone
+    bash(
+        f"""git init -q --bare heroku.git; git clone -q {REPOSITORY} clone; cd clone
         git config user.name a; git config user.email a@b
         git -C {REPOSITORY} diff --binary HEAD | git apply --allow-empty --index
         git commit -q --allow-empty -m changes
         git remote add heroku ../heroku.git
         heroku() {{ [ "$1" != config:set ] || echo "$2" >> {config}; }}
         {block}
-        git clone -q -b main ../heroku.git {app}"""
-    bash(script, tmp_path)
+        git clone -q -b main ../heroku.git {app}""",
+        tmp_path,
+    )
     assert "\npsycopg[binary,pool]" in (app / "requirements.txt").read_text()
     env = dict(line.split("=") for line in config.read_text().splitlines())
     env |= {"DYNO": "web.1", "WEB_CONCURRENCY": "2", "FORWARDED_ALLOW_IPS": "*"}
     env["DATABASE_URL"] = cluster.new_database().replace("postgresql://", "postgres://")
-    command = ["env", f"--chdir={app}", *serve_command()]
-    with Server(tmp_path, *command, GUNICORN_CMD_ARGS="--access-logfile -", **env) as server:
+    env["GUNICORN_CMD_ARGS"] = "--access-logfile -"
+    with Server(tmp_path, "env", f"--chdir={app}", *serve_command(), **env) as server:
         key = server.start().new_key()
         assert [server.ask(TEST, X_API_Key=key).status for _ in range(3)] == [200] * 3
         server.stop()
@@ -362,9 +366,9 @@ def test_a_backup_is_restored(request: pytest.FixtureRequest, tmp_path: Path, nu
 def test_a_sqlite_file_moves_to_postgresql(tmp_path: Path, cluster: Cluster) -> None:
     find_program("psql")
     find_program("sqlite3")
-    script = "\n".join(written("growing.md", "Moving an existing file"))
     old = Server(tmp_path / "old")
     new = Server(tmp_path / "new", DATABASE_URL=cluster.new_database())
+    script = "\n".join(written("growing.md", "Moving an existing file"))
     script = script.replace(".venv/bin/flask", FLASK).replace("demo.db", str(old.database))
     with old, new:
         key = old.new_key(name='an odd ", name')

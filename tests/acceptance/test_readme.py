@@ -77,7 +77,8 @@ class Checkout:
     def running(self, command: str) -> Iterator[Callable[[], str]]:
         """Paste a command that serves, and end it with Ctrl-C; gives what it has printed so far."""
         with self.started(command) as process:
-            eventually(lambda: self._serves(process), 30, command)
+            eventually(lambda: process.poll() or "Try it:" in self._log.read_text(), 30, command)
+            assert process.poll() is None, self._log.read_text()
             yield self._log.read_text
             os.killpg(process.pid, signal.SIGINT)
             assert process.wait(timeout=10) == 0, self._log.read_text()
@@ -100,11 +101,6 @@ class Checkout:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
-
-    def _serves(self, process: "subprocess.Popen[bytes]") -> bool:
-        text = self._log.read_text()
-        assert process.poll() is None, text
-        return "Try it:" in text  # the demo has created its key
 
     def on_our_ports(self, commands: str) -> str:
         for written, ours in self.ports.items():
@@ -168,7 +164,6 @@ def test_blocks_can_be_pasted_into_any_shell() -> None:
 def test_gate_can_be_tried(checkout: Checkout, program: str) -> None:
     find_program(program)
     page = (REPOSITORY / "docs/protecting-your-api.md").read_text()
-    used = ("9000", "8080")
     api, service, *proxies, ask = blocks("sh", section("Try it", page))
     (proxy,) = [block for block in proxies if f"{program} " in block]
     assert program == "nginx" or proxy in blocks("sh"), "README has the same command"
@@ -180,19 +175,19 @@ def test_gate_can_be_tried(checkout: Checkout, program: str) -> None:
         checkout.running(service) as shown,
         checkout.started(proxy, "proxy"),
     ):
-        eventually(lambda: all(listens("127.0.0.1", checkout.ports[port]) for port in used))
+        used = [checkout.ports[port] for port in ("9000", "8080")]
+        eventually(lambda: all(listens("127.0.0.1", port) for port in used))
         printed = checkout.paste(f"{export(shown())}{ask}")
-        pages = checkout.paste(f"curl -s http://localhost:{checkout.ports['8080']}/log-in")
+        assert "Password" in checkout.paste("curl -s http://localhost:8080/log-in")
     (expected,) = blocks("text", section("Try it", page))
     assert as_counted(printed) == as_counted(expected)
-    assert "Password" in pages
 
 
-def test_program_makes_a_key(checkout: Checkout) -> None:
+def test_program_makes_a_key(installed: Checkout) -> None:
     (program,) = blocks("python", (REPOSITORY / "docs/protecting-your-api.md").read_text())
     create = ".venv/bin/flask user create ada a@example.com --password-stdin <<< 'long enough'"
-    checkout.paste(f"python3 -m venv .venv; {create}")
-    assert re.fullmatch(r"sk_live_\w{47}\n", checkout.paste(f".venv/bin/python -c '{program}'"))
+    printed = installed.paste(f"{create}; .venv/bin/python -c '{program}'")
+    assert re.fullmatch(r"sk_live_\w{47}\n", printed)
 
 
 def as_counted(text: str) -> list[str]:
