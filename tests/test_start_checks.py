@@ -6,6 +6,7 @@ import sys
 import pytest
 from gunicorn.config import Config
 
+from helpers.documents import section
 from helpers.server import REPOSITORY
 from server.lifecycle import SUPPORTED_OPTIONS, check_options
 from settings import Settings, SettingsError
@@ -45,9 +46,8 @@ def test_each_setting_of_gunicorn_was_decided_on() -> None:
 
 
 def test_documents_list_the_supported_options() -> None:
-    text = (REPOSITORY / "docs/deploying.md").read_text()
-    section = text.partition("\n## Options of gunicorn\n")[2].partition("\n## ")[0]
-    listed = re.findall(r"^\| `(--[a-z-]+)", section, re.MULTILINE)
+    page = (REPOSITORY / "docs/deploying.md").read_text()
+    listed = re.findall(r"(?m)^\| `(--[a-z-]+)", section("Options of gunicorn", page))
     names = {option: name for name in SETTINGS for option in SETTINGS[name].cli or []}
     assert sorted(names[option] for option in listed) == sorted(SUPPORTED_OPTIONS)
 

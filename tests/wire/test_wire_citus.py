@@ -19,6 +19,7 @@ pytestmark = pytest.mark.citus
 
 CHAPTER = (REPOSITORY / "docs" / "growing.md").read_text().partition("## Past one")[2]
 (DISTRIBUTE,) = blocks("sh", CHAPTER)
+LIMITS = "free=1000000/day,five=500/day"
 
 
 @pytest.fixture(scope="module")
@@ -32,8 +33,7 @@ def server(citus: CitusCluster, start_server: StartServer) -> Server:
     url = citus.new_database()
     prepare_database(load({"DATABASE_URL": url}))
     bash(DISTRIBUTE, REPOSITORY, clean_environment(DATABASE_URL=url))
-    limits = "free=1000000/day,five=500/day"
-    return start_server(DATABASE_URL=url, WEB_CONCURRENCY="2", RATE_LIMITS=limits)
+    return start_server(DATABASE_URL=url, WEB_CONCURRENCY="2", RATE_LIMITS=LIMITS)
 
 
 def test_limit_is_exact_over_two_processes(server: Server) -> None:

@@ -13,10 +13,10 @@ from helpers.load import Load, accepted
 from helpers.paths import PROTECTED, STATS, TEST, TIME
 from helpers.rawsocket import RawSocket
 from helpers.server import (
+    REPOSITORY,
     eventually,
     find_program,
     listens,
-    newer_version,
     patience,
     serve_command,
     writing,
@@ -169,14 +169,20 @@ def test_what_was_used_up_is_used_up_after_a_restart(start_server: StartServer) 
     assert still == refused, "keep what is counted in a column, or in a table"
 
 
+LAST_COLUMN = 'used = BigIntegerField(default=0, constraints=[SQL("DEFAULT 0")])\n'
+NEW_COLUMNS = """
+    colour = CharField(default='0', constraints=[SQL('DEFAULT 0')])
+    place = BigIntegerField(null=True, index=True)
+"""
+
+
 @pytest.mark.ci
 def test_new_column_is_one_line(start_server: StartServer, tmp_path: Path) -> None:
     """The version before goes on with the same database."""
-    newer = newer_version(
-        tmp_path,
-        "colour = CharField(default='0', constraints=[SQL('DEFAULT 0')])",
-        "place = BigIntegerField(null=True, index=True)",
-    )
+    newer = tmp_path / "newer"
+    shutil.copytree(REPOSITORY, newer, ignore=shutil.ignore_patterns(".*", "tests", "*.db*"))
+    models = (newer / "models.py").read_text()
+    (newer / "models.py").write_text(models.replace(LAST_COLUMN, LAST_COLUMN + NEW_COLUMNS))
     server = start_server()
     key = server.new_key()
     with server.start_flask("user", "list", cwd=newer) as command:

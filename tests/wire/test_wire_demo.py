@@ -30,10 +30,9 @@ def server(tmp_path: Path) -> Iterator[Server]:
 
 def test_first_start_prints_what_works_and_the_second_no_secret(server: Server) -> None:
     server.start()
-    lines = [line.strip() for line in server.log().splitlines()]
     (key,) = set(KEY.findall(server.log()))
     assert server.ask(TEST, X_API_Key=key).json()["api_key_name"] == "demo"
-    pasted = [line for line in lines if line.startswith(("export ", "curl "))]
+    pasted = re.findall(r"(?m)^ *((?:export|curl) .*)", server.log())
     assert len(pasted) == 6
     typed = "\n".join(pasted).replace("curl ", "curl -sSf ")
     done = subprocess.run(["sh", "-ec", typed], capture_output=True, text=True)

@@ -13,8 +13,9 @@ from helpers.server import Server
 
 def large_headers(number: int) -> bytes:
     """So many times 8,000 bytes, but no more than is read: the rest would reset the connection."""
-    headers = {f"X-{n}": "y" * 8000 for n in range(number)}
-    return request_bytes(STATUS, {"Host": "a"} | headers)[:33_000]
+    return request_bytes(STATUS, {"Host": "a"} | {f"X-{n}": "y" * 8000 for n in range(number)})[
+        :33_000
+    ]
 
 
 POST = b"POST /api/v1/status HTTP/1.1\r\nHost: a\r\n"

@@ -59,8 +59,9 @@ def test_client_that_never_reads(start_patched: StartServer, sent: bytes) -> Non
 
 
 def test_client_that_answers_no_ping_is_lost(start_patched: StartServer) -> None:
-    seconds = "connection.PING_SECONDS, connection.STALLED_SECONDS = 0.05, 2"
-    server = start_patched(f"from ws import connection; {seconds}")
+    server = start_patched(
+        "from ws import connection\nconnection.PING_SECONDS, connection.STALLED_SECONDS = 0.05, 2"
+    )
     with RawSocket(server.port).open(ECHO) as client:
         for _ in range(5):
             assert client.frame() == (PING, b"")
@@ -95,8 +96,9 @@ DESCRIBED = {int(code): row for code, row in SOCKETS["x-close-codes"].items()}
 def test_bad_frame_closes_the_socket(server: Server, sent: bytes, code: int) -> None:
     with RawSocket(server.port).open(ECHO) as client:
         client.send(sent + frame(PING))  # which an open socket answers
-        advice = "close it at once, in `messages` or `_events` of ws/connection.py"
-        assert client.frame() == closing(code, DESCRIBED[code]["reason"]), advice
+        assert client.frame() == closing(code, DESCRIBED[code]["reason"]), (
+            "close it at once, in `messages` or `_events` of ws/connection.py"
+        )
         assert client.ended()
 
 

@@ -122,8 +122,8 @@ def test_closed_terminal_saves_stops_and_frees_the_port(tmp_path: Path) -> None:
         server.stop(signal.SIGKILL)  # the terminal, and not the demo
     eventually(lambda: not listens("127.0.0.1", server.port))
 
-    saved = [(7,)], {"service.db"}
-    eventually(lambda: (server.execute("SELECT total FROM api_key"), server.stored) == saved)
+    eventually(lambda: server.execute("SELECT total FROM api_key") == [(7,)])
+    eventually(lambda: server.stored == {"service.db"})
 
 
 @pytest.mark.one_process("with PostgreSQL it is a reload")
