@@ -107,6 +107,14 @@ def test_window_of_another_tier_is_not_taken_over(owner: User) -> None:
     assert row(third).usage == Usage(0, NOON + 60, 5)
 
 
+def test_key_that_has_expired_is_not_kept_instead_of_its_successor(owner: User, key: str) -> None:
+    """Not even while its row is still there."""
+    unused = rotate_key(owner, key[8:16])[2]
+    change(key, expires_at=1)
+    assert rotate_key(owner, unused[8:16])[0].id == unused[8:16]
+    assert not row(unused).has_expired
+
+
 def test_rotation_without_a_grace_ends_a_key_at_once_by_a_clock_that_is_behind(
     owner: User, clock: Clock
 ) -> None:

@@ -13,6 +13,7 @@ import werkzeug.exceptions
 from flask import Flask
 from flask.testing import FlaskClient
 
+from helpers.clock import NOON, Clock
 from service.application import current_service
 from service.responses import Problem
 from storage import outage
@@ -152,3 +153,13 @@ def test_problem_may_have_any_status(
         "detail": "Not on Mondays.",
         "code": code,
     }
+
+
+def test_outage_is_logged_once_a_minute(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(outage, "_quiet_until", {})
+    monkeypatch.setattr(outage, "time", clock := Clock())
+    for clock.now in range(NOON, NOON + 180):
+        outage.log_outage(peewee.OperationalError("no x"))
+    assert len(caplog.messages) == 3

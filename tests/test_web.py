@@ -254,15 +254,15 @@ def test_hundred_pages_of_a_caller_wait_and_others_do_not(
 ) -> None:
     monkeypatch.setattr(app, "test_client_class", FlaskClient)
 
-    def ask(caller: int) -> int:
-        address = {"REMOTE_ADDR": f"192.0.2.{caller}"}
-        return app.test_client().get("/log-in", environ_base=address).status_code
+    def ask(address: str) -> int:
+        caller = {"REMOTE_ADDR": address}
+        return app.test_client().get("/log-in", environ_base=caller).status_code
 
     with site.page_turn:
-        waiting = [gevent.spawn(ask, 1) for _ in range(101)]
+        waiting = [gevent.spawn(ask, f"2001:db8::{number}") for number in range(101)]
         gevent.idle()  # until all of them wait
-        assert ask(1) == 503
-    assert gevent.spawn(ask, 2).get() == 200
+        assert ask("2001:db8::ffff") == 503, "all of these are one caller"
+    assert gevent.spawn(ask, "2001:db8:0:1::1").get() == 200
     assert not all(each.ready() for each in waiting), "they come one after another"
     assert {each.get() for each in waiting} == {200}
 

@@ -6,6 +6,7 @@ import random
 import re
 import signal
 import socket
+import subprocess
 import time
 
 import pytest
@@ -26,7 +27,7 @@ from helpers.rawsocket import (
     frame,
     handshake_bytes,
 )
-from helpers.server import Server, eventually, serve_command, within
+from helpers.server import Server, eventually, find_program, serve_command, within
 
 MAX_BYTES = 65_536
 
@@ -56,6 +57,18 @@ def test_client_that_never_reads(start_patched: StartServer, sent: bytes) -> Non
         with pytest.raises((ConnectionResetError, BrokenPipeError)):
             client.send(bytes(50_000_000))
     eventually(lambda: server.log_lines(": 1006"))
+
+
+def test_kernel_keeps_128_kib_of_a_connection_in_each_direction(
+    server: Server, server_key: str
+) -> None:
+    """However fast the client is, or was before it stopped to read."""
+    with RawSocket(server.port).open(f"{TIME}?api_key={server_key}") as client:
+        client.send(frame(TEXT, b"x" * MAX_BYTES) * 300)
+        command = [find_program("ss"), "-Htnm", f"sport = :{server.port}"]
+        shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    sizes = {*re.findall(r"[rt]b(\d+)", shown)}
+    assert sizes == {"131072"}, "see SO_RCVBUF and SO_SNDBUF in lifecycle.serving"
 
 
 def test_client_that_answers_no_ping_is_lost(start_patched: StartServer) -> None:
