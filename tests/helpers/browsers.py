@@ -97,9 +97,9 @@ class Firefox(Browser):
 
     def __init__(self, directory: Path, running: contextlib.ExitStack) -> None:
         port = free_port()
-        command = [find_program("firefox-esr", "firefox"), "--headless", "--no-remote"]
-        command += ["--profile", str(directory), f"--remote-debugging-port={port}"]
-        start(command, running)
+        profile = ["--profile", str(directory), f"--remote-debugging-port={port}"]
+        firefox = find_program("firefox-esr", "firefox")
+        start([firefox, "--headless", "--no-remote", *profile], running)
         address = f"ws://127.0.0.1:{port}/session"
         self._socket = self.wait(lambda: running.enter_context(connect(address)), "Firefox")
         self._ask("session.new", capabilities={})
@@ -126,8 +126,8 @@ class Firefox(Browser):
         return str(answer["result"]["value"])
 
     def act(self, type: str, *actions: dict[str, object]) -> None:
-        device = {"type": type, "id": type, "actions": actions}
-        self._ask("input.performActions", context=self._window, actions=[device])
+        devices = [{"type": type, "id": type, "actions": actions}]
+        self._ask("input.performActions", context=self._window, actions=devices)
 
 
 class WebKit(Browser):
@@ -135,10 +135,13 @@ class WebKit(Browser):
 
     def __init__(self, directory: Path, running: contextlib.ExitStack) -> None:
         port = free_port()
-        command = [find_program("xvfb-run"), "-a", find_program("WebKitWebDriver")]
-        # Its sandbox does not start in a container, and there is no graphics card.
-        unsafe = {"WEBKIT_DISABLE_SANDBOX_THIS_IS_DANGEROUS": "1"}
-        start([*command, f"--port={port}"], running, LIBGL_ALWAYS_SOFTWARE="1", **unsafe)
+        start(
+            [find_program("xvfb-run"), "-a", find_program("WebKitWebDriver"), f"--port={port}"],
+            running,
+            # Its sandbox does not start in a container, and there is no graphics card.
+            WEBKIT_DISABLE_SANDBOX_THIS_IS_DANGEROUS="1",
+            LIBGL_ALWAYS_SOFTWARE="1",
+        )
         self._url = f"http://127.0.0.1:{port}/session"
         session = self.wait(lambda: self._ask("", capabilities={}), "WebKit")
         self._url += f"/{session['sessionId']}"
@@ -146,8 +149,8 @@ class WebKit(Browser):
         self.reload, self.back = partial(self._ask, "/refresh"), partial(self._ask, "/back")
 
     def _ask(self, path: str, **body: object) -> Any:
-        data = json.dumps(body).encode()
-        with urllib.request.urlopen(self._url + path, data, timeout=60) as answer:
+        address = self._url + path
+        with urllib.request.urlopen(address, json.dumps(body).encode(), timeout=60) as answer:
             return json.load(answer)["value"]
 
     def evaluate(self, function: str, text: str) -> str:

@@ -57,7 +57,6 @@ class Cluster(AbstractContextManager["Cluster"]):
     @contextmanager
     def pooled(self) -> Iterator[int]:
         """The port of a PgBouncer in front: it runs each transaction in one of two sessions."""
-        program = find_program("pgbouncer")
         port, file = free_port(), self._directory / "pgbouncer.ini"
         file.write_text(
             f"""[databases]
@@ -70,7 +69,8 @@ class Cluster(AbstractContextManager["Cluster"]):
             default_pool_size = 2
             unix_socket_dir =""".replace("  ", "")
         )
-        with subprocess.Popen([program, "-q", file], stderr=-3, **self._options) as process:
+        command = [find_program("pgbouncer"), "-q", str(file)]
+        with subprocess.Popen(command, stderr=-3, **self._options) as process:
             try:
                 eventually(lambda: listens("127.0.0.1", port))
                 yield port
@@ -179,8 +179,8 @@ class CitusCluster(ExitStack):
             server.query(server.url(), f"CREATE DATABASE {name}")
             server.query(server.url(name), "CREATE EXTENSION citus")
         url = self.coordinator.url(name)
-        host = "SELECT citus_set_coordinator_host('127.0.0.1', %s)"
-        Cluster.query(url, host, self.coordinator.port)
+        port = self.coordinator.port
+        Cluster.query(url, "SELECT citus_set_coordinator_host('127.0.0.1', %s)", port)
         for node in self.nodes:
             Cluster.query(url, "SELECT citus_add_node('127.0.0.1', %s)", node.port)
         return url

@@ -191,6 +191,10 @@ def request_bytes(
 
 
 def form_bytes(path: str, **fields: str) -> bytes:
-    body, kind = urlencode(fields).encode(), "application/x-www-form-urlencoded"
-    headers = {"Host": "a", "Content-Type": kind, "Content-Length": str(len(body))}
+    body = urlencode(fields).encode()
+    headers = {
+        "Host": "a",
+        "Content-Type": "application/x-www-form-urlencoded",
+        "Content-Length": str(len(body)),
+    }
     return request_bytes(path, headers, "POST") + body

@@ -30,8 +30,8 @@ def row(key: str) -> ApiKey:
 
 def change(key: str, **columns: object) -> bool:
     with db.connection_context():
-        where = (ApiKey.id == key[8:16]) & ApiKey.valid()
-        return bool(ApiKey.update(**columns).where(where).execute())
+        update = ApiKey.update(**columns).where(ApiKey.id == key[8:16], ApiKey.valid())
+        return bool(update.execute())
 
 
 def count() -> int:
