@@ -51,9 +51,11 @@ def test_year(client: FlaskClient, monkeypatch: pytest.MonkeyPatch) -> None:
     new_year = 1_798_761_600  # 2027-01-01T00:00:00Z
     for now, number in ((new_year - 1, 2026), (new_year, 2027)):
         monkeypatch.setattr(service, "time", Clock(now))
-        message = f"The current year is {number}."
-        body = {"year": number, "message": message, "timestamp": utc(now).replace("Z", ".000Z")}
-        assert client.get(YEAR).get_json() == body
+        assert client.get(YEAR).get_json() == {
+            "year": number,
+            "message": f"The current year is {number}.",
+            "timestamp": utc(now).replace("Z", ".000Z"),
+        }
 
 
 def test_status_says_whether_a_key_is_good(server: Server, server_key: str) -> None:
@@ -194,9 +196,17 @@ def test_limit_refuses_the_sixth_of_five_calls(server: Server) -> None:
         seconds_left = int(answer.headers["RateLimit"].removeprefix(f'"five";r={remaining};t='))
         assert answer.headers["RateLimit-Policy"] == '"five";q=5;w=86400'
     assert "Retry-After" not in later.headers
-    used_up = {"total_requests": 12, "requests_remaining": 0, "reset_time": utc(reset)}
-    about = {"api_key_name": "counter", "rate_limit_tier": "five"}
-    assert stats.json() == later.json() == about | used_up
+    assert (
+        stats.json()
+        == later.json()
+        == {
+            "api_key_name": "counter",
+            "rate_limit_tier": "five",
+            "total_requests": 12,
+            "requests_remaining": 0,
+            "reset_time": utc(reset),
+        }
+    )
     assert max(1, seconds_left) <= int(refused.headers["Retry-After"]) <= 86_400
     assert problem(refused) == {
         "type": "https://iana.org/assignments/http-problem-types#quota-exceeded",
@@ -214,8 +224,7 @@ def test_limit_refuses_the_sixth_of_five_calls(server: Server) -> None:
 
 @pytest.mark.parametrize("path", ["/api", "/api/", "/api/v1/nothing", "/api/v1/ws/nothing"])
 def test_no_such_path(server: Server, path: str) -> None:
-    answer = server.ask(path)
-    assert problem(answer) == {
+    assert problem(server.ask(path)) == {
         "type": "about:blank",
         "title": "Not Found",
         "status": 404,

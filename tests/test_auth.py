@@ -87,10 +87,12 @@ def test_successor_goes_on_with_the_window(owner: User, clock: Clock) -> None:
     change(key, total=9, reset=8, used=7, last_used_at=9)
     clock.now += 900
     new = rotate_key(owner, key[8:16])[2]
-    inherited = {"user": owner.id, "name": "my ci", "type": "development", "tier": "pro"}
-    window = {"total": 0, "reset": 8, "used": 7, "last_used_at": None}
-    lifetime = {"created_at": NOON + 900, "expires_at": NOON + 900 + 1000}
-    assert (inherited | window | lifetime).items() <= row(new).__data__.items()
+    expected = {
+        **{"user": owner.id, "name": "my ci", "type": "development", "tier": "pro"},
+        **{"total": 0, "reset": 8, "used": 7, "last_used_at": None},
+        **{"created_at": NOON + 900, "expires_at": NOON + 900 + 1000},
+    }
+    assert expected.items() <= row(new).__data__.items()
     assert row(key).usage == Usage(9, 8, 7), "save the columns of a rotation only: `only=[...]`"
     assert row(key).expires_at == NOON + 1000, "the grace makes no key last longer"
     clock.now += 1000
@@ -163,5 +165,6 @@ def test_unlisted_tier_is_treated_as_free_and_logged_once(
             answer = client.get(path, headers={"X-API-Key": key})
             assert answer.get_json()["rate_limit_tier"] == "free"
             assert answer.headers["RateLimit-Policy"].startswith('"free";')
-    lines = [f"RATE_LIMITS has no tier {tier}; its keys are treated as free" for tier in tiers]
-    assert caplog.messages == lines
+    assert caplog.messages == [
+        f"RATE_LIMITS has no tier {tier}; its keys are treated as free" for tier in tiers
+    ]

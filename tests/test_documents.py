@@ -82,8 +82,8 @@ def test_map_names_every_module_and_package() -> None:
 
 def test_imports_run_one_way() -> None:
     """And what is above service/ knows nothing about HTTP; werkzeug.security hashes passwords."""
-    cells = [row[0] for row in rows("Where things are", CONTRIBUTING)]
-    names = [re.findall(r"\]\((.*?)(?:\.py)?\)", cell) for cell in cells]
+    table = rows("Where things are", CONTRIBUTING)
+    names = [re.findall(r"\]\((.*?)(?:\.py)?\)", row[0]) for row in table]
     row_of = {name: number for number, row in enumerate(names) for name in row}
     http = r"(?m)^ *(?:from|import) (flask|werkzeug(?!\.security)|click|jinja2)"
     for path in sources():
@@ -106,8 +106,8 @@ def test_settings_table_is_what_is_read() -> None:
 
 
 def test_every_setting_is_used() -> None:
-    found = ("*.py", "[chsw]*/*.py", "web/templates/*.html")
-    code = "".join(file.read_text() for form in found for file in REPOSITORY.glob(form))
+    files = [*sources(), *REPOSITORY.glob("web/templates/*.html")]
+    code = "".join(file.read_text() for file in files)
     used = {name.upper() for name in re.findall(r"\bsettings\.(\w+)", code)}
     assert used >= settings.VARIABLES, "no code reads these settings"
 
@@ -215,8 +215,8 @@ def test_codes_of_errors_are_those_of_the_service() -> None:
 
 
 def test_openapi_is_what_describe_writes(app: Flask) -> None:
-    own = json.loads(describe.ENDPOINTS.read_text())
-    is_written = describe.described(app, OPENAPI, own) == OPENAPI
+    entries = json.loads(describe.ENDPOINTS.read_text())
+    is_written = describe.described(app, OPENAPI, entries) == OPENAPI
     assert is_written, "run .venv/bin/python docs/describe.py"
 
 
@@ -277,8 +277,8 @@ def test_unit_trusts_the_one_proxy_that_can_reach_it() -> None:
 
 def test_constants_add_up_to_what_is_promised() -> None:
     """Seconds. Tests replace some of them, and are patient on a busy machine."""
-    noticed, idle, join = 1, 1, 1  # gunicorn sees a stop, ends connections; a save that is running
-    stop = noticed + lifecycle.GRACEFUL_SECONDS + idle + join + sqlite.LAST_MILLISECONDS / 1000
+    # Within a second each, gunicorn sees a stop and ends connections, and a running save ends.
+    stop = 3 + lifecycle.GRACEFUL_SECONDS + sqlite.LAST_MILLISECONDS / 1000
     assert stop <= 5, "a stop"
     assert stop + 1 <= sqlite.TRIES * 0.1, "a start waits for the previous service"
     assert 0.1 + connections.CLOSE_SECONDS < 1, "all sockets are closed at a stop"

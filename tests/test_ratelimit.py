@@ -69,8 +69,9 @@ def test_days_turn_at_midnight_in_utc(limiter: Limiter) -> None:
 
 def test_users_may_choose_tiers_that_allow_no_more_than_free() -> None:
     """Neither at once nor on average, and `free` comes first."""
-    higher = "many=61/day,fast=2/minute"
-    quotas = parse_quotas(f"{higher},once=1/day,free=60/hour,same=60/hour,steady=1/minute")
+    quotas = parse_quotas(
+        "many=61/day,fast=2/minute,once=1/day,free=60/hour,same=60/hour,steady=1/minute"
+    )
     assert [*tiers_for_users(quotas)] == ["free", "once", "same", "steady"]
 
 

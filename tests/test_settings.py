@@ -152,10 +152,9 @@ def test_variable_wins_over_what_a_platform_brings() -> None:
     [("RATE_LIMIT", "RATE_LIMITS"), ("DATABASE_URI", "DATABASE_URL"), ("API_URLS", "API_URL")],
 )
 def test_misspelled_variable_is_warned_about(name: str, setting: str) -> None:
-    names = ["PATH", "HOME", "TERM", "HOSTNAME", "DATABASE_PUBLIC_URL", "APP_URL", "APP_NAME"]
-    others = dict.fromkeys(names, "anything")
+    others = {"PATH", "HOME", "TERM", "HOSTNAME", "DATABASE_PUBLIC_URL", "APP_URL", "APP_NAME"}
     words = f"{name} is not a setting of this service; did you mean {setting}?"
-    assert list(settings.misspelled({name: "1", setting: ""} | others)) == [words]
+    assert [*settings.misspelled(dict.fromkeys({name, setting} | others, "1"))] == [words]
 
 
 @pytest.mark.parametrize(
