@@ -10,20 +10,29 @@ import sys
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 from click.testing import Result
 from flask.testing import FlaskClient, FlaskCliRunner
 
 import models
-from accounts import users
+from accounts import api_keys, users
 from cli import KEY_COLUMNS
 from conftest import NewKey, in_ci, new_user
-from helpers.commands import COMMANDS
+from helpers.commands import COMMANDS, run_commands
 from helpers.paths import TEST
 from helpers.server import clean_environment, eventually, writing
-from helpers.stored import change, count, rotate_key, row, snapshot
+from helpers.stored import (
+    add_hidden_user,
+    change,
+    count,
+    hidden_rows,
+    rotate_key,
+    row,
+    snapshot,
+    turned,
+)
 from models import HOUR, ApiKey, HourlyUsage, User
 from ratelimit import CLOCK_SKEW
 from settings import HERE, Settings
@@ -136,20 +145,17 @@ def test_usage_is_that_of_the_hours_of_the_clock_and_the_busiest_key_is_first(
     assert [done(cli.invoke(args=["usage", name])) for name in ("ADA", "bob")] == [printed, ""]
 
 
-def test_lists_have_an_order(
-    cli: FlaskCliRunner, new_key: NewKey, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Rows without one are turned around here, as SQLite may."""
+def test_lists_have_an_order(cli: FlaskCliRunner, new_key: NewKey) -> None:
     for name in ("bob", "eve"):
         new_user(name)
     made = [new_key() for _ in range(3)]
     for command in [name for name, arguments in COMMANDS.items() if not arguments]:
-        pragmas, printed = cast(dict[str, int], sqlite.PAGE_OPTIONS["pragmas"]), []
-        for turned in (0, 1):
-            monkeypatch.setitem(pragmas, "reverse_unordered_selects", turned)
-            printed.append(done(cli.invoke(args=command.split())))
-        assert printed[0] == printed[1], f"flask {command} has no order: add order_by()"
-    assert len(made) == len(printed[0].splitlines())
+        printed = done(cli.invoke(args=command.split()))
+        with turned():
+            again = done(cli.invoke(args=command.split()))
+        advice = f"flask {command}: add order_by() to the query, with the id at its end"
+        assert printed == again, advice
+    assert len(made) == len(printed.splitlines())
 
 
 def test_list_has_a_header_on_a_terminal(shell: dict[str, Any], key: str) -> None:
@@ -188,23 +194,24 @@ def test_rotated_key_lasts_for_its_grace(
 
 NO_USER = "To create one: flask user create USERNAME EMAIL"
 NO_KEY = "There is no valid key with this ID."
+# Commands that name a user, or a key; with one that is not there, or has ended.
+MISTAKES = [
+    (f"{name} {arguments.replace('KEY', 'EXPIRED')}", NO_KEY if "KEY" in arguments else NO_USER)
+    for name, arguments in COMMANDS.items()
+    if re.search("KEY|bob", arguments) and name != "user create"
+]
 
 
 @pytest.mark.parametrize(
     ("command", "words"),
     [
-        ("user password bob", NO_USER),
-        ("user delete bob", NO_USER),
+        *MISTAKES,
         ("key list bob", NO_USER),
-        ("key create bob ci", NO_USER),
         ("user password ada --password-stdin", "password: Use 10 to 256 characters."),
         ("user create bob nowhere --password-stdin", "email: Enter an address"),
         ("key create ada ci --tier gold", "gold"),
         ("key tier KEY gold", "gold"),
         ("key revoke nobody's", NO_KEY),
-        ("key revoke EXPIRED", NO_KEY),
-        ("key tier EXPIRED pro", NO_KEY),
-        ("key rotate EXPIRED", NO_KEY),
     ],
 )
 def test_mistake_is_one_line_and_changes_nothing(
@@ -214,8 +221,26 @@ def test_mistake_is_one_line_and_changes_nothing(
     change(expired, expires_at=1)
     before = snapshot()
     arguments = command.replace("KEY", key[:16]).replace("EXPIRED", expired[:16]).split()
-    assert words in refused(cli.invoke(args=arguments, input="too short\n"))
+    result = cli.invoke(args=arguments, input="too short\n")
+    assert result.exit_code == 1, f"flask {command} succeeds: use valid_key(), or user_named()"
+    assert words in refused(result)
     assert snapshot() == before
+
+
+def test_command_changes_nothing_that_it_does_not_name(
+    cli: FlaskCliRunner, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Neither another user's rows, nor another key of the same user."""
+    add_hidden_user()
+    others = before = hidden_rows(counts=())
+    for name, _ in run_commands(cli.app, tmp_path, capfd):
+        after = hidden_rows(counts=())
+        kept = others if "bob" in COMMANDS[name] else before
+        changed = [each for each in kept if each not in after]
+        assert not changed, f"flask {name} changes rows that it doesn't name: see change_key"
+        if name == "key create":
+            api_keys.create_key(users.find_user("bob") or User(), "HIDDEN", used=7)
+        before = hidden_rows(counts=())
 
 
 @pytest.mark.parametrize(

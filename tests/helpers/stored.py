@@ -2,7 +2,7 @@
 
 import re
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from typing import Any
 from unittest import mock
@@ -14,7 +14,10 @@ from accounts import api_keys, users
 from models import DAY, HOUR, TABLES, ApiKey, HourlyUsage, User, db, now
 
 HIDDEN = re.compile(r"HIDDEN|777,?[78]\d\d")  # also if requests of others are added
+OWN = re.compile(r"\b(?:ada|ci)\b|~\w+")  # what Ada's rows have, unless they are renamed
+ORDERED = re.compile(r"((?!.* UNION ).* ORDER BY (?:[^()]|\([^()]*\))*?)( LIMIT .*)?", re.DOTALL)
 TEXTS = (CharField, TextField)
+NEEDED = {"id", "digest", "type"}  # so that a key is valid
 COUNTS = {"total", "reset", "used", "last_used_at"}
 
 
@@ -39,14 +42,14 @@ def count() -> int:
         return int(ApiKey.select().count())
 
 
-def add_hidden_user() -> None:
-    """Store a user with a row in each table; what others see must not match HIDDEN.
+def add_hidden_user() -> str:
+    """Store a user with a row in each table, and return the key; what others see has no HIDDEN.
 
-    All texts are HIDDEN but a key's ID, which is part of paths.
+    All texts are HIDDEN but those that the key needs.
     """
     user = users.create("HIDDEN", "HIDDEN@example.com", "long enough")
     hour = now() // HOUR * HOUR
-    key, _ = api_keys.create_key(
+    key, secret = api_keys.create_key(
         user,
         "HIDDEN",
         created_at=0,
@@ -59,9 +62,10 @@ def add_hidden_user() -> None:
         HourlyUsage.create(hour=hour, key_id=key.id, requests=777_777)
         for table, owned in {User: user, ApiKey: key}.items():
             columns = [each for each in table._meta.sorted_fields if isinstance(each, TEXTS)]
-            texts = {each.name: "HIDDEN" for each in columns if not each.primary_key}
+            texts = {each.name: "HIDDEN" for each in columns if each.name not in NEEDED}
             table.update(texts).where(table.id == owned.id).execute()
     add_rows(key, "HIDDEN", 777_777)
+    return secret
 
 
 def add_rows(key: ApiKey, text: str, number: int) -> None:
@@ -83,19 +87,43 @@ def add_rows(key: ApiKey, text: str, number: int) -> None:
             table.create(**row)
 
 
-def snapshot() -> dict[Any, list[dict[str, Any]]]:
+def rename() -> None:
+    """Replace the texts that match OWN, as another process may."""
+    with db.connection_context():
+        for field in [field for table in TABLES for field in table._meta.sorted_fields]:
+            if isinstance(field, TEXTS):
+                is_own = field.in_(("ada", "ada@example.com", "ci")) | field.startswith("~")
+                field.model.update({field: "eve"}).where(is_own).execute()
+
+
+@contextmanager
+def turned() -> Iterator[None]:
+    """Meanwhile, rows come in another order, as they may, unless a query has a full ORDER BY."""
+    execute = peewee.SqliteDatabase.execute_sql
+
+    def turn(database: Any, sql: str, *values: Any) -> Any:
+        execute(database, "PRAGMA reverse_unordered_selects = 1")
+        found = ORDERED.fullmatch(sql)
+        sql = f"{found[1]}, random(){found[2] or ''}" if found else sql
+        return execute(database, sql, *values)
+
+    with mock.patch.object(peewee.SqliteDatabase, "execute_sql", turn):
+        yield
+
+
+def snapshot(counts: Collection[str] = COUNTS) -> dict[Any, list[dict[str, Any]]]:
     """All rows by table, without what counting a request changes."""
     with db.connection_context():
         return {
             table: sorted(
                 (
-                    {name: value for name, value in row.items() if name not in COUNTS}
+                    {name: value for name, value in row.items() if name not in counts}
                     for row in table.select().dicts()
                 ),
                 key=str,
             )
             for table in TABLES
-            if table is not HourlyUsage
+            if table is not HourlyUsage or not counts
         }
 
 
@@ -110,10 +138,10 @@ def stored_secrets() -> set[str]:
     }
 
 
-def hidden_rows() -> list[dict[str, Any]]:
+def hidden_rows(counts: Collection[str] = COUNTS) -> list[dict[str, Any]]:
     return [
         row
-        for table, rows in snapshot().items()
+        for table, rows in snapshot(counts).items()
         for row in rows
         if HIDDEN.search(str([*row.values()]))
     ]
