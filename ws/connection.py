@@ -20,6 +20,7 @@ from simple_websocket import ConnectionClosed, Server
 from wsproto import events
 from wsproto.connection import ConnectionState
 from wsproto.frame_protocol import FrameProtocol
+from wsproto.utilities import LocalProtocolError
 
 from service.connections import CLOSE_SECONDS, READ_BYTES, TURN_SECONDS, half_close
 from service.responses import Problem, json_text
@@ -102,8 +103,7 @@ def plain_handshake(environ: dict[str, str]) -> dict[str, str]:
     to no compression, which would take 100 KiB a connection.
     """
     plain = {"HTTP_HOST": "localhost", "HTTP_UPGRADE": "websocket", "HTTP_CONNECTION": "Upgrade"}
-    needed = {n: v for n, v in environ.items() if n in HANDSHAKE or not n.startswith("HTTP_")}
-    return needed | plain
+    return {n: v for n, v in environ.items() if n in HANDSHAKE or n[:5] != "HTTP_"} | plain
 
 
 def tokens(environ: dict[str, str], name: str) -> set[str]:
@@ -189,20 +189,21 @@ class WebSocket:
         """Begin to close the connection with this code, unless it is closing."""
         if self.code:
             return
+        self.code = code
         if code != CloseCode.ABNORMAL:
             is_answer = self._protocol.state is ConnectionState.REMOTE_CLOSING
             reason = None if is_answer else REASONS.get(code)
             self._write_control(events.CloseConnection(code, reason))
-        self.code = code  # after which `_write_control` writes nothing
         gevent.spawn_later(0 if code == CloseCode.ABNORMAL else CLOSE_SECONDS, self._disconnect)
 
     def ping(self) -> None:
         """Ping the client; if it has not answered the last ping, it is lost."""
         if self._awaits_pong:
             self.close(CloseCode.ABNORMAL)
-        self._write_control(events.Ping())
-        self._awaits_pong = True
-        self.ping_deadline = time.monotonic() + STALLED_SECONDS
+        else:
+            self._write_control(events.Ping())
+            self._awaits_pong = True
+            self.ping_deadline = time.monotonic() + STALLED_SECONDS
 
     def wait_closed(self) -> int:
         """Wait until the client has closed its side; returns the code.
@@ -214,14 +215,13 @@ class WebSocket:
         return CloseCode.ABNORMAL if self._unsent else self.code
 
     def _write_control(self, event: events.Event) -> None:
-        """Write a ping, a pong or a close frame, unless the connection is closing.
+        """Write a ping, a pong or a close frame; this never waits.
 
-        Nothing else may send control frames, because wsproto refuses to make one after the close
-        frame. This never waits, so the connection cannot begin to close meanwhile.
+        It writes nothing if either side has begun to close, because wsproto then refuses to make
+        the frame.
         """
-        if not self.code:
-            with suppress(OSError):
-                self._write(self._protocol.send(event))
+        with suppress(OSError, LocalProtocolError):
+            self._write(self._protocol.send(event))
 
     def _flush(self, data: bytes = b"") -> None:
         """Wait until the kernel has taken everything, or the client is lost."""
