@@ -9,7 +9,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import gevent
@@ -30,6 +30,7 @@ log = logging.getLogger(__name__)
 log.addFilter(once_per_minute)
 
 SAVE_SECONDS = 0.5  # between two saves
+PING_ROUND_SECONDS = 0.25  # between two rounds, each of which looks at every socket
 # A stop takes less than 5 s: gunicorn notices it within 1 s, requests then have GRACEFUL_SECONDS,
 # ending idle connections takes up to 1 s, a save that is in progress 1 s, and the last one 1 s.
 GRACEFUL_SECONDS = 1
@@ -89,25 +90,20 @@ def check_options(settings: Settings) -> None:
             )
 
 
-def prepare(arbiter: Arbiter) -> None:
+def prepare(settings: Settings, arbiter: Arbiter) -> None:
     """Prepare the database, before the port is bound; raises SettingsError."""
-    prepare_database(load(), is_service=True)
+    prepare_database(settings, is_service=True)
 
 
-def announce(arbiter: Arbiter) -> None:
-    """Once the port is bound, say what is served, and take over the signals."""
-    settings = load()
+def announce(settings: Settings, arbiter: Arbiter) -> None:
+    """Once the port is bound, say what is served, and replace gunicorn's handlers of signals.
+
+    Those stop workers at once, or kill them after two seconds. With SQLite, no other process may
+    use the same file, so no signal may start one.
+    """
     arbiter.log.info("Database: %s", settings.sqlite or "PostgreSQL")
     for warning in misspelled():
         arbiter.log.warning(warning)
-    handle_signals_in_master(settings)
-
-
-def handle_signals_in_master(settings: Settings) -> None:
-    """Replace gunicorn's handlers, which stop workers at once, or kill them after two seconds.
-
-    With SQLite, no other process may use the same file, so no signal may start one.
-    """
     for number in STOPS:
         signal.signal(number, terminate)
     if settings.sqlite:
@@ -132,7 +128,11 @@ def handle_signals_in_worker(worker: GeventWorker) -> None:
 
 @contextmanager
 def serving(worker: GeventWorker, service: Service) -> Iterator[None]:
-    """Run what a worker does alongside requests; inside this context, it serves until a stop."""
+    """Run what a worker does alongside requests; inside this context, it serves until a stop.
+
+    The steps before `yield` may come in any order; those after it end what needs the database,
+    before its connections are closed.
+    """
     handle_signals_in_worker(worker)
     for listener in worker.sockets:
         for option in (socket.SO_RCVBUF, socket.SO_SNDBUF):  # else the kernel may keep 6 MiB
@@ -156,25 +156,26 @@ def ping_sockets_until_stop(worker: GeventWorker, service: Service) -> None:
     """Ping the clients of WebSockets in time, and close all as soon as a stop begins."""
     sockets = open_sockets_of(service)
     while worker.alive:
-        sockets.ping()
-        gevent.sleep(0.1)
+        attempt(sockets.ping)
+        gevent.sleep(PING_ROUND_SECONDS)
     sockets.shut_down()
 
 
 def flush_until_stop(worker: GeventWorker, service: Service) -> None:
+    """Save counts, and close the sockets of keys that have ended."""
+    store, sockets = service.store, open_sockets_of(service)
     while worker.alive:
-        flush(service)
+        attempt(store.flush)
+        attempt(lambda: sockets.close_ended(store.ended_digests))
         gevent.sleep(SAVE_SECONDS)
 
 
-def flush(service: Service) -> None:
-    """Save counts, then close the sockets of keys that have ended, even if saving fails."""
-    store, sockets = service.store, open_sockets_of(service)
-    for step in (store.flush, lambda: sockets.close_ended(store.ended_digests)):
-        try:
-            step()
-        except Exception as error:  # of any kind: otherwise this greenlet would end
-            if is_outage(error):
-                log_outage(error)
-            else:
-                log.exception("bug in the background")
+def attempt(step: Callable[[], object]) -> None:
+    """Call a step of the background; an exception is logged, and doesn't end the greenlet."""
+    try:
+        step()
+    except Exception as error:
+        if is_outage(error):
+            log_outage(error)
+        else:
+            log.exception("bug in the background")

@@ -22,11 +22,11 @@ from helpers.described import OPERATIONS
 from helpers.paths import KEYS, PROFILE, SECURITY, pages
 from helpers.stored import stored_secrets
 from models import DEFAULT_TYPE, HOUR, ApiKey, HourlyUsage, User, now
-from server.lifecycle import flush
 from service.application import Service
 from settings import Settings
 from storage.postgres import ANSWER_SECONDS, CONNECTION_SECONDS
 from storage.sqlite import SAVE, SAVE_HOUR
+from ws.open_sockets import open_sockets_of
 
 pytestmark = pytest.mark.usefixtures("with_sample")
 
@@ -154,7 +154,8 @@ def walk(app: Service, commands: Iterator[tuple[str, str]]) -> Iterator[str]:
         yield str(operation)
     yield post(f"{KEYS}/{made.id}/successor", grace="in 5 minutes")
     yield post(f"{KEYS}/{made.id}/revoke")
-    flush(app)
+    app.store.flush()
+    open_sockets_of(app).close_ended(app.store.ended_digests)
     keys = [ApiKey(id=f"{number:08}", digest=f"{number}") for number in range(1200)]
     assert len(app.store.ended_digests(keys)) == 1200
     yield "the background"

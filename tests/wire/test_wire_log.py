@@ -67,8 +67,8 @@ def test_refused_start_has_its_status_on_a_full_disk(start_server: StartServer) 
 TRACEBACKS = """
 import logging
 
-def flush(service, flush=lifecycle.flush):
-    flush(service)
+def attempt(step, attempt=lifecycle.attempt):
+    attempt(step)
     try:
         raise ValueError("a line of a traceback\\n" * 300)
     except ValueError:
@@ -76,7 +76,7 @@ def flush(service, flush=lifecycle.flush):
     with open({rounds!r}, "a") as rounds:
         rounds.write(".")
 
-lifecycle.flush, lifecycle.SAVE_SECONDS = flush, 0.02
+lifecycle.attempt, lifecycle.SAVE_SECONDS = attempt, 0.02
 """
 
 
