@@ -3,7 +3,7 @@
 from collections.abc import Callable, Collection
 from functools import wraps
 
-from flask import Response, after_this_request, g, redirect, request, session, url_for
+from flask import g, redirect, request, session, url_for
 from flask.typing import ResponseReturnValue
 from gevent.lock import BoundedSemaphore
 from werkzeug.exceptions import ServiceUnavailable, TooManyRequests, abort
@@ -104,15 +104,16 @@ def redirect_with_message(endpoint: str, message: str) -> ResponseReturnValue:
 
 def take_place() -> None:
     """Take one of the `places` for a form with a password; raises ServiceUnavailable."""
-    if "password" not in request.form:
-        return
-    if not places.acquire(blocking=False):
-        raise ServiceUnavailable(retry_after=3)
+    if "password" in request.form:
+        if not places.acquire(blocking=False):
+            raise ServiceUnavailable(retry_after=3)
+        g.has_place = True
 
-    @after_this_request
-    def free_place(response: Response) -> Response:
+
+def free_place(error: BaseException | None) -> None:
+    """Free what `take_place` took, however the request has ended."""
+    if "has_place" in g:
         places.release()
-        return response
 
 
 def throttle(quota: Quota, *counted_for: object) -> None:

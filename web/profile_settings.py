@@ -81,13 +81,15 @@ def delete_account() -> ResponseReturnValue:
 @bp.get("/security")
 def keys() -> str:
     """The valid keys, their usage, and the password."""
+    store = current_service().store
     with db.connection_context():
         valid = g.user.keys.where(ApiKey.valid())
-        listed = list(valid.order_by(ApiKey.created_at.desc(), fn.LOWER(ApiKey.name), ApiKey.id))
+        newest = valid.order_by(ApiKey.created_at.desc(), fn.LOWER(ApiKey.name), ApiKey.id)
+        listed = [(key, store.peek(key, auth.quota_of(key))) for key in newest]
         hours = hourly_requests(g.user)
     return render_template(
         "security.html",
-        keys=[(key, current_service().store.peek(key, auth.quota_of(key))) for key in listed],
+        keys=listed,
         hours=hours,
         lifetimes=LIFETIMES,
         tiers=tiers_for_users(current_service().settings.rate_limits),
@@ -145,14 +147,10 @@ def confirm_key_change(key_id: str, action: str) -> str:
         key = valid.where(ApiKey.id == key_id).get_or_none()
         if key is None:
             raise Changed(api_keys.KEY_IS_GONE)
+        total = current_service().store.usage_of(key).total
         older = valid.where(ApiKey.id == key.predecessor).get_or_none()
     return render_template(
-        "change-key.html",
-        action=action,
-        key=key,
-        older=older,
-        total=current_service().store.usage_of(key).total,
-        graces=GRACES,
+        "change-key.html", action=action, key=key, older=older, total=total, graces=GRACES
     )
 
 
