@@ -61,7 +61,7 @@ def rotate_key(
     `only_if_unused`, a page has said that the key ends because it was never used; if it doesn't,
     nothing is done. Raises Changed and InvalidInput.
     """
-    save_counts()
+    save_counts()  # before the rows are read
     with transaction(user):
         key = locked(is_own(user, key_id) & ApiKey.valid() & ApiKey.rotated_at.is_null())
         if not key:
@@ -81,7 +81,7 @@ def rotate_key(
             key.save(only=["rotated_at", "expires_at"])
         if ended:
             ended.delete_instance()
-        return kept, *_store(new)  # which counts the keys that are left
+        return kept, *_store(new)  # after the deletion, because it counts the keys of the user
 
 
 def successor(key: ApiKey, older: ApiKey | None) -> ApiKey:
@@ -154,7 +154,7 @@ def revoke_key(user: User, key_id: str, save_counts: Callable[[], object]) -> Ap
     Its successor goes on with its window, so nobody gets another allowance by revoking. Keys that
     have expired are deleted by KeyStore.delete_old_rows, those of a user by users.delete.
     """
-    save_counts()
+    save_counts()  # before the row is read
     with transaction(user):
         old = locked(is_own(user, key_id) & ApiKey.valid())
         if old is None:

@@ -60,9 +60,11 @@ def write_error(sock: Any, status: int, reason: str, message: str) -> None:
     gunicorn's own function of this name sends HTML, and from Python 3.14 on a malformed header.
     Some of its messages are like this: Invalid Method 'The method is malformed.'
     """
-    detail = message.rstrip("'").rpartition("'")[2]
-    headers = {**dict(API_HEADERS), "Connection": "close", "Date": util.http_date()}
-    response = Problem(status, detail=detail, headers=headers).get_response()
+    response = Problem(
+        status,
+        detail=message.rstrip("'").rpartition("'")[2],
+        headers={**dict(API_HEADERS), "Connection": "close", "Date": util.http_date()},
+    ).get_response()
     header = f"HTTP/1.1 {response.status}\r\n{response.headers}"  # which ends in an empty line
     util.write_nonblock(sock, header.encode() + response.data)
 
@@ -99,8 +101,8 @@ class Unreader(http.parser.SocketUnreader):
     """Reads a connection for gunicorn, which asks for part after part until a request is whole."""
 
     parts = 0  # of this header, or of this body
-    # FRAMING_BYTES, minus what was received of the body, plus what was handed on of it: how much
-    # framing may still come. A request with a body is the last one of its connection.
+    # How many bytes of framing may still be received; only a body in chunks has a limit. Such a
+    # request is the last one of its connection, so nothing has to reset this.
     room = float("inf")
 
     def chunk(self, size_hint: int | None = None) -> bytes:
@@ -112,7 +114,8 @@ class Unreader(http.parser.SocketUnreader):
         if self.parts:
             gevent.sleep(self.parts / 10_000)
         self.parts += 1
-        # The hint is what is left of a chunk, which is no framing. gunicorn reads 4,000 bytes, too.
+        # What is left of the current chunk, `size_hint`, is no framing. A part of 4,000 bytes takes
+        # 3 ms to parse at most.
         size = min(4000, max(self.room, size_hint or 0))
         if size <= 0:
             raise RequestEntityTooLarge
@@ -126,7 +129,7 @@ class BoundedChunks(http.message.ChunkedReader):
 
     def parse_chunked(self, unreader: Any) -> Iterator[bytes]:
         """The parts of the body as they are received."""
-        unreader.room = FRAMING_BYTES - unreader.buf.tell()  # which came with the header
+        unreader.room = FRAMING_BYTES - unreader.buf.tell()  # what came with the header
         for data in super().parse_chunked(unreader):
-            unreader.room += len(data)  # which `chunk` has subtracted, but is no framing
+            unreader.room += len(data)  # `chunk` subtracts all that it receives; this is no framing
             yield data

@@ -119,19 +119,22 @@ class Service(Flask):
         """Answer OPTIONS, such as the pre-flight of a browser, with the methods of the path."""
         response = super().make_default_options_response()
         if is_api(request.path):
-            methods = {"Access-Control-Allow-Methods": response.headers["Allow"]}
-            response.headers.update(PREFLIGHT | methods)
+            response.headers.update(PREFLIGHT)
+            response.headers["Access-Control-Allow-Methods"] = response.headers["Allow"]
         return response
 
     def create_url_adapter(self, request: Request | None) -> MapAdapter | None:
-        """As Flask's own, but without the host: that fails for names that Python cannot encode."""
+        """As Flask's own, but without the host: that fails for names that Python cannot encode.
+
+        The arguments are those that werkzeug's `bind_to_environ` passes on; `ws` finds the routes
+        of WebSockets, also for requests that are no handshake.
+        """
         if request is None:
             return super().create_url_adapter(request)
-        is_socket = request.path.startswith(f"{SOCKETS}/")
         return self.url_map.bind(
-            "",
+            server_name="",
             script_name=request.root_path,
-            url_scheme="ws" if is_socket else request.scheme,
+            url_scheme="ws" if request.path.startswith(f"{SOCKETS}/") else request.scheme,
             default_method=request.method,
             path_info=request.path,
             query_args=request.environ["QUERY_STRING"],

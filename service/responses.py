@@ -52,12 +52,12 @@ def is_api(path: str) -> bool:
 
 def limit_headers(allowance: Allowance) -> list[tuple[str, str]]:
     """Both header families: draft-ietf-httpapi-ratelimit-headers, and X-RateLimit."""
-    quota, left = allowance.quota, allowance.remaining
+    quota = allowance.quota
     return [
         ("RateLimit-Policy", f'"{quota.tier}";q={quota.limit};w={quota.seconds}'),
-        ("RateLimit", f'"{quota.tier}";r={left};t={allowance.seconds_left}'),
+        ("RateLimit", f'"{quota.tier}";r={allowance.remaining};t={allowance.seconds_left}'),
         ("X-RateLimit-Limit", str(quota.limit)),
-        ("X-RateLimit-Remaining", str(left)),
+        ("X-RateLimit-Remaining", str(allowance.remaining)),
         ("X-RateLimit-Reset", str(allowance.reset)),
     ]
 
@@ -140,8 +140,9 @@ def problem_response(error: HTTPException) -> ResponseReturnValue:
         # The headers bring Allow and Retry-After; the problem has a Content-Type of its own.
         error = Problem(error.code or 500, detail=words, headers=error.get_headers())
     response = error.get_response()
-    if request.path.removesuffix("/") == "/api/v1/gate":  # for a proxy that discards bodies
-        response.headers["X-Gate-Problem"] = response.get_data(as_text=True).rstrip()
+    if request.path.removesuffix("/") == "/api/v1/gate":
+        # The body in ASCII, for a proxy that discards bodies.
+        response.headers["X-Gate-Problem"] = json.dumps(response.json, separators=(",", ":"))
         if request.headers.get("Prefer") == "return=minimal":  # RFC 7240: leave out the body
             response.set_data("")
     return response

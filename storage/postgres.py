@@ -25,7 +25,8 @@ from storage.outage import RollbackMixin, once_per_minute
 
 CONNECTION_SECONDS = 1.3  # how long a request waits for a connection
 ANSWER_SECONDS = 0.5  # how long the answer to a statement may take
-HIT_SECONDS = 4  # how long a hit takes at most: twice a connection and an answer, and some time
+# How long a hit takes at most: two statements, each with its connection, and some time between.
+HIT_SECONDS = 2 * (CONNECTION_SECONDS + ANSWER_SECONDS) + 0.4
 SAVE_CONNECTION_SECONDS = 0.5  # how long a save waits for one; less, because a stop waits for it
 CONNECT_SECONDS = 2  # the time to connect to each address; the least that libpq allows
 SHRINK_SECONDS = 7  # between closing two idle connections of a pool
@@ -58,8 +59,9 @@ UNMET = f"""SELECT name, setting, needed
     WHERE setting <> needed
     AND CASE unit WHEN 'ms' THEN setting::int < {1000 * ANSWER_SECONDS} ELSE true END
     UNION ALL SELECT 'lower(''I'')', lower('I'), 'i' WHERE lower('I') <> 'i'"""
-# `Usage.in_current_window` in SQL: adds one request if the limit allows it. A row whose `reset` is
-# one of the two ends of `Quota.window_ends`, or between them, belongs to the current window.
+# `Usage.in_current_window` in SQL, because one statement has to decide and count: adds one request
+# if the limit allows it. A row whose `reset` is one of the two ends of `Quota.window_ends`, or
+# between them, belongs to the current window.
 SAME_WINDOW = "reset BETWEEN %(end)s AND %(latest)s"
 USED_AFTER = f"1 + CASE WHEN {SAME_WINDOW} THEN used ELSE 0 END"
 HIT = f"""UPDATE api_key SET total = total + 1, used = {USED_AFTER}, last_used_at = %(now)s,
