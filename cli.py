@@ -291,11 +291,14 @@ def valid_key(key_id: str) -> ApiKey:
 
 def existing_tier(tier: str) -> str:
     tiers = current_service().settings.rate_limits
-    refusal = (
-        f"RATE_LIMITS has no tier {tier!r}, only {', '.join(tiers)}. "
-        "If the service has others, set its RATE_LIMITS for the command, too."
+    return (
+        tier
+        if tier in tiers
+        else fail(
+            f"RATE_LIMITS has no tier {tier!r}, only {', '.join(tiers)}. "
+            "If the service has others, set its RATE_LIMITS for the command, too."
+        )
     )
-    return tier if tier in tiers else fail(refusal)
 
 
 def say(message: str) -> None:

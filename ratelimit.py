@@ -66,8 +66,14 @@ class Usage(NamedTuple):
 
     def allowance(self, quota: Quota, now: float, accepted: bool) -> Allowance:
         """What is left of the window that ends at `reset`."""
-        left = max(0, quota.limit - self.used)
-        return Allowance(quota, accepted, left, self.reset, math.ceil(self.reset - now), self.total)
+        return Allowance(
+            quota,
+            accepted,
+            remaining=max(0, quota.limit - self.used),
+            reset=self.reset,
+            seconds_left=math.ceil(self.reset - now),
+            total=self.total,
+        )
 
     def followed_by(self, later: "Usage") -> "Usage":
         """This and later requests. If they are in a new window, `used` starts again."""

@@ -59,10 +59,6 @@ def _matching(text: str, pattern: str, what: str) -> str:
     return text
 
 
-def _is_open(text: str) -> bool:
-    return _matching(text, "open|closed", "open or closed") == "open"
-
-
 def _database(url: str) -> Path | str:
     """The SQLite file, or the URL of PostgreSQL as psycopg and peewee want it."""
     if re.match("postgres(ql)?://", url):
@@ -113,7 +109,9 @@ class Settings:
     )
     max_sockets: int = setting("5000", _whole)
     max_sockets_per_caller: int = setting("100", _whole)
-    signups: bool = setting("open", _is_open)
+    signups: bool = setting(
+        "open", lambda text: _matching(text, "open|closed", "open or closed") == "open"
+    )
     keys_per_user: int = setting(str(MAX_KEYS), partial(_whole, high=MAX_KEYS))
     site_name: str = setting(
         "Demo Service",

@@ -20,11 +20,6 @@ from storage.database import transaction
 
 log = logging.getLogger(__name__)
 
-FORGOTTEN = (
-    "Forgotten the password or the key? flask user password demo, flask key create demo NAME"
-)
-NO_DEMO_USER = "To create a user: flask user create USERNAME EMAIL"
-
 
 def main() -> None:
     """Become gunicorn, which serves the same app on this machine only."""
@@ -58,7 +53,12 @@ def welcome(port: int) -> None:
     try:
         with db.connection_context():
             if User.select().exists():
-                return log.info(FORGOTTEN if users.find_user("demo") else NO_DEMO_USER)
+                return log.info(
+                    "Forgotten the password or the key? "
+                    "flask user password demo, flask key create demo NAME"
+                    if users.find_user("demo")
+                    else "To create a user: flask user create USERNAME EMAIL"
+                )
         if not sys.stdout:
             raise OSError("standard output is closed")
         password = secrets.token_urlsafe(12)

@@ -31,12 +31,12 @@ class Output(io.TextIOWrapper):
     """
 
     def __init__(self, stream: TextIO) -> None:
-        file = io.FileIO(open_again(stream.fileno()), "w")
-        super().__init__(file, stream.encoding, "backslashreplace")
+        super().__init__(
+            io.FileIO(open_again(stream.fileno()), "w"), stream.encoding, "backslashreplace"
+        )
 
     def write(self, text: str) -> int:
-        lines = "\n".join(map(redact, text.split("\n")))
-        data = lines.encode(self.encoding, "backslashreplace")
+        data = "\n".join(map(redact, text.split("\n"))).encode(self.encoding, "backslashreplace")
         with suppress(OSError, ValueError):  # ValueError: it was closed
             room = poll()  # for files that could not be opened again, whose `write` might wait
             room.register(self, POLLOUT)

@@ -31,10 +31,8 @@ class Worker(GeventWorker):
         AsyncWorker.handle_request   gunicorn: calls the app, and sends what that returns
     """
 
-    script_name = ""  # the prefix of all paths
-
     def run(self) -> None:
-        self.script_name = self.wsgi.settings.script_name
+        self.script_name = self.wsgi.settings.script_name  # the prefix of all paths
         self.wsgi.has_our_worker = True
         with lifecycle.serving(self, self.wsgi):
             super().run()

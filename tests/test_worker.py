@@ -28,7 +28,7 @@ def worker() -> Iterator[Worker]:
     cfg = Config()
     worker = Worker(1, os.getpid(), [], None, 30, cfg, RedactingLogger(cfg))
     worker.connections = Pool(100)
-    worker.wsgi = hello
+    worker.wsgi, worker.script_name = hello, ""
     yield worker
     worker.tmp.close()
 

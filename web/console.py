@@ -54,5 +54,7 @@ def description(filename: str) -> Response:
 
 def descriptions() -> dict[str, object]:
     """Both descriptions, by the names that the templates use."""
-    files = {name: HERE / "docs" / f"{name}.json" for name in ("openapi", "asyncapi")}
-    return {name: json.loads(file.read_text()) for name, file in files.items()}
+    return {
+        name: json.loads((HERE / "docs" / f"{name}.json").read_text())
+        for name in ("openapi", "asyncapi")
+    }

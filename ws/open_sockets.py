@@ -124,10 +124,11 @@ class SocketBlueprint(Blueprint):
         """
 
         def decorate(handler: Handler) -> Handler:
-            values = {"needs_key": needs_key}  # for `admit`, as if they were parts of the path
-
-            # The route is added to this blueprint; Sock only accepts the connection.
-            @Sock().route(path, bp=self, endpoint=handler.__name__, defaults=values)
+            # Sock adds the route to this blueprint, and accepts the connection. The default is for
+            # `admit`, as if it were a part of the path.
+            @Sock().route(
+                path, bp=self, endpoint=handler.__name__, defaults={"needs_key": needs_key}
+            )
             def handle(server: Server, **values: object) -> None:
                 open_sockets_of(current_app).handle(WebSocket(server), g.key, handler)
 
@@ -137,8 +138,9 @@ class SocketBlueprint(Blueprint):
 
     def register(self, app: Any, options: dict[str, Any]) -> None:
         """Add the routes to the service, with the limits of its settings."""
-        limit = min(app.settings.max_sockets, max_websockets())
-        app.extensions["sockets"] = OpenSockets(limit, app.settings.max_sockets_per_caller)
+        app.extensions["sockets"] = OpenSockets(
+            min(app.settings.max_sockets, max_websockets()), app.settings.max_sockets_per_caller
+        )
         app.config["SOCK_SERVER_OPTIONS"] = SERVER_OPTIONS
         super().register(app, options)
 
