@@ -18,6 +18,7 @@ from unittest import mock
 import pytest
 from flask import Flask
 from flask.testing import FlaskClient
+from peewee import FloatField, IntegerField
 from werkzeug.test import TestResponse
 
 import auth
@@ -55,6 +56,8 @@ from helpers.stored import (
 from models import DAY, HOUR, ApiKey, HourlyUsage, User
 from service.application import Service
 
+EVERY = [*OPERATIONS, *sample.OPERATIONS]
+NUMBERS = (IntegerField, FloatField)
 KEY_ERRORS = {*errors_in(inspect.getsource(auth))}  # of each endpoint and socket with a key
 UNSTORABLE = ("a\ud800", "a\0b")  # texts of JSON that SQLite or PostgreSQL cannot store
 WRONG: tuple[Any, ...] = (None, True, 7, -1, 10**30, 1.5, "", "x" * 5000, [], {}, [[]], *UNSTORABLE)
@@ -74,21 +77,22 @@ Ask = Callable[..., TestResponse]
 pytestmark = pytest.mark.usefixtures("with_sample")
 
 
-@pytest.fixture(params=[*OPERATIONS, *sample.OPERATIONS], ids=str)
+@pytest.fixture(params=EVERY, ids=str)
 def operation(request: pytest.FixtureRequest) -> Operation:
     return request.param
 
 
 @pytest.fixture
-def hidden_key(owner: User) -> str:
+def hidden_key(key: str) -> str:
+    """The key of another user. Both have rows; those of Ada come first, as in the examples."""
+    for number in range(1, 4):
+        add_rows(row(key), f"~{number}", number)
     return add_hidden_user()
 
 
 @pytest.fixture
-def ask(client: FlaskClient, operation: Operation, key: str, hidden_key: str) -> Ask:
+def ask(client: FlaskClient, operation: Operation, hidden_key: str) -> Ask:
     """Sends the example; the user of the key has rows, and so has another one."""
-    for number in range(1, 4):
-        add_rows(row(key), f"~{number}", number)
 
     def send(
         key: str = "", url: str = "", method: str = "", what: str = "the example", **how: Any
@@ -156,7 +160,7 @@ def test_routes_are_those_that_are_described(app: Flask) -> None:
         for method in (rule.methods or set()) - {"HEAD", "OPTIONS"}
         if rule.rule.startswith("/api/")
     }
-    described = {(each.method, each.path) for each in [*OPERATIONS, *sample.OPERATIONS]}
+    described = {(each.method, each.path) for each in EVERY}
     described |= {("GET", channel["address"]) for channel in SOCKETS_API["channels"].values()}
     assert served == described, "edit docs/endpoints.json, or channels in docs/asyncapi.json"
 
@@ -336,7 +340,8 @@ def test_parameter_is_taken_within_its_bounds_only(
         is_applied = len(texts) < 2 or len({*texts.values()}) > 1
         assert is_applied, f"{advice}: each value has the same answer, so let the view apply it"
         for value, text in texts.items() if name in SIZES else ():
-            size = longest_list(json.loads(text))
+            lists = [each for each in parts_of(json.loads(text)) if isinstance(each, list)]
+            size = max(map(len, lists), default=0)
             assert size <= value, f"{advice}: there are {size} rows with {value}"
         if "default" in schema:
             left_out = operation.url(only_required=True)
@@ -345,9 +350,11 @@ def test_parameter_is_taken_within_its_bounds_only(
             assert bodies[0] == bodies[1], f"{advice}: {schema['default']} is not the default"
 
 
-def longest_list(body: Any) -> int:
-    parts = body.values() if isinstance(body, dict) else body if isinstance(body, list) else ()
-    return max([len(parts) if isinstance(body, list) else 0, *map(longest_list, parts)])
+def parts_of(body: Any) -> Iterator[Any]:
+    """The body, and all that is in its objects and lists."""
+    yield body
+    for part in body.values() if isinstance(body, dict) else body if isinstance(body, list) else ():
+        yield from parts_of(part)
 
 
 def add_many_rows(key: ApiKey, first: int = 4, last: int = 99) -> None:
@@ -389,6 +396,63 @@ def test_list_has_an_end_and_an_order_and_is_not_remembered(
         pytest.skip("it may change something")
     url = operation.url(only_required=True)
     check_lists(app, row(key), lambda: {str(operation): ask(key, url=url).text})
+    if order := re.search("(?i)(latest|newest|oldest) first", str(operation.entry)):
+        for table in [each for each in models.TABLES[3:] if hasattr(each, "created_at")]:
+            with models.db.connection_context():  # each in a second of its own
+                table.update(created_at=table.created_at - 9999 + table._meta.primary_key).execute()
+        times = re.findall(r'"created_at": ?"(.*?)"', ask(key, url=url).text)
+        is_right = times == sorted(times, reverse=order[1].lower() != "oldest")
+        assert is_right, f"{operation} says {order[0]}: edit order_by(), or docs/endpoints.json"
+
+
+def test_null_is_not_0(ask: Ask, operation: Operation, key: str) -> None:
+    """Nor the other way round, in an answer that shows a number which may be null."""
+    if not operation.is_safe:
+        pytest.skip("it may change something")
+    for field in [field for table in models.TABLES for field in table._meta.sorted_fields]:
+        if field.null and isinstance(field, NUMBERS) and not field.name.endswith("_at"):
+            texts = []
+            for value in (None, 0, 543):
+                with models.db.connection_context():
+                    field.model.update({field: value}).execute()
+                texts.append(ask(key).text)
+            is_right = "543" not in texts[2] or texts[0] != texts[1]
+            assert is_right, f"{operation}: don't use `or` or `if` with {field.name}: {texts[:2]}"
+
+
+def test_new_row_is_found_by_its_id(
+    client: FlaskClient, ask: Ask, operation: Operation, key: str
+) -> None:
+    """In the list of the same path, and by what has the ID in its path, which changes no other."""
+    before = snapshot()
+    made = ask(key).get_json(silent=True)
+    if operation.method != "POST" or not isinstance(made, dict) or "id" not in made:
+        pytest.skip("it returns no ID")
+    new = [each.get("id") for each in missing(before, snapshot())]
+    assert not new or made["id"] in new, (
+        f"{operation} returns the ID {made['id']}, and stores {new}"
+    )
+    for other in sorted(EVERY, key=lambda each: each.method == "DELETE"):
+        found = re.fullmatch(re.escape(operation.path) + r"(?:/\{(\w+)\})?", other.path)
+        if found and (found[1] or other.is_safe):
+            url = other.url(changes=other.largest | {found[1] or "": made["id"]})
+            how = other.sent(other.example) | {"headers": {"X-API-Key": key}}
+            answer = client.open(url, method=other.method, **how)
+            advice = f"{other} does not find what {operation} returns: {answer.text or answer}"
+            assert is_good(answer.status_code), advice
+            same = [
+                each
+                for each in parts_of(answer.get_json(silent=True))
+                if isinstance(each, dict) and "id" in each and made | each == each | made
+            ]
+            assert same or not other.is_safe, advice
+    changed = missing(snapshot(), before)
+    assert not changed, f"{operation.path}: also changed are {changed}: name the ID in where()"
+
+
+def missing(some: dict[Any, list[Any]], others: dict[Any, list[Any]]) -> list[dict[str, Any]]:
+    """The rows of the others that some don't have."""
+    return [each for table, rows in others.items() for each in rows if each not in some[table]]
 
 
 def without_numbers(text: str) -> str:
@@ -611,8 +675,7 @@ def test_page_whose_database_fails_at_any_statement_is_503(app: Service, ada: Fl
 def test_preflight_and_405_name_the_methods_of_the_path(
     client: FlaskClient, operation: Operation
 ) -> None:
-    every = [*OPERATIONS, *sample.OPERATIONS]
-    taken = {each.method for each in every if each.path == operation.path}
+    taken = {each.method for each in EVERY if each.path == operation.path}
     names = taken | {"OPTIONS"} | ({"HEAD"} if "GET" in taken else set())
     refused = client.open(operation.url(), method="BREW")
     assert set(refused.headers["Allow"].split(", ")) == names

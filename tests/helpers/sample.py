@@ -13,7 +13,7 @@ from typing import Any
 import gevent
 from flask import Blueprint, Flask, Response, current_app, request, stream_with_context
 from flask.typing import ResponseReturnValue
-from peewee import BigIntegerField, CharField, ForeignKeyField, IntegrityError
+from peewee import BigIntegerField, CharField, ForeignKeyField, IntegerField, IntegrityError
 
 import auth
 import describe
@@ -34,6 +34,7 @@ class SampleNote(Table):
     id = NumberField()
     user = ForeignKeyField(User, backref="sample_notes")
     text = CharField(max_length=100)
+    stars = IntegerField(null=True)
     created_at = BigIntegerField(default=now)
 
 
@@ -79,8 +80,9 @@ def list_notes(key: ApiKey, allowance: Allowance) -> ResponseReturnValue:
     if not re.fullmatch("[1-9][0-9]?", limit, re.ASCII) or int(limit) > 50:
         raise Problem(400, "invalid_limit", "limit must be 1 to 50.")
     with db.connection_context():
-        own = SampleNote.select().where(SampleNote.user == key.user_id).order_by(SampleNote.id)
-        return {"notes": [as_json(note) for note in own.limit(int(limit))]}
+        own = SampleNote.select().where(SampleNote.user == key.user_id)
+        latest = own.order_by(SampleNote.id.desc()).limit(int(limit))
+        return {"notes": [as_json(note) for note in latest]}
 
 
 @bp.delete("/notes/<int:note_id>")
@@ -108,7 +110,12 @@ def ticks(key: ApiKey, allowance: Allowance) -> ResponseReturnValue:
 
 
 def as_json(note: SampleNote) -> dict[str, object]:
-    return {"id": note.id, "text": note.text, "created_at": date_time(note.created_at)}
+    return {
+        "id": note.id,
+        "text": note.text,
+        "stars": note.stars,
+        "created_at": date_time(note.created_at),
+    }
 
 
 ENTRIES = json.loads(Path(__file__).with_suffix(".json").read_text())
