@@ -130,6 +130,7 @@ def test_nothing_follows_a_close_frame(accepted: Server, peer: RawSocket) -> Non
     serving, ws = start(accepted)
     ws.close(CloseCode.GOING_AWAY)
     ws.close(CloseCode.REVOKED)
+    ws.ping()
     ws.send_now(b"late")
     with pytest.raises(ConnectionClosed):
         ws.send(b"late")
