@@ -5,12 +5,11 @@ from collections.abc import Callable
 from typing import NoReturn
 from unittest import mock
 
-import flask
 import peewee
 import psycopg
 import pytest
 import werkzeug.exceptions
-from flask import Flask
+from flask import Flask, abort
 from flask.testing import FlaskClient
 
 from helpers.clock import NOON, Clock
@@ -98,9 +97,7 @@ def test_query_with_a_mistake_is_a_bug(
     assert "Traceback" in caplog.text
 
 
-@pytest.mark.parametrize(
-    "abort", [flask.abort, werkzeug.exceptions.abort], ids=["flask", "werkzeug"]
-)
+@pytest.mark.parametrize("abort", [abort, werkzeug.exceptions.abort], ids=["flask", "werkzeug"])
 def test_any_abort_is_a_problem_with_the_words_of_the_view(
     app: Flask, client: FlaskClient, abort: Callable[..., NoReturn]
 ) -> None:
@@ -114,9 +111,9 @@ def test_any_abort_is_a_problem_with_the_words_of_the_view(
         answer = client.get(f"/api/aborting/{status}")
         assert (answer.status_code, answer.mimetype) == (status, "application/problem+json")
         body = answer.get_json(force=True)
-        assert (body["type"], body["status"]) == ("about:blank", status)
-        assert body["detail"] == "Not on Mondays."
-        codes[status] = body["code"]
+        codes[status] = body.pop("code")
+        about = {"type": "about:blank", "status": status, "detail": "Not on Mondays."}
+        assert about.items() <= body.items()
         page = client.get(f"/aborting/{status}")
         assert (page.status_code, page.mimetype) == (status, "text/html")
         assert "Not on Mondays." in page.text

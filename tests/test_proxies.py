@@ -6,10 +6,9 @@ import pytest
 from flask import request
 
 import app as service
-import settings
 from helpers.server import Server
 from service.client_address import client_network
-from settings import Settings
+from settings import Settings, load
 
 FORWARDED = {
     "X-Forwarded-Proto": "http, https",
@@ -38,7 +37,7 @@ def seen(config: Settings, hops: int, headers: dict[str, str]) -> str:
 @pytest.mark.parametrize("spoofed", [[], ["198.51.100.1", "10.0.0.1", "unknown", ""], ['"'], [","]])
 @pytest.mark.parametrize("platform", CHAINS)
 def test_platform_gives_the_address(config: Settings, platform: str, spoofed: list[str]) -> None:
-    hops = settings.load({platform: "anything"}).proxy_hops
+    hops = load({platform: "anything"}).proxy_hops
     headers = FORWARDED | {"X-Forwarded-For": ", ".join(spoofed + CHAINS[platform])}
     scheme = "https" if platform else "http"
     assert seen(config, hops, headers) == f"{CHAINS[platform][0]} {scheme}://localhost/"
@@ -52,8 +51,8 @@ def test_address_stays_if_a_router_is_missing(config: Settings) -> None:
 
 def test_gunicorn_believes_no_header_about_the_scheme(server: Server) -> None:
     """It would by default, because it takes every address for a proxy's."""
-    for header in ({"X_Forwarded_Proto": "https"}, {"X_Forwarded_Ssl": "on"}):
-        assert "Strict-Transport-Security" not in server.ask("/log-in", **header).headers
+    believed = {"X_Forwarded_Proto": "https", "X_Forwarded_Ssl": "on"}
+    assert "Strict-Transport-Security" not in server.ask("/log-in", **believed).headers
 
 
 @pytest.mark.parametrize(

@@ -48,10 +48,10 @@ def test_clock_set_far_back_is_right(
 def test_total_goes_on_when_the_window_turns(limiter: Limiter, clock: Clock) -> None:
     """Of what is stored, and of what is only counted."""
     stored = Usage(total=100, reset=NOON + 60, used=3)
-    told = []
-    for clock.now in (NOON, NOON + 0.5, NOON + 60):
-        told.append(limiter.hit("ada", FIVE, stored))
-    assert told == [  # the seconds that are left are rounded up
+    moments = (NOON, NOON + 0.5, NOON + 60)
+    assert [
+        limiter.hit("ada", FIVE, stored) for clock.now in moments
+    ] == [  # the seconds that are left are rounded up
         (FIVE, True, 1, NOON + 60, 60, 101),
         (FIVE, True, 0, NOON + 60, 60, 102),
         (FIVE, True, 4, NOON + 120, 60, 103),

@@ -284,5 +284,6 @@ def test_first_frames_are_the_same_beside_another_user(app: Service, key: str, n
         sent.append(re.sub(ANY_TIME, "", str(ask(app, path, {"X-API-Key": key}))))
         app.store.save()
         change(key, total=0, used=0, reset=0, last_used_at=None)  # as before
-    advice = "ask for the rows of g.key.user_id only"
-    assert sent[0] == sent[1], f"{path} shows or counts rows of other users: {advice}"
+    assert sent[0] == sent[1], (
+        f"{path} shows or counts rows of other users: ask for the rows of g.key.user_id only"
+    )

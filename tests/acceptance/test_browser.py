@@ -5,7 +5,6 @@ import os
 import re
 import secrets
 import signal
-import subprocess
 from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
@@ -16,7 +15,7 @@ import pytest
 from conftest import StartServer
 from helpers.browsers import CONTROL, Browser, Chromium, Firefox, WebKit
 from helpers.paths import ECHO, ME, PROFILE, SECURITY, TEST, TIME, YEAR
-from helpers.server import REPOSITORY, Server, find_program
+from helpers.server import REPOSITORY, Server, bash, find_program
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 expect = playwright.expect
@@ -226,8 +225,7 @@ def test_console_is_live_and_its_command_works(page: Page, server: Server) -> No
         page.get_by_label("API key", exact=True).fill(key)
         expect(press(page, TIME, "Connect")).to_contain_text(words)
     expect(code.locator("wbr")).to_have_count(4)  # an address breaks only after a slash
-    command = ["bash", "-c", code.text_content()]
-    assert '"success":true' in subprocess.check_output(command, text=True)
+    assert '"success":true' in bash(code.text_content(), REPOSITORY)
 
 
 def test_every_button_of_the_console_does_what_it_says(page: Page, server: Server) -> None:

@@ -192,8 +192,8 @@ def test_request_with_a_key_reaches_the_api_as_it_is(
     assert (answer.status, answer.body) == (200, b"" if method == "HEAD" else b"<API>")
     received = gate.api.only()
     assert received.line == f"{method} {path} HTTP/1.1"
-    for name, value in (kept | FORWARDED | {"Host": f"localhost:{gate.port}"}).items():
-        assert received.values(name) == [value]
+    expected = kept | FORWARDED | {"Host": f"localhost:{gate.port}"}
+    assert {name: ", ".join(received.values(name)) for name in expected} == expected
     assert not received.values("Accept-Encoding")
 
 
@@ -303,8 +303,7 @@ def test_api_learns_from_the_service_who_calls_but_not_the_key(
     (user,) = gate.service.execute("SELECT user_id FROM api_key WHERE id = ?", key[8:16])[0]
     told = [gate.api.only().values(name) for name in CALLER]
     assert told == [[key[8:16]], [str(user)], ["production"], ["free"]]
-    assert key not in str(gate.api.only())
-    assert "spoofed" not in str(gate.api.only())
+    assert not re.search(f"{key}|spoofed", str(gate.api.only()))
 
 
 @pytest.mark.parametrize("status", [200, 401, 429, 500])

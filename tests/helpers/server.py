@@ -207,8 +207,7 @@ class Server(contextlib.AbstractContextManager["Server"]):
 
     @property
     def worker_pids(self) -> list[int]:
-        children = Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text().split()
-        return list(map(int, children))
+        return [*map(int, Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text().split())]
 
     @property
     def worker_pid(self) -> int:
@@ -285,8 +284,9 @@ class Server(contextlib.AbstractContextManager["Server"]):
         if self._process and not self.has_ended():
             self.stop(signal.SIGKILL)
         before, traceback, after = self.log().partition("Traceback")
-        bug = f"{before[-500:]}{traceback}{after[:5000]}"
-        assert self.may_log_a_traceback or not traceback, f"the server has a bug: {bug}"
+        assert self.may_log_a_traceback or not traceback, (
+            f"the server has a bug: {before[-500:]}{traceback}{after[:5000]}"
+        )
 
     def log(self) -> str:
         return self._log.read_text()

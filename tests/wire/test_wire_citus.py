@@ -44,18 +44,17 @@ def test_limit_is_exact_over_two_processes(server: Server) -> None:
     replies = Load(server.port, *keys, connections=32, requests=3200).join()
     assert {reply.status for reply in replies} == {200, 429}
     for key in keys:
-        mine = [reply for reply in accepted(replies) if reply.key == key]
-        assert sorted(reply.remaining for reply in mine) == list(range(500))
+        left = [reply.remaining for reply in accepted(replies) if reply.key == key]
+        assert sorted(left) == list(range(500))
     eventually(lambda: server.execute("SELECT sum(requests) FROM hourly_usage") == [(2000,)])
 
 
 def test_everything_that_a_user_does(server: Server) -> None:
     cookie = server.sign_up("ada").headers["Set-Cookie"].partition(";")[0]
     key = server.flask("key", "create", "ada", "ci").strip()
-    for path in (TEST, ME, STATS):
-        assert server.ask(path, X_API_Key=key).status == 200
-    for path in (SECURITY, PROFILE, f"{KEYS}/{key[8:16]}/rotate"):
-        assert server.ask(path, Cookie=cookie).status == 200
+    pages = (SECURITY, PROFILE, f"{KEYS}/{key[8:16]}/rotate")
+    for path in (TEST, ME, STATS, *pages):
+        assert server.ask(path, X_API_Key=key, Cookie=cookie).status == 200
     assert server.flask("usage").startswith(f"{key[8:16]}\tada\tci\t")
     lost = server.flask("key", "rotate", key[8:16]).strip()
     seen = server.flask("key", "rotate", lost[8:16]).strip()

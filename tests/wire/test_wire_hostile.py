@@ -70,8 +70,7 @@ def test_new_connections_are_answered_soon_beside_32_busy_ones(server: Server) -
             os.kill(server.worker_pid, signal.SIGCONT)
             last = max(client.answer().json()["timestamp"] for client in new)
         times = [client.answer().json()["timestamp"] for client in busy for _ in range(100)]
-    rounds = sum(moment < last for moment in times) / len(busy)
-    assert 4 < rounds <= 13
+    assert 4 < sum(moment < last for moment in times) / len(busy) <= 13, "rounds"
 
 
 # Connections that do nothing are not kept for ever, nor at the cost of others
@@ -97,8 +96,7 @@ def test_responses_that_are_not_read_end_the_connection(impatient: Server) -> No
             for _ in range(30):
                 time.sleep(0.04)
                 assert slow.answer().status == 200
-        for client in clients:
-            assert client.rest() < 1_000_000
+        assert max(client.rest() for client in clients) < 1_000_000
 
 
 @pytest.mark.parametrize(

@@ -6,14 +6,13 @@ import subprocess
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
 from conftest import StartServer
 from helpers.load import Load, accepted, refused
-from helpers.paths import ME, STATUS, TEST, TIME
+from helpers.paths import ME, TEST, TIME, YEAR
 from helpers.postgresql import Cluster
 from helpers.rawsocket import RawSocket
 from helpers.server import eventually, patience, start_refusal, within, writing
@@ -79,8 +78,7 @@ def test_workers_start_without_a_server(own: Cluster, start_server: StartServer)
     for pid in before:
         os.kill(pid, signal.SIGKILL)
     eventually(lambda: len(set(server.worker_pids) - set(before)) == 2)
-    assert server.ask(STATUS).status == 200
-    assert server.ask(TEST, X_API_Key=key).status == 503
+    assert [server.ask(path, X_API_Key=key).status for path in (YEAR, TEST)] == [200, 503]
     own.start()
     eventually(lambda: server.ask(TEST, X_API_Key=key).status == 200, patience(5))
     with server.connections(1) as (idle,):  # which the stop waits for
@@ -95,25 +93,25 @@ def test_after_a_failover_all_use_the_new_primary(
     own: Cluster, start_server: StartServer, old_primary: str
 ) -> None:
     url = own.new_database()
-    with Cluster(primary=own) as standby, ExitStack() as stack:
+    with Cluster(primary=own) as standby:
         standby.start()
         both = url.replace(f":{own.port}/", f":{own.port},127.0.0.1:{standby.port}/")
         server = start_server(DATABASE_URL=both)
         key, other = server.new_key(), server.new_key()
-        client = stack.enter_context(RawSocket(server.port)).open(f"{TIME}?api_key={other}")
-        assert server.sign_up("before").status == 303
-        copy = standby.url(url.rpartition("/")[2])
-        eventually(lambda: len(Cluster.query(copy, 'SELECT id FROM "user"')) == 3)
-        if old_primary == "is silent":
-            own.freeze()
-        else:  # also for those who are connected
-            own.query(own.url(), "ALTER SYSTEM SET default_transaction_read_only = on")
-            own.query(own.url(), "SELECT pg_reload_conf()")
-        standby.query(standby.url(), "SELECT pg_promote()")
-        with within(15):
-            server.flask("key", "revoke", other[8:16])
-        with within(2):
-            assert client.close_code() == 1008, "although this worker has only read since then"
+        with RawSocket(server.port).open(f"{TIME}?api_key={other}") as client:
+            assert server.sign_up("before").status == 303
+            copy = standby.url(url.rpartition("/")[2])
+            eventually(lambda: len(Cluster.query(copy, 'SELECT id FROM "user"')) == 3)
+            if old_primary == "is silent":
+                own.freeze()
+            else:  # also for those who are connected
+                own.query(own.url(), "ALTER SYSTEM SET default_transaction_read_only = on")
+                own.query(own.url(), "SELECT pg_reload_conf()")
+            standby.query(standby.url(), "SELECT pg_promote()")
+            with within(15):
+                server.flask("key", "revoke", other[8:16])
+            with within(2):
+                assert client.close_code() == 1008, "although this worker has only read since then"
         eventually(lambda: server.ask(TEST, X_API_Key=key).status == 200, patience(5))
         eventually(lambda: server.sign_up(f"a{time.monotonic_ns()}").status == 303, 60)
 

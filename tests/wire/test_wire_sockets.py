@@ -183,9 +183,8 @@ def test_broken_handshake_is_refused(
         assert (answer.status, answer.json()["code"]) == (status, code)
         assert answer.headers["Content-Type"] == "application/problem+json"
         if status == 426:
-            assert answer.headers["Upgrade"] == "websocket"
-            assert answer.headers["Connection"].lower() == "upgrade"
-            assert answer.headers["Sec-WebSocket-Version"] == "13"
+            expected = {"Upgrade": "websocket", "Sec-WebSocket-Version": "13"}
+            assert answer.headers.items() >= (expected | {"Connection": "upgrade"}).items()
 
 
 @pytest.mark.parametrize(
@@ -205,8 +204,7 @@ def test_odd_handshake_does_no_harm(server: Server, changes: dict[str, str | Non
     with RawSocket(server.port) as client:
         answer = client.handshake(ECHO, changes)
         assert answer.status == 101
-        assert "Sec-WebSocket-Extensions" not in answer.headers
-        assert "Sec-WebSocket-Protocol" not in answer.headers
+        assert not {"Sec-WebSocket-Extensions", "Sec-WebSocket-Protocol"} & answer.headers.keys()
         client.send(frame(TEXT, b"hi"))
         assert client.frame().json()["message"] == "hi"
 

@@ -5,7 +5,6 @@ import re
 import secrets
 import signal
 import sys
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -168,8 +167,8 @@ def test_start_declines_more_workers(start_server: StartServer) -> None:
 @pytest.mark.one_process("only SQLite needs it")
 def test_second_service_on_the_same_file_is_refused(start_patched: StartServer) -> None:
     """Until the last process of the first one has ended; a command is not."""
-    impatient = partial(start_patched, "from storage import sqlite; sqlite.TRIES = 3")
-    first = impatient()
+    impatient = "from storage import sqlite; sqlite.TRIES = 3"
+    first = start_patched(impatient)
     link, orphan = first.directory / "link.db", first.worker_pid
     link.symlink_to(first.database)
     assert first.flask("user", "list") == ""
@@ -177,8 +176,8 @@ def test_second_service_on_the_same_file_is_refused(start_patched: StartServer) 
     os.kill(first.pid, signal.SIGKILL)
     first.wait()
     with pytest.raises(StartError, match="another service uses this file; stop") as refused:
-        impatient(DATABASE_URL=f"sqlite:///{link}")
+        start_patched(impatient, DATABASE_URL=f"sqlite:///{link}")
     assert re.match(r"(?s)exit status 1:.*\nDATABASE_URL: [^\n]*\n$", str(refused.value))
     os.kill(orphan, signal.SIGCONT)
     eventually(lambda: not listens("127.0.0.1", first.port))
-    assert impatient(DATABASE_URL=f"sqlite:///{link}").ask(STATUS).status == 200
+    start_patched(impatient, DATABASE_URL=f"sqlite:///{link}")  # which waits for an answer

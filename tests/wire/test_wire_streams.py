@@ -54,9 +54,9 @@ def test_stream_ends_with_its_key_and_at_a_stop(start_patched: StartServer) -> N
             streams.append(operation)
             if operation.needs_key:
                 server.execute("DELETE FROM api_key WHERE id = ?", key[8:16])
-                advice = "let its generator ask auth.find_key before each part"
                 assert ends_within(connection, patience(2)), (
-                    f"{operation} outlives its key: {advice}"
+                    f"{operation} outlives its key: let its generator ask auth.find_key "
+                    "before each part"
                 )
     assert sample.OPERATIONS[-1] in streams
     opened = {operation: begin(server, operation, server.new_key()) for operation in streams}
@@ -64,5 +64,7 @@ def test_stream_ends_with_its_key_and_at_a_stop(start_patched: StartServer) -> N
     server.stop()
     for operation, connection in opened.items():
         with connection:
-            advice = "let its generator look at open_sockets_of(current_app).is_stopping"
-            assert ends_within(connection, 1), f"{operation} does not end at a stop: {advice}"
+            assert ends_within(connection, 1), (
+                f"{operation} does not end at a stop: "
+                "let its generator look at open_sockets_of(current_app).is_stopping"
+            )
