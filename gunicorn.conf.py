@@ -4,7 +4,6 @@ What happens from a start to a stop is in server/lifecycle.py.
 """
 
 import sys
-from functools import partial
 from pathlib import Path
 
 chdir = str(Path(__file__).parent)  # even when it is started from another folder
@@ -51,5 +50,5 @@ secure_scheme_headers: dict[str, str] = {}
 forwarded_allow_ips = "*"
 
 # The hooks of the master, in the order in which gunicorn calls them.
-on_starting = partial(lifecycle.prepare, settings)
-when_ready = partial(lifecycle.announce, settings)
+on_starting = lifecycle.prepare
+when_ready = lifecycle.announce

@@ -90,17 +90,18 @@ def check_options(settings: Settings) -> None:
             )
 
 
-def prepare(settings: Settings, arbiter: Arbiter) -> None:
+def prepare(arbiter: Arbiter) -> None:
     """Prepare the database, before the port is bound; raises SettingsError."""
-    prepare_database(settings, is_service=True)
+    prepare_database(load(), is_service=True)
 
 
-def announce(settings: Settings, arbiter: Arbiter) -> None:
+def announce(arbiter: Arbiter) -> None:
     """Once the port is bound, say what is served, and replace gunicorn's handlers of signals.
 
     Those stop workers at once, or kill them after two seconds. With SQLite, no other process may
     use the same file, so no signal may start one.
     """
+    settings = load()
     arbiter.log.info("Database: %s", settings.sqlite or "PostgreSQL")
     for warning in misspelled():
         arbiter.log.warning(warning)

@@ -17,6 +17,7 @@ from helpers.server import (
     Server,
     StartError,
     bash,
+    clean_environment,
     eventually,
     find_program,
     listens,
@@ -142,6 +143,13 @@ def test_few_open_files_are_one_line(start_server: StartServer) -> None:
     line = "the limit on open files is below 128: run `ulimit -n 1024` as root"
     with pytest.raises(StartError, match=f"^exit status 1:\n{line}\n$"):
         start_server("sh", "-c", 'ulimit -n 127; exec "$@"', "sh", *serve_command())
+
+
+def test_half_of_the_files_that_may_be_open_are_connections() -> None:
+    """So there is room for as many sockets as are admitted, and for requests."""
+    script = f"ulimit -n 1024; exec {PYTHON} -m gunicorn --print-config"
+    shown = bash(script, REPOSITORY, clean_environment(SECRET_KEY=secrets.token_hex()))
+    assert re.search(r"worker_connections += 512\n", shown), "see gunicorn.conf.py"
 
 
 def test_as_many_new_connections_wait_as_described(server: Server) -> None:
