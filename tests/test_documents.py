@@ -48,7 +48,8 @@ from storage import key_store, postgres, sqlite
 from ws.connection import PING_SECONDS, STALLED_SECONDS
 
 DEPLOYING = (REPOSITORY / "docs/deploying.md").read_text()
-DEPLOY = {path.name: path.read_text() for path in (REPOSITORY / "deploy").iterdir()}
+DEPLOYED = [*(REPOSITORY / "deploy").iterdir(), REPOSITORY / "compose.yaml"]
+DEPLOY = {path.name: path.read_text() for path in DEPLOYED}
 PLATFORMS = {
     "DYNO": "Heroku",
     "FLY_APP_NAME": "Fly",
@@ -230,13 +231,30 @@ def test_times_of_deployments_are_those_of_the_service() -> None:
     unit = DEPLOY["demo-service.service"]
     stops = re.findall(r"(?m)^(?:TimeoutStopSec=|kill_timeout = )(\d+)", unit + DEPLOY["fly.toml"])
     assert [int(seconds) >= 2 * 5 for seconds in stops] == [True, True]
-    assert "\nKillMode=mixed\n" in unit, "only the master gets the signal"
     (silence,) = re.findall(r"proxy_read_timeout (\d+)s;", DEPLOY["nginx.conf"])
     lost = PING_SECONDS + STALLED_SECONDS  # a pong that comes at last puts the next ping off
     assert int(silence) > lost
     told = r"form slowly, is disconnected after (\d+) seconds,.* a ping, after (\d+)\."
     (seconds,) = re.findall(told, (REPOSITORY / "SECURITY.md").read_text())
     assert seconds == (str(SEND_SECONDS), str(lost)), "edit SECURITY.md: seconds"
+
+
+LINES = [  # of files in DEPLOY, with what users would notice without them
+    ("demo-service.service", "KillMode=mixed", "only the master gets the signal"),
+    ("demo-service.service", "Restart=on-failure", "a crash ends no service for good"),
+    ("demo-service.service", "UMask=0077", "nobody else on the machine reads what it writes"),
+    ("fly.toml", 'auto_stop_machines = "off"', "no pause closes WebSockets"),
+    ("fly.toml", "force_https = true", "no key is sent in the clear"),
+    ("compose.yaml", 'ports: ["127.0.0.1:8000:8000"]', "others reach no demo"),
+    ("gate.compose.yaml", 'ports: ["127.0.0.1:443:443"]', "others reach no demo"),
+]
+
+
+@pytest.mark.parametrize(("name", "line", "promise"), LINES)
+def test_deployment_has_the_lines_that_keep_its_promises(
+    name: str, line: str, promise: str
+) -> None:
+    assert re.search(rf"(?m)^ *{re.escape(line)}(  #|$)", DEPLOY[name]), promise
 
 
 def test_numbers_of_deployments_are_enough(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,6 +15,7 @@ from gunicorn import util
 from gunicorn.config import Config
 from gunicorn.http import wsgi
 
+from helpers.clock import Clock
 from server import gunicorn_patches
 from server.log import RedactingLogger
 from server.worker import Worker
@@ -53,6 +54,7 @@ def connected(worker: Worker, type: int = socket.SOCK_DGRAM) -> Iterator[Any]:
 
 def test_patches_spare_gunicorn_work(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(util, "http_date", lambda now: f"second {now:d}")
+    monkeypatch.setattr(gunicorn_patches, "time", Clock(5.9))
     monkeypatch.setattr(wsgi, "WSGIErrorsWrapper", lambda cfg: object())
     gunicorn_patches.patch_gunicorn(worker.cfg)
     monkeypatch.delattr(Config, "__getattr__")  # plain attributes are left
@@ -60,7 +62,7 @@ def test_patches_spare_gunicorn_work(worker: Worker, monkeypatch: pytest.MonkeyP
     assert first is second
     with connected(worker) as client:
         client.sendall(GET)
-        assert b"\r\nDate: second " in client.recv(4096)
+        assert b"\r\nDate: second 5\r\n" in client.recv(4096)
 
 
 def test_complete_body_comes_in_one_packet_with_the_header(worker: Worker) -> None:
