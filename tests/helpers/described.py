@@ -165,14 +165,13 @@ def values_of(schema: Any) -> Iterator[tuple[Any, bool]]:
 
 
 ANY_TIME = r"[\d-]+[T ][\d:.]+"
-TIME = re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d|\b[1-3]\d{9}\b")
 
 
 def times_in(text: str) -> list[float]:
     """The times in a text, in Unix seconds."""
     return [
         float(each) if each.isdigit() else datetime.fromisoformat(f"{each}+00:00").timestamp()
-        for each in TIME.findall(text)
+        for each in re.findall(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d|\b[1-3]\d{9}\b", text)
     ]
 
 

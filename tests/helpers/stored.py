@@ -8,14 +8,14 @@ from typing import Any
 from unittest import mock
 
 import peewee
-from peewee import AutoField, CharField, ForeignKeyField, TextField
+from peewee import AutoField, CharField, Field, ForeignKeyField, TextField
 
 from accounts import api_keys, users
 from models import DAY, HOUR, TABLES, ApiKey, HourlyUsage, User, db, now
 
 HIDDEN = re.compile(r"HIDDEN|777,?[78]\d\d")  # also if requests of others are added
 OWN = re.compile(r"\b(?:ada|ci)\b|~\w+")  # what Ada's rows have, unless they are renamed
-ORDERED = re.compile(r"((?!.* UNION ).* ORDER BY (?:[^()]|\([^()]*\))*?)( LIMIT .*)?", re.DOTALL)
+ORDERED = re.compile(r"^((?!.* UNION ).* ORDER BY (?:[^()]|\([^()]*\))*?)( LIMIT .*)?$", re.DOTALL)
 TEXTS = (CharField, TextField)
 NEEDED = {"id", "digest", "type"}  # so that a key is valid
 COUNTS = {"total", "reset", "used", "last_used_at"}
@@ -60,10 +60,10 @@ def add_hidden_user() -> str:
     )
     with db.connection_context():
         HourlyUsage.create(hour=hour, key_id=key.id, requests=777_777)
-        for table, owned in {User: user, ApiKey: key}.items():
-            columns = [each for each in table._meta.sorted_fields if isinstance(each, TEXTS)]
-            texts = {each.name: "HIDDEN" for each in columns if each.name not in NEEDED}
-            table.update(texts).where(table.id == owned.id).execute()
+    owned = {User: user.id, ApiKey: key.id}
+    for field in fields(*TEXTS):
+        if field.model in owned and field.name not in NEEDED:
+            write(field, "HIDDEN", field.model.id == owned[field.model])
     add_rows(key, "HIDDEN", 777_777)
     return secret
 
@@ -89,11 +89,20 @@ def add_rows(key: ApiKey, text: str, number: int) -> None:
 
 def rename() -> None:
     """Replace the texts that match OWN, as another process may."""
+    for field in fields(*TEXTS):
+        write(field, "eve", field.in_(("ada", "ada@example.com", "ci")) | field.startswith("~"))
+
+
+def fields(*types: type[Field]) -> list[Field]:
+    """The columns of these types, of all tables."""
+    every = [field for table in TABLES for field in table._meta.sorted_fields]
+    return [field for field in every if isinstance(field, types)]
+
+
+def write(field: Field, value: object, where: object = True) -> bool:
+    """Give a column another value."""
     with db.connection_context():
-        for field in [field for table in TABLES for field in table._meta.sorted_fields]:
-            if isinstance(field, TEXTS):
-                is_own = field.in_(("ada", "ada@example.com", "ci")) | field.startswith("~")
-                field.model.update({field: "eve"}).where(is_own).execute()
+        return bool(field.model.update({field: value}).where(where).execute())
 
 
 @contextmanager
@@ -103,9 +112,7 @@ def turned() -> Iterator[None]:
 
     def turn(database: Any, sql: str, *values: Any) -> Any:
         execute(database, "PRAGMA reverse_unordered_selects = 1")
-        found = ORDERED.fullmatch(sql)
-        sql = f"{found[1]}, random(){found[2] or ''}" if found else sql
-        return execute(database, sql, *values)
+        return execute(database, ORDERED.sub(r"\1, random()\2", sql), *values)
 
     with mock.patch.object(peewee.SqliteDatabase, "execute_sql", turn):
         yield
