@@ -149,7 +149,7 @@ def serving(worker: GeventWorker, service: Service) -> Iterator[None]:
         yield
     finally:
         flushing.join(timeout=1)  # a save that is in progress
-        service.store.close()
+        service.store.save_and_close()
         db.close_all()
 
 

@@ -114,7 +114,7 @@ class KeyStore(ABC):
         if keys := [key_id for (key_id,) in self._query(query, now(), MAX_ROWS)]:
             self._query(f"DELETE FROM api_key WHERE id IN ({placeholders(keys)})", *keys)
 
-    def close(self) -> None:
+    def save_and_close(self) -> None:
         """Save what is left, and close the database."""
         try:
             self.save()

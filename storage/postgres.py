@@ -251,8 +251,8 @@ class Store(KeyStore):
         self._chart -= saved  # and keep what was counted meanwhile
         return True
 
-    def close(self) -> None:
-        super().close()
+    def save_and_close(self) -> None:
+        super().save_and_close()
         self._pool.close(timeout=0)
 
     def _query(self, query: str, *values: object) -> list[Any]:

@@ -156,10 +156,10 @@ class Store(KeyStore):
             connection.executemany(SAVE_HOUR, hours)
         self.clear_cache()  # the cached rows lack what was stored
 
-    def close(self) -> None:
+    def save_and_close(self) -> None:
         with suppress(PeeweeException):  # all requests have ended, so a wait holds nobody up
             self._query(f"PRAGMA busy_timeout = {LAST_MILLISECONDS}")
-        super().close()
+        super().save_and_close()
         with suppress(PeeweeException):
             # A checkpoint that waits for readers would make the stop too long.
             self._query(f"PRAGMA busy_timeout = {1000 * BUSY_SECONDS:.0f}")

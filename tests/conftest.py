@@ -161,7 +161,7 @@ def app(
     started = time.time()
     made.extensions["throttles"] = Limiter(lambda: started)  # no minute turns in a test
     yield made
-    made.store.close()
+    made.store.save_and_close()
     connections.close_all()
 
 

@@ -55,8 +55,9 @@ in_postgres = pytest.mark.parametrize("place", [POSTGRES], indirect=True)
 
 @pytest.fixture
 def store(place: Settings) -> Iterator[KeyStore]:
-    with closing(backend(place).Store(place.database_url)) as opened:
-        yield opened
+    opened: KeyStore = backend(place).Store(place.database_url)
+    yield opened
+    opened.save_and_close()
 
 
 @pytest.fixture
@@ -175,10 +176,11 @@ def test_session_is_as_promised(place: Settings, name: str) -> None:
     how, wanted = ("PRAGMA", SESSIONS[name][0]) if place.sqlite else ("SHOW", SESSIONS[name][1])
     if name == "Store":
         found = {asked: opened._query(f"{how} {asked}")[0][0] for asked in wanted}
+        opened.save_and_close()
     else:
         with opened.connection_context():
             found = {asked: opened.execute_sql(f"{how} {asked}").fetchone()[0] for asked in wanted}
-    getattr(opened, "close_all", opened.close)()
+        getattr(opened, "close_all", opened.close)()
     assert found == wanted, f"{name}: see PRAGMAS or SESSION"
 
 
@@ -348,7 +350,7 @@ def test_save_that_fails_saves_nothing_and_the_next_one_all(store: KeyStore, new
     store.save()
     assert by_hand(saved) == [(3, 3)]
     store.hit(key_id, LONG)
-    store.close()
+    store.save_and_close()
     assert by_hand(saved) == [(4, 4)]
 
 
@@ -358,13 +360,15 @@ def test_request_during_a_save_is_in_the_chart(
 ) -> None:
     monkeypatch.setattr(postgres, "ANSWER_SECONDS", 20)
     key_id, url = new_id(), str(place.database_url)
-    with closing(postgres.Store(url)) as store, ThreadPoolExecutor(1) as thread:
+    store = postgres.Store(url)
+    with ThreadPoolExecutor(1) as thread:
         assert store.hit(key_id, LONG)
         with writing(url, "LOCK TABLE hourly_usage IN EXCLUSIVE MODE"):
             saving = thread.submit(store.save)
             eventually(lambda: by_hand("SELECT 1 FROM pg_locks WHERE NOT granted"))
             assert store.hit(key_id, LONG)
         saving.result()
+    store.save_and_close()
     charted = by_hand("SELECT sum(requests) FROM hourly_usage")
     assert charted == [(2,)], "subtract only what was saved from what was counted"
 
