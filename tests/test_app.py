@@ -83,9 +83,9 @@ def test_user_me(server: Server, server_key: str) -> None:
         WHERE id = (SELECT user_id FROM api_key WHERE id = ?)""",
         server_key[8:16],
     )
-    expired = server.new_key()
+    expired_id = server.new_key()[8:16]
     server.execute(
-        "UPDATE api_key SET user_id = ?, expires_at = 1 WHERE id = ?", user_id, expired[8:16]
+        "UPDATE api_key SET user_id = ?, expires_at = 1 WHERE id = ?", user_id, expired_id
     )
     assert get(server, ME, X_API_Key=server_key) == {
         "user_id": user_id,

@@ -10,13 +10,12 @@ from flask import Flask
 from flask.testing import FlaskClient
 
 import auth
-import models
 from accounts import api_keys
 from conftest import NewKey
 from helpers.clock import NOON, Clock
 from helpers.paths import GATE, STATS, TEST
 from helpers.stored import change, count, rotate_key, row
-from models import ApiKey, InvalidInput, User
+from models import ApiKey, InvalidInput, User, db, now
 from ratelimit import Usage
 from settings import HERE
 
@@ -33,8 +32,8 @@ def find(app: Flask) -> Iterator[Find]:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """The time at which keys are made and end: `clock.now`."""
     clock = Clock()
-    monkeypatch.setattr(models, "time", clock)
-    monkeypatch.setattr(ApiKey.created_at, "default", models.now)
+    monkeypatch.setattr("models.time", clock)
+    monkeypatch.setattr(ApiKey.created_at, "default", now)
     return clock
 
 
@@ -76,7 +75,7 @@ def test_a_user_has_fifty_keys_with_those_in_their_grace(owner: User, new_key: N
             one_more()
     assert (count(), row(keys[1]).rotated_at) == (50, None)
     assert rotate_key(owner, keys[1][8:16], 0)
-    assert change(keys[2], expires_at=models.now())
+    assert change(keys[2], expires_at=now())
     assert new_key()
     api_keys.revoke_key(owner, keys[3][8:16], list)
     assert new_key()
@@ -143,8 +142,8 @@ def test_each_column_of_a_key_is_inherited_or_not_on_purpose() -> None:
 
 
 def test_only_a_right_checksum_asks_the_database(find: Find, key: str) -> None:
-    with models.db.connection_context():
-        models.db.drop_tables([ApiKey])
+    with db.connection_context():
+        db.drop_tables([ApiKey])
     assert find(key[:-1] + ("b" if key[-1] == "a" else "a")) is None
     with pytest.raises(peewee.OperationalError):
         find(key)

@@ -158,8 +158,9 @@ def test_messages_are_described(start_patched: StartServer, name: str) -> None:
     assert "summary" in SOCKETS["channels"][name], f"{advice}: summary"
     path = SOCKETS["channels"][name]["address"]
     server = start_patched(COUNT_WEBSOCKETS, WEB_CONCURRENCY="1")
-    is_refused = server.send(handshake_bytes(path)).status == 401
-    assert is_refused == needs_key(name), f"{advice}: security"
+    assert (server.send(handshake_bytes(path)).status == 401) == needs_key(name), (
+        f"{advice}: security"
+    )
 
     asked = [each for each in operations if each["action"] == "receive"]
     examples = [text["examples"][0]["payload"] for each in asked for text in of(each)]
@@ -265,8 +266,9 @@ def test_numbers_of_deployments_are_enough(monkeypatch: pytest.MonkeyPatch) -> N
     assert settings.max_websockets() >= most, "edit LimitNOFILE in deploy/demo-service.service"
     assert int(re.findall(r"soft_limit = (\d+)", DEPLOY["fly.toml"])[0]) >= most
     idle = re.findall(r"keepalive(?:_timeout)? (\d+)s", "".join(DEPLOY.values()))
-    told = "each proxy less than the 100 s of gunicorn.conf.py, and than the 2 s of other APIs"
-    assert sorted(idle) == ["1"] * 2 + ["60"] * 4, told
+    assert sorted(idle) == ["1"] * 2 + ["60"] * 4, (
+        "each proxy less than the 100 s of gunicorn.conf.py, and than the 2 s of other APIs"
+    )
     waits = re.findall(r"(?:_header|proxy_read)_timeout (\d+)(?:s|h);?\n", DEPLOY["gate.Caddyfile"])
     waits += re.findall(r"proxy_(?:read|send)_timeout (\w+);", DEPLOY["gate.nginx.conf"])
     assert waits == ["9", "1h", "1h", "9s"], "more than the 8 s that an answer may take"

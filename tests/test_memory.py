@@ -60,7 +60,6 @@ def test_nothing_of_strangers_is_kept(app: Service, monkeypatch: pytest.MonkeyPa
     for number in range(MANY):
         knock(client, MANY + number)
     for name, (size, each) in containers().items():
-        grown = size - before.get(name, (size, None))[0]
-        assert grown < FEW, (
+        assert size - before.get(name, (size, None))[0] < FEW, (
             f"this grows with strangers: {str(getattr(each, '__wrapped__', each))[:200]}"
         )

@@ -11,9 +11,17 @@ from urllib.parse import unquote
 import pytest
 from psycopg.conninfo import conninfo_to_dict
 
-import settings
 from ratelimit import Quota
-from settings import HERE, SettingsError, load
+from settings import (
+    HERE,
+    VARIABLES,
+    SettingsError,
+    load,
+    max_connections,
+    max_websockets,
+    misspelled,
+    raise_file_limit,
+)
 
 HOURLY = Quota("free", 2, 3600)
 LONGEST = Quota(f"z{'a-_0189' * 4}bcd", 999_999_999_999, 1)  # each kind of character
@@ -93,7 +101,7 @@ WRONG = {
 CONTROLS = [f"sqlite:////tmp/demo.db{character}" for character in "\r\n\t\x00\x7f\x9b"]
 
 
-@pytest.mark.parametrize("variable", sorted(settings.VARIABLES))
+@pytest.mark.parametrize("variable", sorted(VARIABLES))
 def test_wrong_value_is_one_line_with_the_variable_first(variable: str) -> None:
     assert variable in {name for name, *_ in RIGHT}, f"add a value of {variable} to RIGHT above"
     advice = f'add to WRONG above: "{variable}": [...], with a value that its function refuses'
@@ -157,7 +165,7 @@ def test_variable_wins_over_what_a_platform_brings() -> None:
 def test_misspelled_variable_is_warned_about(name: str, setting: str) -> None:
     others = {"PATH", "HOME", "TERM", "HOSTNAME", "DATABASE_PUBLIC_URL", "APP_URL", "APP_NAME"}
     words = f"{name} is not a setting of this service; did you mean {setting}?"
-    assert [*settings.misspelled(dict.fromkeys({name, setting} | others, "1"))] == [words]
+    assert [*misspelled(dict.fromkeys({name, setting} | others, "1"))] == [words]
 
 
 @pytest.mark.parametrize(
@@ -181,6 +189,6 @@ def test_file_limit_is_raised_as_far_as_allowed(
 
     monkeypatch.setattr(resource, "getrlimit", lambda _: tuple(limits))
     monkeypatch.setattr(resource, "setrlimit", set_limits)
-    settings.raise_file_limit()
+    raise_file_limit()
     assert limits == [raised, hard]
-    assert (settings.max_connections(), settings.max_websockets()) == (raised // 2, sockets)
+    assert (max_connections(), max_websockets()) == (raised // 2, sockets)

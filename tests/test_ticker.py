@@ -12,7 +12,6 @@ from gevent.event import Event
 from helpers.clock import NOON, Clock
 from ws import ticker
 from ws.connection import WebSocket
-from ws.ticker import Ticker
 
 APP = Flask("test")
 
@@ -24,7 +23,7 @@ class Sleeper(Clock):
         super().__init__()
         self.left = 0.0
         self.late: Callable[[float], float] = lambda now: now
-        self.ticker = Ticker(bytes)
+        self.ticker = ticker.Ticker(bytes)
 
     def spawn(self, run: Callable[..., None], *args: object) -> "Sleeper":
         self.spawned = partial(run, *args)

@@ -32,9 +32,11 @@ OPEN_ALL = "() => { for (const each of document.querySelectorAll('details')) eac
 def browser() -> Iterator[Any]:
     # Each context would start one more process, for the popup of an address bar that nobody sees.
     unseen = "--disable-features=WebUIOmniboxPopup,WebUIOmniboxAimPopup"
-    path = find_program("chromium", "chromium-browser", "google-chrome")
     with playwright.sync_playwright() as runner:
-        yield runner.chromium.launch(executable_path=path, args=["--no-sandbox", unseen])
+        yield runner.chromium.launch(
+            executable_path=find_program("chromium", "chromium-browser", "google-chrome"),
+            args=["--no-sandbox", unseen],
+        )
 
 
 @pytest.fixture
@@ -65,9 +67,9 @@ def sign_up(person: Browser, server: Server, prefix: str = "ada") -> None:
     person.open(server.url)
     person.click("Create a free key")
     name = f"{prefix}-{secrets.token_hex(4)}"
-    fields = {"User name": name, "Email": f"{name}@example.com", "Password": PASSWORD}
-    for label, text in fields.items():
-        person.type(label, text)
+    person.type("User name", name)
+    person.type("Email", f"{name}@example.com")
+    person.type("Password", PASSWORD)
     person.click("Sign up")
     person.expect("You have no API keys.")
 

@@ -146,8 +146,8 @@ def ask(request: pytest.FixtureRequest, gate: Gate) -> Ask:
         for name, value in {"Expect": "", **headers}.items():
             how += ["-H", f"{name.replace('_', '-')}: {value}"]
         how += ["--data-binary", "@-"] if body else []
+        how.append(f"https://localhost:{gate.port}{path}")
         command = [find_program("curl"), "-sik", "--path-as-is", request.param, *how]
-        command.append(f"https://localhost:{gate.port}{path}")
         output = subprocess.run(command, input=body, capture_output=True, timeout=20).stdout
         head, _, rest = output.partition(b"\r\n\r\n")
         line, *lines = head.decode("latin-1").split("\r\n")
@@ -284,20 +284,17 @@ SPELLINGS = [
 ]
 
 
-def with_spoofed_headers(method: str, path: str, key: str, more: str = "") -> bytes:
+def with_spoofed_headers(method: str, path: str, key: str, more: dict[str, str]) -> bytes:
     names = [name for one in CALLER for name in (one, one.lower(), one.replace("-", "_"))]
-    spoofed = "".join(f"{name}: spoofed\r\n" for name in (*SPELLINGS, *names))
-    keys = f"X-API-Key: {key}\r\nX_API_Key: {key}\r\nX-API_Key: {key}\r\n"
-    return f"{method} {path} HTTP/1.1\r\nHost: localhost\r\n{spoofed}{keys}{more}\r\n".encode()
-
-
-ASKS = "".join(f"{name}: {value}\r\n" for name, value in PREFLIGHT.items())
+    spoofed = dict.fromkeys((*SPELLINGS, *names), "spoofed")
+    keys = dict.fromkeys(("X-API-Key", "X_API_Key", "X-API_Key"), key)
+    return request_bytes(path, {"Host": "localhost"} | spoofed | keys | more, method)
 
 
 # Proxies don't pass on what `Connection` names.
-@pytest.mark.parametrize("more", ["", f"Connection: close, {', '.join(CALLER)}\r\n"])
+@pytest.mark.parametrize("more", [{}, {"Connection": f"close, {', '.join(CALLER)}"}])
 def test_api_learns_from_the_service_who_calls_but_not_the_key(
-    gate: Gate, key: str, more: str
+    gate: Gate, key: str, more: dict[str, str]
 ) -> None:
     assert gate.send(with_spoofed_headers("GET", "/", key, more)).status == 200
     (user,) = gate.service.execute("SELECT user_id FROM api_key WHERE id = ?", key[8:16])[0]
@@ -489,7 +486,7 @@ def test_while_the_service_is_away_nothing_passes_and_no_key_is_logged(
     service, api, key = Server(tmp_path), Api(), random_key()
     api_port = api.server_address[1]
     with proxy(name, tmp_path, service.port, api_port) as port:
-        gate, more = Gate(port, service, api), f"Referer: {key}\r\n{ASKS}"
+        gate, more = Gate(port, service, api), {"Referer": key} | PREFLIGHT
         with serving(api):
             request = with_spoofed_headers("GET", f"/first?api_key={key}", key, more)
             assert gate.send(request).status in (502, 503)

@@ -60,8 +60,13 @@ class Checkout:
             f'exec {shlex.quote(sys.executable)} "$@"\n'
         )
         (folder / "python3").chmod(0o755)
-        self.env = clean_environment(HOME=str(folder), PIP_DRY_RUN="1", PIP_NO_INDEX="1")
-        self.env |= {"PATH": f"{folder}:{self.env['PATH']}", "PORT": str(self.ports["8000"])}
+        self.env = clean_environment(
+            HOME=str(folder),
+            PATH=f"{folder}:{os.environ['PATH']}",
+            PIP_DRY_RUN="1",
+            PIP_NO_INDEX="1",
+            PORT=str(self.ports["8000"]),
+        )
         self._log = folder / "log"
 
     def paste(self, commands: str, seconds: float = 120, **environment: str) -> str:

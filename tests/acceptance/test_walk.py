@@ -4,7 +4,6 @@ import random
 import signal
 import time
 from dataclasses import dataclass, field, replace
-from itertools import takewhile
 
 import pytest
 
@@ -52,8 +51,8 @@ class Key:
         return self.secret[8:16]
 
     def used(self, reset: int) -> int:
-        """How many of the last requests were made in the window that ends then."""
-        return len(list(takewhile(lambda hit: hit[1] == reset, reversed(self.hits))))
+        """How many requests were made in the window that ends then."""
+        return [end for _, end in self.hits].count(reset)
 
     def check(self, path: str, answer: Answer, began: float) -> None:
         """The answer must be right; then it counts."""

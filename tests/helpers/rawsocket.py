@@ -25,8 +25,10 @@ UPGRADE = {
 
 class Headers(dict[str, str]):
     def __missing__(self, name: str) -> str:
-        advice = "API_HEADERS, or write_error in server/gunicorn_patches.py"
-        raise AssertionError(f"the response has no header {name} (see {advice}), only {[*self]}")
+        raise AssertionError(
+            f"the response has no header {name} (see API_HEADERS, or write_error in "
+            f"server/gunicorn_patches.py), only {[*self]}"
+        )
 
 
 class Answer(NamedTuple):

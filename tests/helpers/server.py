@@ -151,7 +151,11 @@ def random_key(type: str = "production") -> str:
 
 def start_refusal(command: str, directory: Path, **settings: str) -> str:
     """The one line with which `python ...` fails; it prints nothing else."""
-    defaults = {"DATABASE_URL": f"sqlite:///{directory}/demo.db", "PORT": str(free_port())}
+    defaults = {
+        "PORT": str(free_port()),
+        "DATABASE_URL": f"sqlite:///{directory}/demo.db",
+        "SECRET_KEY": secrets.token_hex(),
+    }
     done = subprocess.run(
         [sys.executable, *command.split()],
         cwd=REPOSITORY,
@@ -315,7 +319,7 @@ class Server(contextlib.AbstractContextManager["Server"]):
 
     def flask(self, *args: str, input: str = "") -> str:
         """What `flask ...` prints in this server's environment; it must succeed."""
-        with self.start_flask(*args, stdin=subprocess.PIPE) as process:
+        with self.start_flask(*args) as process:
             printed, errors = process.communicate(input)
         assert process.returncode == 0, errors
         return printed
@@ -324,6 +328,7 @@ class Server(contextlib.AbstractContextManager["Server"]):
         defaults: dict[str, Any] = {
             "cwd": REPOSITORY,
             "env": self.env,
+            "stdin": subprocess.PIPE,
             "stdout": subprocess.PIPE,
             "stderr": subprocess.PIPE,
             "text": True,

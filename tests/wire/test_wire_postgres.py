@@ -2,7 +2,6 @@
 
 import os
 import signal
-import subprocess
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -171,7 +170,7 @@ def test_no_default_of_a_database_fails_a_request_or_a_command(
     assert {reply.status for reply in replies} == {200}
     create = ("user", "create", "ada", "ada@example.com", "--password-stdin")
     server.env["PGAPPNAME"] = "command"
-    with server.start_flask(*create, stdin=subprocess.PIPE) as command:
+    with server.start_flask(*create) as command:
         idle = "application_name = 'command' AND clock_timestamp() - state_change > '0.4s'"
         eventually(lambda: Cluster.query(url, f"SELECT 1 FROM pg_stat_activity WHERE {idle}"))
         assert command.communicate("long enough\n")[1] == "User ada was created.\n"

@@ -6,7 +6,6 @@ import random
 import re
 import signal
 import socket
-import subprocess
 import time
 
 import pytest
@@ -27,7 +26,7 @@ from helpers.rawsocket import (
     frame,
     handshake_bytes,
 )
-from helpers.server import Server, eventually, find_program, serve_command, within
+from helpers.server import REPOSITORY, Server, bash, eventually, find_program, serve_command, within
 
 MAX_BYTES = 65_536
 
@@ -65,8 +64,7 @@ def test_kernel_keeps_128_kib_of_a_connection_in_each_direction(
     """However fast the client is, or was before it stopped to read."""
     with RawSocket(server.port).open(f"{TIME}?api_key={server_key}") as client:
         client.send(frame(TEXT, b"x" * MAX_BYTES) * 300)
-        command = [find_program("ss"), "-Htnm", f"sport = :{server.port}"]
-        shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        shown = bash(f"{find_program('ss')} -Htnm sport = :{server.port}", REPOSITORY)
     sizes = {*re.findall(r"[rt]b(\d+)", shown)}
     assert sizes == {"131072"}, "see SO_RCVBUF and SO_SNDBUF in lifecycle.serving"
 
