@@ -354,6 +354,16 @@ def test_save_that_fails_saves_nothing_and_the_next_one_all(store: KeyStore, new
     assert by_hand(saved) == [(4, 4)]
 
 
+def test_keys_are_saved_in_one_order(store: KeyStore, new_id: NewId, place: Settings) -> None:
+    """In another one, processes would wait for each other, and SQLite would write more."""
+    ids = sorted(new_id() for _ in range(5))
+    assert all(store.hit(key_id, LONG) for key_id in reversed(ids))
+    store.save()
+    position = "rowid" if place.sqlite else "ctid"
+    saved = by_hand(f"SELECT key_id FROM hourly_usage ORDER BY {position}")
+    assert [key_id for (key_id,) in saved] == ids
+
+
 @in_postgres
 def test_request_during_a_save_is_in_the_chart(
     place: Settings, new_id: NewId, monkeypatch: pytest.MonkeyPatch
