@@ -44,7 +44,7 @@ def test_new_key_has_form_and_row(
     made, key = api_keys.create_key(owner, "my ci", type, tier="pro", expires_at=NOON + 5)
     assert re.fullmatch(rf"sk_{prefix}_[0-9A-Za-z]{{8}}_[0-9A-Za-z]{{38}}", key)
     assert key[-6:] == api_keys.checksum(key[:-6])
-    about = {
+    assert {
         "id": key[8:16],
         "user": owner.id,
         "name": "my ci",
@@ -52,8 +52,7 @@ def test_new_key_has_form_and_row(
         "tier": "pro",
         "created_at": NOON,
         "expires_at": NOON + 5,
-    }
-    assert about.items() <= row(key).__data__.items()
+    }.items() <= row(key).__data__.items()
     assert find(key) == made
     clock.now += 5
     assert find(key) is None, "whenever its row is deleted"
@@ -86,12 +85,11 @@ def test_successor_goes_on_with_the_window(owner: User, clock: Clock) -> None:
     change(key, total=9, reset=8, used=7, last_used_at=9)
     clock.now += 900
     new = rotate_key(owner, key[8:16])[2]
-    expected = {
+    assert {
         **{"user": owner.id, "name": "my ci", "type": "development", "tier": "pro"},
         **{"total": 0, "reset": 8, "used": 7, "last_used_at": None},
         **{"created_at": NOON + 900, "expires_at": NOON + 900 + 1000},
-    }
-    assert expected.items() <= row(new).__data__.items()
+    }.items() <= row(new).__data__.items()
     assert row(key).usage == Usage(9, 8, 7), "save the columns of a rotation only: `only=[...]`"
     assert row(key).expires_at == NOON + 1000, "the grace makes no key last longer"
     clock.now += 1000

@@ -200,8 +200,9 @@ def test_messages_are_described(start_patched: StartServer, name: str) -> None:
 def test_types_of_keys_are_described() -> None:
     types = API["components"]["schemas"]["AuthenticationTest"]["properties"]["api_key_type"]["enum"]
     assert set(types) == set(PREFIXES), "edit docs/openapi.json: api_key_type"
-    listed = set(re.findall(r"`(\w+)`\s\(`(sk_\w+)`\)", README))
-    assert listed == set(PREFIXES.items()), "edit README.md: the types of keys"
+    assert {*re.findall(r"`(\w+)`\s\(`(sk_\w+)`\)", README)} == {*PREFIXES.items()}, (
+        "edit README.md: the types of keys"
+    )
 
 
 def test_units_are_those_of_the_limits() -> None:

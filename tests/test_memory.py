@@ -52,8 +52,8 @@ def test_nothing_of_strangers_is_kept(app: Service, monkeypatch: pytest.MonkeyPa
     assert BUCKETS <= 20_000, "each bucket of each quota takes 200 bytes"
     monkeypatch.setattr(forms, "BUCKETS", 50)  # which are soon all in use
     client = app.test_client(use_cookies=False)
-    seconds = itertools.count(time.time(), 0.5)  # so that nothing is kept of each second either
-    monkeypatch.setattr(time, "time", lambda: next(seconds))
+    # Half a second passes between two looks, so that nothing is kept of each second either.
+    monkeypatch.setattr(time, "time", itertools.count(time.time(), 0.5).__next__)
     for number in range(MANY):  # bounded caches fill
         knock(client, number)
     before = containers()

@@ -117,14 +117,13 @@ def test_any_abort_is_a_problem_with_the_words_of_the_view(
         page = client.get(f"/aborting/{status}")
         assert (page.status_code, page.mimetype) == (status, "text/html")
         assert "Not on Mondays." in page.text
-    words = {
+    assert {
         400: "bad_request",
         409: "conflict",
         418: "i'm_a_teapot",
         500: "internal_error",
         503: "unavailable",
-    }
-    assert words.items() <= codes.items()
+    }.items() <= codes.items()
 
 
 @pytest.mark.parametrize(

@@ -53,9 +53,11 @@ def accepted(ends: tuple[Any, Any]) -> Server:
 def handshake(path: str, end: Any, **headers: str) -> dict[str, Any]:
     """The WSGI environ of a client whose connection has this end."""
     unread = SimpleNamespace(take_buffered=bytes)  # nothing came behind the handshake
-    body = SimpleNamespace(reader=SimpleNamespace(unreader=unread))
-    server = {"SERVER_PROTOCOL": "HTTP/1.1", "gunicorn.socket": end, "wsgi.input": body}
-    return create_environ(path, headers=UPGRADE | headers) | server
+    return create_environ(path, headers=UPGRADE | headers) | {
+        "SERVER_PROTOCOL": "HTTP/1.1",
+        "gunicorn.socket": end,
+        "wsgi.input": SimpleNamespace(reader=SimpleNamespace(unreader=unread)),
+    }
 
 
 @pytest.fixture

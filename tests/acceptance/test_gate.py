@@ -298,8 +298,12 @@ def test_api_learns_from_the_service_who_calls_but_not_the_key(
 ) -> None:
     assert gate.send(with_spoofed_headers("GET", "/", key, more)).status == 200
     (user,) = gate.service.execute("SELECT user_id FROM api_key WHERE id = ?", key[8:16])[0]
-    told = [gate.api.only().values(name) for name in CALLER]
-    assert told == [[key[8:16]], [str(user)], ["production"], ["free"]]
+    assert [gate.api.only().values(name) for name in CALLER] == [
+        [key[8:16]],
+        [str(user)],
+        ["production"],
+        ["free"],
+    ]
     assert not re.search(f"{key}|spoofed", str(gate.api.only()))
 
 

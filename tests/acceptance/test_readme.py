@@ -51,8 +51,11 @@ class Checkout:
     def __init__(self, folder: Path) -> None:
         self.folder = folder / "copy"
         self.ports = {port: free_port() for port in ("8000", "8001", "8080", "8081", "9000")}
-        private = shutil.ignore_patterns(".git", ".venv*", ".*_cache", "*.db*", "node_modules")
-        shutil.copytree(REPOSITORY, self.folder, ignore=private)
+        shutil.copytree(
+            REPOSITORY,
+            self.folder,
+            ignore=shutil.ignore_patterns(".git", ".venv*", ".*_cache", "*.db*", "node_modules"),
+        )
         (self.folder / "web/static/fonts").mkdir()  # static files may stand in folders
         # The environment of these tests stands in for a new one. pip only checks that it would do.
         (folder / "python3").write_text(

@@ -155,8 +155,9 @@ class Walk:
 
     def some_key(self) -> Key:
         """One that every process knows as it is."""
-        eventually(lambda: any(key.known_at < time.time() for key in self.keys), 60)
-        return self.chance.choice([key for key in self.keys if key.known_at < time.time()])
+        return self.chance.choice(
+            eventually(lambda: [key for key in self.keys if key.known_at < time.time()], 60)
+        )
 
     def some_live_key(self) -> Key:
         """One that was not rotated; a new one if there is none."""

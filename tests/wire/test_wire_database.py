@@ -155,8 +155,9 @@ def test_limit_is_exact_over_64_connections(start_server: StartServer) -> None:
 def test_what_was_used_up_is_used_up_after_a_restart(start_server: StartServer) -> None:
     """Of each tier, and of an endpoint with a limit of its own of up to 30 requests."""
     server = start_server(RATE_LIMITS="free=20/day,five=5/day,much=10000/day")
-    tiers = ("free", "five", "much")
-    asked = [(path, server.new_key(tier=tier)) for path in PROTECTED for tier in tiers]
+    asked = [
+        (path, server.new_key(tier=tier)) for path in PROTECTED for tier in ("free", "five", "much")
+    ]
     refused = {
         (path, key)
         for path, key in asked

@@ -85,8 +85,10 @@ def test_reader_that_pauses_holds_up_nobody(
     """Neither requests, nor the background, nor a stop: the lines are dropped."""
     rounds, path = tmp_path / "rounds", tmp_path / "pipe"
     os.mkfifo(path)
-    unblocked = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
-    with open(unblocked, "rb", buffering=0) as reader, open(path, "w") as writer:
+    with (
+        open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb", buffering=0) as reader,
+        open(path, "w") as writer,
+    ):
         option = output.format(path)
         command = redirected(option) if ">" in option else [*serve_command(), *option.split()]
         server = start_patched(TRACEBACKS.format(rounds=str(rounds)), *command)

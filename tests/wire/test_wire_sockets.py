@@ -281,8 +281,10 @@ def test_too_many_of_one_caller_and_of_all(start_server: StartServer) -> None:
 
 @pytest.mark.one_process("each process caps its own sockets")
 def test_1024_open_files_are_enough_for_384_sockets(start_server: StartServer) -> None:
-    limited = ["sh", "-c", 'ulimit -n 1024; exec "$@"', "sh", *serve_command()]
-    server = start_server(*limited, MAX_SOCKETS_PER_CALLER="1000")
+    server = start_server(
+        *("sh", "-c", 'ulimit -n 1024; exec "$@"', "sh", *serve_command()),
+        MAX_SOCKETS_PER_CALLER="1000",
+    )
     with server.connections(385) as clients:
         assert [each.handshake(ECHO).status for each in clients] == [101] * 384 + [503]
 

@@ -133,8 +133,9 @@ def test_tests_without_their_packages_are_one_line(tmp_path: Path) -> None:
         "import sys, pytest; sys.modules |= {'psycopg': None, 'websockets': None}\n"
         "sys.exit(pytest.main(['-p', 'no:randomly', '-p', 'no:xdist']))"
     )
-    line = "Packages are missing: run .venv/bin/pip install -r requirements-dev.txt"
-    assert start_refusal(str(without), tmp_path) == line
+    assert start_refusal(str(without), tmp_path) == (
+        "Packages are missing: run .venv/bin/pip install -r requirements-dev.txt"
+    )
 
 
 def test_few_open_files_are_one_line(start_server: StartServer) -> None:
