@@ -1,8 +1,13 @@
-"""A test client that reads a response for a moment only, because it may be an endless stream."""
+"""A test client that reads a response for a moment only, because it may be an endless stream.
 
+It also fails where a view has a bug, and where a request that is refused has stored something.
+"""
+
+import re
 import socket
 import time
 from contextlib import suppress
+from traceback import extract_tb
 from typing import Any
 from unittest import mock
 
@@ -11,13 +16,32 @@ from flask.testing import FlaskClient
 from peewee import PeeweeException
 from werkzeug.test import TestResponse
 
-from helpers.paths import CALLS
+from helpers.paths import AUDITED, CALLS
+from helpers.stored import snapshot
+from settings import HERE
 
 MOMENT_SECONDS = 0.2
 ADVICE = (
     "calls another service while its client waits: do that in the background, see Calls to other "
     "services in CONTRIBUTING.md; or name the path in CALLS in tests/helpers/paths.py"
 )
+# What to do about the error of a view, by what it says.
+CAUSES = {
+    r"invalid literal for int|int\(\) argument": "isdigit also takes \u00b2 and \u0663: use "
+    'fullmatch("[0-9]+", text), and limit the length',
+    "surrogates|NUL|null|encode": "check str.isprintable of a text before it is stored or sent",
+    "too large|out of range|too long": "refuse what no row can have: check the bounds",
+    "not opened|closed": "iterate a query inside connection_context, for example with list()",
+    "no column|no such|does not exist|syntax": "let peewee write it, for SQLite and PostgreSQL",
+    "^Changed": "answer it with a 409; transaction(user) needs a User that was read, because "
+    "another one has no password_hash",
+    "^InvalidInput": "add @show_errors_on(the page of the form)",
+    "FOREIGN KEY|foreign key": "the user may be deleted meanwhile: raise auth.invalid_key()",
+    "NOT NULL|not-null": "give the column a default, see Rows in CONTRIBUTING.md",
+    "UNIQUE|unique": "refuse it where the IntegrityError is raised",
+    "^KeyError": "check what was sent first: use form_option",
+    "DoesNotExist|NoneType": "get_or_none and get_json(silent=True) may be None: refuse that",
+}
 
 
 class MomentClient(FlaskClient):
@@ -25,7 +49,10 @@ class MomentClient(FlaskClient):
 
     def open(self, *args: Any, buffered: bool = True, **kwargs: Any) -> TestResponse:
         calls = mock.Mock(side_effect=ConnectionRefusedError)
+        raised = mock.Mock(side_effect=self.application.handle_user_exception)
+        before = snapshot() if kwargs.get("method") in ("POST", "PUT", "PATCH", "DELETE") else {}
         with (
+            mock.patch.object(self.application, "handle_user_exception", raised),
             # As in the service, where gevent has patched it: other greenlets run meanwhile.
             mock.patch("time.sleep", gevent.sleep),
             mock.patch("socket.getaddrinfo", calls),
@@ -42,6 +69,27 @@ class MomentClient(FlaskClient):
                         break
             answer.close()
         answer.response = parts
-        path = answer.request.path
-        assert path in CALLS or not calls.called, f"{path} {ADVICE}"
+        first = (*answer.history, answer)[0].request
+        what = f"{first.method} {first.url[:300]} (sent: {str(kwargs.get('data'))[:300]})"
+        assert first.path in CALLS or not calls.called, f"{what} {ADVICE}"
+        cause = cause_of(raised.call_args.args[0]) if raised.called else ""
+        assert answer.status_code != 500 or "test_" in cause, f"{what} is a bug: {cause}"
+        if before and answer.status_code >= 400 and first.path not in AUDITED:
+            assert snapshot() == before, (
+                f"{what} is refused after something was stored: check all of it before, or store "
+                "all in one `with transaction():`, or name the path in AUDITED in "
+                f"tests/helpers/paths.py: {answer} {cause}"
+            )
         return answer
+
+
+def cause_of(error: Exception) -> str:
+    """What is wrong, in which lines of this repository, and what to do."""
+    lines = [
+        f"{frame.filename.removeprefix(f'{HERE}/')}:{frame.lineno}"
+        for frame in extract_tb(error.__traceback__)
+        if frame.filename.startswith(str(HERE)) and "site-packages" not in frame.filename
+    ]
+    found = f"{type(error).__name__}: {error}"
+    advice = [each for cause, each in CAUSES.items() if re.search(cause, found)]
+    return f"{found[:300]} in {', '.join(lines)}: {', or: '.join(advice)}"

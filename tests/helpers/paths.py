@@ -21,6 +21,8 @@ TOTALS: set[str] = set()
 UNLIMITED = {STATS}
 # Paths of requests that call another service while their client waits.
 CALLS: set[str] = set()
+# Paths of requests that store something also if they are refused, such as a log of failures.
+AUDITED: set[str] = set()
 
 PARAMETER = re.compile(r"<(?:(\w+)(?:\((.*?)\))?:)?(\w+)>")  # its converter, arguments and name
 
