@@ -7,13 +7,14 @@ if not all(map(find_spec, ["psycopg", "pytest_randomly", "websockets", "xdist"])
     sys.exit("Packages are missing: run .venv/bin/pip install -r requirements-dev.txt")
 
 import contextlib
+import json
 import os
 import secrets
 import signal
 import socket
 import time
 from collections.abc import Callable, Iterator
-from functools import partial
+from functools import partial, partialmethod
 from pathlib import Path
 from traceback import walk_stack
 from typing import Any
@@ -22,7 +23,7 @@ from unittest import mock
 import greenlet  # type: ignore[import-untyped]
 import jinja2
 import pytest
-from flask import Flask
+from flask import Flask, has_request_context
 from flask.testing import FlaskClient, FlaskCliRunner
 from peewee import SqliteDatabase
 from werkzeug.datastructures import ImmutableMultiDict
@@ -174,16 +175,39 @@ def with_sample(app: Service) -> Iterator[None]:
 
 @pytest.fixture
 def read(app: Flask, monkeypatch: pytest.MonkeyPatch) -> set[str]:
-    """The names of the parameters that views read."""
+    """The names of the parameters, and of the fields of forms and of JSON, that views read."""
     names: set[str] = set()
 
-    class Parameters(ImmutableMultiDict[str, str]):
-        def __getitem__(self, name: str) -> str:
-            names.add(name)
-            return super().__getitem__(name)
+    def note(this: Any, method: Any, name: str, *rest: Any) -> Any:
+        names.add(name)
+        return method(this, name, *rest)
 
-    monkeypatch.setattr(app.request_class, "parameter_storage_class", Parameters)
+    def noting(kind: Any, *methods: str) -> Any:
+        """The type, whose methods note the name that is their first argument."""
+        noted = {each: partialmethod(note, getattr(kind, each)) for each in methods}
+        return type("Noting", (kind,), noted)
+
+    fields = noting(dict, "__getitem__", "__contains__", "get", "pop")
+    monkeypatch.setattr(
+        app.request_class, "parameter_storage_class", noting(ImmutableMultiDict, "__getitem__")
+    )
+    monkeypatch.setattr(
+        app.json,
+        "loads",  # which tests use, too
+        partial(
+            json.loads, object_hook=lambda body: fields(body) if has_request_context() else body
+        ),
+    )
     return names
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Any]]:
+    """What peewee asks, with the values; it is not logged, so that no report shows all of it."""
+    made: list[tuple[str, Any]] = []
+    monkeypatch.setattr("peewee.logger.isEnabledFor", lambda level: True)
+    monkeypatch.setattr("peewee.logger.debug", made.append)
+    return made
 
 
 @pytest.fixture

@@ -55,15 +55,6 @@ def commands(
     return run_commands(app, tmp_path, capfd)
 
 
-@pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Any]]:
-    """What peewee asks, with the values; it is not logged, so that no report shows all of it."""
-    made: list[tuple[str, Any]] = []
-    monkeypatch.setattr("peewee.logger.isEnabledFor", lambda level: True)
-    monkeypatch.setattr("peewee.logger.debug", made.append)
-    return made
-
-
 @pytest.mark.parametrize("analyzed", [False, True])
 def test_no_query_of_pages_commands_and_background_scans(
     app: Service,
@@ -105,11 +96,11 @@ def test_waits_of_a_page_with_postgresql_add_up_to_less_than_15_seconds(
     connect = peewee.Database.connect
     opened = mock.create_autospec(connect, side_effect=connect)
     monkeypatch.setattr(peewee.Database, "connect", opened)
+    app.before_request(opened.reset_mock)
     for page in walk(app, commands):
         statements = len(asked) + 2 * opened.call_count
         seconds = opened.call_count * CONNECTION_SECONDS + statements * ANSWER_SECONDS
         assert page.startswith("the ") or seconds < 15, f"{page}: {opened.call_count} connections"
-        opened.reset_mock()
         asked.clear()
 
 
