@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 log.addFilter(once_per_minute)
 
 SAVE_SECONDS = 0.5  # between two saves
-PING_ROUND_SECONDS = 0.25  # between two rounds, each of which looks at every socket
+PING_ROUND_SECONDS = 0.15  # between two rounds, each of which looks at every socket
 # A stop takes less than 5 s: gunicorn notices it within 1 s, requests then have GRACEFUL_SECONDS,
 # ending idle connections takes up to 1 s, a save that is in progress 1 s, and the last one 1 s.
 GRACEFUL_SECONDS = 1

@@ -306,7 +306,8 @@ def test_constants_add_up_to_what_is_promised() -> None:
     stop = 3 + lifecycle.GRACEFUL_SECONDS + sqlite.LAST_MILLISECONDS / 1000
     assert stop <= 5, "a stop"
     assert stop + 1 <= sqlite.TRIES * 0.1, "a start waits for the previous service"
-    assert 0.1 + connections.CLOSE_SECONDS < 1, "all sockets are closed at a stop"
+    closed = lifecycle.PING_ROUND_SECONDS + connections.CLOSE_SECONDS
+    assert closed < 1, "all sockets are closed at a stop"
     assert lifecycle.SAVE_SECONDS + postgres.SAVE_CONNECTION_SECONDS <= 1, "counts are saved"
     assert key_store.CACHE_SECONDS + lifecycle.SAVE_SECONDS < 2, "a change of a key is noticed"
     connected = postgres.CONNECT_SECONDS + postgres.CONNECTION_SECONDS + postgres.ANSWER_SECONDS
