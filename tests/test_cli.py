@@ -72,7 +72,7 @@ def done(result: Result, said: str = "") -> str:
 
 def refused(result: Result) -> str:
     """The one line that a command printed that must have failed."""
-    advice = "it is not refused: use valid_key(), or user_named()"
+    advice = "it is not refused: use valid_key(), user_named(), or check_fields()"
     assert (result.exit_code, result.stdout) == (1, ""), advice
     assert result.stderr.startswith("Error: ")
     assert result.stderr.count("\n") == 1
@@ -193,11 +193,18 @@ def test_rotated_key_lasts_for_its_grace(
 
 NO_USER = "To create one: flask user create USERNAME EMAIL"
 NO_KEY = "There is no valid key with this ID."
-# Commands that name a user, or a key; with one that is not there, or has ended.
+# Commands that name a user, or a key: one that is not there, or has ended; and wrong texts.
 MISTAKES = [
     (f"{name} {arguments.replace('KEY', 'EXPIRED')}", NO_KEY if "KEY" in arguments else NO_USER)
     for name, arguments in COMMANDS.items()
     if re.search("KEY|bob", arguments) and name != "user create"
+]
+
+
+MISTAKES += [
+    (f"{name} {arguments}".replace(f" {word}", " a\x1b[2J", 1).replace("bob", "ada"), "")
+    for name, arguments in COMMANDS.items()
+    for word in re.findall("^[a-z]+|(?<= )[a-z@.]+", arguments)
 ]
 
 

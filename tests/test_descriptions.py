@@ -297,6 +297,16 @@ def changed(example: Any, schema: Any, description: Any) -> Iterator[tuple[Any, 
             yield value, [inner, *example[1:]]
 
 
+def test_body_is_taken_within_its_bounds(ask: Ask, operation: Operation, key: str) -> None:
+    """Whatever the schema allows; and a text is stored whole."""
+    for name, part in operation.body[1].get("properties", {}).items():
+        for value in [value for value, fits in values_of(part) if fits]:
+            answer = ask(key, **operation.sent(operation.example | {name: value}))
+            advice = f"{operation}: take {name} as it is described, and whole: {str(value)[:99]}"
+            assert answer.status_code < 300, advice
+            assert {*re.findall("x{9,}", str(snapshot()))} <= {value}, advice
+
+
 def test_body_is_bounded_and_described(ask: Ask, operation: Operation, key: str) -> None:
     """A text without a limit would be stored whole; what is not described is not read."""
 
@@ -317,8 +327,9 @@ def test_parameters_are_described(ask: Ask, operation: Operation, key: str, read
     """Also what comes back if they make no sense."""
     status = ask(key, url=operation.url(only_required=True)).status_code
     assert status < 300 or status == 404, f"{operation.advice}: required"
-    for value in NONSENSE:
-        ask(key, url=operation.url(value))
+    found = [ask(key, url=operation.url(value)).status_code for value in NONSENSE]
+    is_refused = min(found) >= 400 or "404" not in operation.responses
+    assert is_refused, f"{operation}: raise Problem(404) where no row has the ID of the path"
     described = {each["name"] for each in operation.parameters if each["in"] == "query"}
     assert described <= read, f"{operation.advice}: the parameters of the query"
     others = read - described - {*re.findall(r"'(\w+)': {", str(operation.body[1]))}
@@ -326,10 +337,11 @@ def test_parameters_are_described(ask: Ask, operation: Operation, key: str, read
 
 
 def test_parameter_is_taken_within_its_bounds_only(
-    ask: Ask, operation: Operation, key: str
+    ask: Ask, operation: Operation, key: str, hidden_key: str
 ) -> None:
     """And one that is left out has the described default: there are more rows than that."""
     add_many_rows(row(key))
+    add_rows(row(hidden_key), "HIDDEN", 777_777)  # the latest row is not of the key
     for name, schema in operation.query.items():
         advice = f"{operation.advice}: the schema of {name}, or check it in the view"
         assert "type" in schema or "enum" in schema, f"{advice}: type"
@@ -341,15 +353,24 @@ def test_parameter_is_taken_within_its_bounds_only(
             texts |= {value: re.sub(ANY_TIME, "", answer.text)} if fits else {}
         is_applied = len(texts) < 2 or len({*texts.values()}) > 1
         assert is_applied, f"{advice}: each value has the same answer, so let the view apply it"
-        for value, text in texts.items() if name in SIZES else ():
-            lists = [each for each in parts_of(json.loads(text)) if isinstance(each, list)]
-            size = max(map(len, lists), default=0)
-            assert size <= value, f"{advice}: there are {size} rows with {value}"
+        for value, size in sizes(texts).items() if name in SIZES else ():
+            is_right = size == min(value, max(sizes(texts).values()))
+            assert is_right, f"{advice}: {size} rows with {value}: use where() and limit()"
         if "default" in schema:
             left_out = operation.url(only_required=True)
             given = operation.url(only_required=True, changes={name: schema["default"]})
             bodies = [without_numbers(ask(key, url=url).text) for url in (left_out, given)]
             assert bodies[0] == bodies[1], f"{advice}: {schema['default']} is not the default"
+
+
+def sizes(texts: dict[Any, str]) -> dict[Any, int]:
+    """The length of the longest list in each answer."""
+    return {
+        value: max(
+            [0, *(len(each) for each in parts_of(json.loads(text)) if isinstance(each, list))]
+        )
+        for value, text in texts.items()
+    }
 
 
 def parts_of(body: Any) -> Iterator[Any]:
@@ -411,7 +432,7 @@ def test_list_has_an_end_and_an_order_and_is_not_remembered(
 def test_null_is_not_0(ask: Ask, operation: Operation, key: str) -> None:
     """Nor the other way round, in an answer that shows a number which may be null."""
     for field in fields(IntegerField, FloatField):
-        if field.null and not field.name.endswith("_at"):
+        if field.null and not field.unique and not field.name.endswith("_at"):
             texts = [ask(key).text for value in (None, 0, 543) if write(field, value)]
             is_right = "543" not in texts[2] or texts[0] != texts[1]
             assert is_right, f"{operation}: don't use `or` or `if` with {field.name}: {texts[:2]}"
@@ -419,10 +440,17 @@ def test_null_is_not_0(ask: Ask, operation: Operation, key: str) -> None:
 
 @pytest.mark.parametrize("operation", [each for each in EVERY if each.method == "POST"], ids=str)
 def test_new_row_is_found_by_its_id(
-    client: FlaskClient, ask: Ask, operation: Operation, key: str
+    client: FlaskClient, ask: Ask, operation: Operation, key: str, hidden_key: str
 ) -> None:
-    """In the list of the same path, and by what has the ID in its path, which changes no other."""
-    before, made = snapshot(), next(objects(ask(key)), None)
+    """In the list of the same path, and by what has the ID in its path, which changes no other.
+
+    Another user has just sent the same.
+    """
+    change(hidden_key, used=0)
+    other_status, before, answer = ask(hidden_key).status_code, snapshot(), ask(key)
+    advice = f"{operation}: rows of others change the answer, so let no column be unique for itself"
+    assert answer.status_code == other_status, advice
+    made = next(objects(answer), None)
     new = [each.get("id") for each in missing(before, snapshot())]
     assert not new or not made or made["id"] in new, f"{operation} returns {made}, and stores {new}"
     for other in sorted(EVERY, key=lambda each: each.method == "DELETE"):
@@ -448,6 +476,12 @@ def objects(answer: TestResponse) -> Iterator[dict[str, Any]]:
 def missing(some: dict[Any, list[Any]], others: dict[Any, list[Any]]) -> list[dict[str, Any]]:
     """The rows of the others that some don't have."""
     return [each for table, rows in others.items() for each in rows if each not in some[table]]
+
+
+def test_default_of_a_time_is_made_for_each_row() -> None:
+    for field in fields(IntegerField):
+        is_right = field.default is None or callable(field.default)
+        assert is_right or not field.name.endswith("_at"), f"{field}: write default=now, without ()"
 
 
 def without_numbers(text: str) -> str:
