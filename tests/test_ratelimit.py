@@ -63,8 +63,9 @@ def test_total_goes_on_when_the_window_turns(limiter: Limiter, clock: Clock) -> 
 
 def test_days_turn_at_midnight_in_utc(limiter: Limiter) -> None:
     """Wherever the service runs; in conftest.py it is in Tokyo."""
-    reset = limiter.hit("ada", FIVE._replace(seconds=DAY)).reset
-    assert reset == NOON + DAY // 2, "a window turns in UTC: see window_end in ratelimit.py"
+    assert limiter.hit("ada", FIVE._replace(seconds=DAY)).reset == NOON + DAY // 2, (
+        "a window turns in UTC: see window_end in ratelimit.py"
+    )
 
 
 def test_users_may_choose_tiers_that_allow_no_more_than_free() -> None:

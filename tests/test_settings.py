@@ -104,8 +104,9 @@ CONTROLS = [f"sqlite:////tmp/demo.db{character}" for character in "\r\n\t\x00\x7
 @pytest.mark.parametrize("variable", sorted(VARIABLES))
 def test_wrong_value_is_one_line_with_the_variable_first(variable: str) -> None:
     assert variable in {name for name, *_ in RIGHT}, f"add a value of {variable} to RIGHT above"
-    advice = f'add to WRONG above: "{variable}": [...], with a value that its function refuses'
-    assert any(map(str.isprintable, WRONG.get(variable, ()))), advice
+    assert any(map(str.isprintable, WRONG.get(variable, ()))), (
+        f'add to WRONG above: "{variable}": [...], with a value that its function refuses'
+    )
     for text in (*WRONG[variable], *CONTROLS):
         assert refusal(**{variable: text}).startswith(f"{variable}: "), text
 

@@ -78,8 +78,11 @@ class Checkout:
     def follow(self, recipe: Path, *files: str) -> None:
         """Change some of the files of a recipe."""
         chosen = " ".join(f"--include='{file}'" for file in files)
-        advice = f"{recipe.name} no longer fits: see Recipes in CONTRIBUTING.md"
-        bash(f"git apply -C1 {chosen} {recipe} || (echo '{advice}'; exit 1)", self.folder)
+        bash(
+            f"git apply -C1 {chosen} {recipe} || "
+            f"(echo '{recipe.name} no longer fits: see Recipes in CONTRIBUTING.md'; exit 1)",
+            self.folder,
+        )
 
     @contextlib.contextmanager
     def running(self, command: str) -> Iterator[Callable[[], str]]:

@@ -38,8 +38,9 @@ def server(citus: CitusCluster, start_server: StartServer) -> Server:
 
 def test_limit_is_exact_over_two_processes(server: Server) -> None:
     """Each hit is about one node."""
-    plan = server.execute("EXPLAIN UPDATE api_key SET used = used + 1 WHERE id = 'aaaaaaaa'")
-    assert "  Task Count: 1" in [line for (line,) in plan]
+    assert ("  Task Count: 1",) in server.execute(
+        "EXPLAIN UPDATE api_key SET used = used + 1 WHERE id = 'aaaaaaaa'"
+    )
     keys = [server.new_key(tier="five") for _ in range(4)]
     replies = Load(server.port, *keys, connections=32, requests=3200).join()
     assert {reply.status for reply in replies} == {200, 429}

@@ -231,8 +231,9 @@ def test_page_that_waits_for_a_connection_keeps_nobody_from_giving_one_back(
     server = start_server(DATABASE_URL=cluster.new_database(), WEB_CONCURRENCY="1")
     names = [f"user-{number}" for number in range(20)]
     with ThreadPoolExecutor(20) as threads:
-        advice = "PageDatabase must not hold peewee's lock while it connects"
-        assert {page.status for page in threads.map(server.sign_up, names)} == {303}, advice
+        assert {page.status for page in threads.map(server.sign_up, names)} == {303}, (
+            "PageDatabase must not hold peewee's lock while it connects"
+        )
 
 
 def test_pages_beside_a_frozen_server_are_503(own: Cluster, start_server: StartServer) -> None:

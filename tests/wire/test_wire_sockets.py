@@ -268,8 +268,9 @@ def test_too_many_of_one_caller_and_of_all(start_server: StartServer) -> None:
     with server.connections(len(asked)) as clients:
         for client, (path, address, expected) in zip(clients, asked, strict=True):
             answer = client.handshake(path, {"X-Forwarded-For": address})
-            told = f"{path} of {address}: {answer.body!r}: see `admit`, `reserve` and `release`"
-            assert answer.status == expected, told
+            assert answer.status == expected, (
+                f"{path} of {address}: {answer.body!r}: see `admit`, `reserve` and `release`"
+            )
             if expected != 101:
                 assert answer.json()["code"] == "too_many_sockets"
                 assert 1 <= int(answer.headers["Retry-After"]) <= 10
