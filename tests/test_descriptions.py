@@ -119,8 +119,9 @@ def check_answer(operation: Operation, answer: TestResponse, what: str = "") -> 
     assert not wrong, f"{advice}: the headers of {status}: {wrong}"
     cors = {"Cache-Control": "no-store", "Access-Control-Allow-Origin": "*"}
     assert cors.items() <= dict(answer.headers).items()
-    exposed = set(answer.headers["Access-Control-Expose-Headers"].split(", "))
-    assert exposed == LIMITS | {"Retry-After", "WWW-Authenticate"}
+    assert {"Retry-After", "WWW-Authenticate", *LIMITS} == {
+        *answer.headers["Access-Control-Expose-Headers"].split(", ")
+    }
     if LIMITS & {*answer.headers.keys()}:
         check_limits(operation, answer)
     contents = response.get("content", {})
@@ -184,8 +185,9 @@ def test_entry_is_complete(operation: Operation) -> None:
         for media in response.get("content", {}).values():
             fields = resolved(media["schema"], operation.description).get("properties", {})
             number = fields.get("status", {}).get("const", int(status))
-            is_right = number == int(status) or int(status) < 400
-            assert is_right, f"{advice}: {status} has the schema of {number}"
+            assert number == int(status) or int(status) < 400, (
+                f"{advice}: {status} has the schema of {number}"
+            )
             examples = [each["value"] for each in media.get("examples", {}).values()]
             examples += [media["example"]] if "example" in media else []
             bodies += [(status, example, media["schema"]) for example in examples]
@@ -328,8 +330,9 @@ def test_parameters_are_described(ask: Ask, operation: Operation, key: str, read
     status = ask(key, url=operation.url(only_required=True)).status_code
     assert status < 300 or status == 404, f"{operation.advice}: required"
     found = [ask(key, url=operation.url(value)).status_code for value in NONSENSE]
-    is_refused = min(found) >= 400 or "404" not in operation.responses
-    assert is_refused, f"{operation}: raise Problem(404) where no row has the ID of the path"
+    assert min(found) >= 400 or "404" not in operation.responses, (
+        f"{operation}: raise Problem(404) where no row has the ID of the path"
+    )
     described = {each["name"] for each in operation.parameters if each["in"] == "query"}
     assert described <= read, f"{operation.advice}: the parameters of the query"
     others = read - described - {*re.findall(r"'(\w+)': {", str(operation.body[1]))}
@@ -354,8 +357,8 @@ def test_parameter_is_taken_within_its_bounds_only(
         is_applied = len(texts) < 2 or len({*texts.values()}) > 1
         assert is_applied, f"{advice}: each value has the same answer, so let the view apply it"
         for value, size in sizes(texts).items() if name in SIZES else ():
-            is_right = size == min(value, max(sizes(texts).values()))
-            assert is_right, f"{advice}: {size} rows with {value}: use where() and limit()"
+            most = min(value, max(sizes(texts).values()))
+            assert size == most, f"{advice}: {size} rows with {value}: use where() and limit()"
         if "default" in schema:
             left_out = operation.url(only_required=True)
             given = operation.url(only_required=True, changes={name: schema["default"]})
@@ -403,8 +406,10 @@ def check_lists(app: Service, key: ApiKey, send: Callable[[], dict[str, str]]) -
         again = send()
     for what, text in again.items():
         few, all, text = map(without_numbers, (some[what], many[what], text))
-        advice = "for more than 100 rows, use limit(), and a parameter for the next ones"
-        assert len(few) == len(all), f"{what} grows with its rows without an end: {advice}"
+        assert len(few) == len(all), (
+            f"{what} grows with its rows without an end: for more than 100 rows, use limit(), and "
+            "a parameter for the next ones"
+        )
         assert text == all, f"{what}: add order_by() to the query, with the id at its end"
     rename()
     app.store.clear_cache()
@@ -434,8 +439,9 @@ def test_null_is_not_0(ask: Ask, operation: Operation, key: str) -> None:
     for field in fields(IntegerField, FloatField):
         if field.null and not field.unique and not field.name.endswith("_at"):
             texts = [ask(key).text for value in (None, 0, 543) if write(field, value)]
-            is_right = "543" not in texts[2] or texts[0] != texts[1]
-            assert is_right, f"{operation}: don't use `or` or `if` with {field.name}: {texts[:2]}"
+            assert "543" not in texts[2] or texts[0] != texts[1], (
+                f"{operation}: don't use `or` or `if` with {field.name}: {texts[:2]}"
+            )
 
 
 @pytest.mark.parametrize("operation", [each for each in EVERY if each.method == "POST"], ids=str)
@@ -448,17 +454,21 @@ def test_new_row_is_found_by_its_id(
     """
     change(hidden_key, used=0)
     other_status, before, answer = ask(hidden_key).status_code, snapshot(), ask(key)
-    advice = f"{operation}: rows of others change the answer, so let no column be unique for itself"
-    assert answer.status_code == other_status, advice
+    assert answer.status_code == other_status, (
+        f"{operation}: rows of others change the answer, so let no column be unique for itself"
+    )
     made = next(objects(answer), None)
     new = [each.get("id") for each in missing(before, snapshot())]
     assert not new or not made or made["id"] in new, f"{operation} returns {made}, and stores {new}"
     for other in sorted(EVERY, key=lambda each: each.method == "DELETE"):
         found = re.fullmatch(re.escape(operation.path) + r"(?:/\{(\w+)\})?", other.path)
         if made and found and (found[1] or other.is_safe):
-            url = other.url(changes=other.largest | {found[1] or "": made["id"]})
-            how = other.sent(other.example) | {"headers": {"X-API-Key": key}}
-            answer = client.open(url, method=other.method, **how)
+            answer = client.open(
+                other.url(changes=other.largest | {found[1] or "": made["id"]}),
+                method=other.method,
+                headers={"X-API-Key": key},
+                **other.sent(other.example),
+            )
             advice = f"{other} does not find what {operation} returns: {answer.text or answer}"
             assert answer.status_code < 300, advice
             same = [each for each in objects(answer) if made | each == each | made]
@@ -544,10 +554,12 @@ def test_nothing_of_another_user_is_shown_or_changed(
         if operation.is_safe:
             ask(hidden_key, **request)
         answer = ask(key, **request)
-        advice = f"{operation} shows rows of others: ask for those of the key, or see TOTALS"
-        assert operation.path in TOTALS or not HIDDEN.search(answer.text), advice
-        advice = f"{operation} changes rows of others: look among those of key.user only"
-        assert hidden_rows() == before, advice
+        assert operation.path in TOTALS or not HIDDEN.search(answer.text), (
+            f"{operation} shows rows of others: ask for those of the key, or see TOTALS"
+        )
+        assert hidden_rows() == before, (
+            f"{operation} changes rows of others: look among those of key.user only"
+        )
     client.get(TEST, headers={"X-API-Key": key})
     with models.db.connection_context():  # as in another process: this one still knows the key
         owner.delete_instance(recursive=True)

@@ -153,8 +153,7 @@ def values_of(schema: Any) -> Iterator[tuple[Any, bool]]:
     low, high = schema.get("minimum"), schema.get("maximum")
     if schema.get("type") in ("integer", "number"):
         yield from ((text, False) for text in ("x", "1x", "\u00b2", "1e400", "nan"))
-    if schema.get("type") == "integer":
-        yield "1.5", False
+    yield from (("1.5", False),) if schema.get("type") == "integer" else ()
     yield from ((bound, True) for bound in (low, high) if bound is not None)
     yield from ((low - 1, False),) if low is not None else ()
     yield from ((high + 1, False), ("9" * 30, False)) if high is not None else ()

@@ -96,8 +96,9 @@ def rename() -> None:
 
 def fields(*types: type[Field]) -> list[Field]:
     """The columns of these types, of all tables."""
-    every = [field for table in TABLES for field in table._meta.sorted_fields]
-    return [field for field in every if isinstance(field, types)]
+    return [
+        field for table in TABLES for field in table._meta.sorted_fields if isinstance(field, types)
+    ]
 
 
 def write(field: Field, value: object, where: object = True) -> bool:
