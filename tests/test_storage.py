@@ -359,9 +359,8 @@ def test_keys_are_saved_in_one_order(store: KeyStore, new_id: NewId, place: Sett
     ids = sorted(new_id() for _ in range(5))
     assert all(store.hit(key_id, LONG) for key_id in reversed(ids))
     store.save()
-    position = "rowid" if place.sqlite else "ctid"
-    saved = by_hand(f"SELECT key_id FROM hourly_usage ORDER BY {position}")
-    assert [key_id for (key_id,) in saved] == ids
+    saved = f"SELECT key_id FROM hourly_usage ORDER BY {'rowid' if place.sqlite else 'ctid'}"
+    assert by_hand(saved) == [(key_id,) for key_id in ids]
 
 
 @in_postgres

@@ -65,8 +65,9 @@ def test_kernel_keeps_128_kib_of_a_connection_in_each_direction(
     with RawSocket(server.port).open(f"{TIME}?api_key={server_key}") as client:
         client.send(frame(TEXT, b"x" * MAX_BYTES) * 300)
         shown = bash(f"{find_program('ss')} -Htnm sport = :{server.port}", REPOSITORY)
-    sizes = {*re.findall(r"[rt]b(\d+)", shown)}
-    assert sizes == {"131072"}, "see SO_RCVBUF and SO_SNDBUF in lifecycle.serving"
+    assert {*re.findall(r"[rt]b(\d+)", shown)} == {"131072"}, (
+        "see SO_RCVBUF and SO_SNDBUF in lifecycle.serving"
+    )
 
 
 def test_client_that_answers_no_ping_is_lost(start_patched: StartServer) -> None:
