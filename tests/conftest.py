@@ -29,7 +29,6 @@ from peewee import SqliteDatabase
 from werkzeug.datastructures import ImmutableMultiDict
 from werkzeug.security import generate_password_hash
 
-import models
 import settings
 from accounts import api_keys, users
 from app import create_app
@@ -37,7 +36,7 @@ from helpers import sample
 from helpers.moment import MomentClient
 from helpers.postgresql import Cluster
 from helpers.server import REPOSITORY, Server
-from models import User
+from models import User, db
 from ratelimit import Limiter
 from service.application import Service
 from storage import sqlite
@@ -108,7 +107,7 @@ def nothing_waits_while_sqlite_is_locked() -> Iterator[None]:
 
     def trace(event: str, greenlets: Any) -> None:
         stack = [frame.f_code for frame, _ in walk_stack(greenlets[0].gr_frame)]
-        database = models.db.obj
+        database = db.obj
         is_locked = isinstance(database, SqliteDatabase) and database.in_transaction()
         if is_locked or not one_step.isdisjoint(stack):
             found.append([code.co_name for code in stack])
@@ -155,7 +154,7 @@ def app(
     monkeypatch.setattr(forms, "BUCKETS", 10**12)  # so that no two names share one by chance
     prepare_database(config)
     made = create_app(config)
-    connections = models.db.obj  # a command uses another one
+    connections = db.obj  # a command uses another one
     made.jinja_env.bytecode_cache = templates
     made.test_client_class = MomentClient
     made.testing = True  # some tests are WSGI servers themselves

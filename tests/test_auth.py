@@ -116,15 +116,6 @@ def test_key_that_has_expired_is_not_kept_instead_of_its_successor(owner: User, 
     assert rotate_key(owner, unused[8:16])[0].id == unused[8:16]
 
 
-def test_rotation_without_a_grace_ends_a_key_at_once_by_a_clock_that_is_behind(
-    owner: User, clock: Clock
-) -> None:
-    _, key = api_keys.create_key(owner, "ci")
-    rotate_key(owner, key[8:16], 0)
-    clock.now -= 59
-    assert row(key).has_expired
-
-
 def test_each_column_of_a_key_is_inherited_or_not_on_purpose() -> None:
     own = {
         *("id", "digest", "nonce", "predecessor", "total", "reset", "used"),

@@ -16,7 +16,6 @@ import pytest
 from click.testing import Result
 from flask.testing import FlaskClient, FlaskCliRunner
 
-import models
 from accounts import api_keys, users
 from cli import KEY_COLUMNS
 from conftest import NewKey, in_ci, new_user
@@ -33,7 +32,7 @@ from helpers.stored import (
     snapshot,
     turned,
 )
-from models import HOUR, ApiKey, HourlyUsage, User
+from models import HOUR, ApiKey, HourlyUsage, User, db, now
 from ratelimit import CLOCK_SKEW
 from settings import HERE, Settings
 from storage import sqlite
@@ -102,7 +101,7 @@ def test_password_is_asked_for_twice_and_hidden(cli: FlaskCliRunner) -> None:
 
 def test_lists_have_all_columns_and_no_secret(cli: FlaskCliRunner, owner: User, key: str) -> None:
     successor = rotate_key(owner, key[8:16])[2]
-    with models.db.connection_context():
+    with db.connection_context():
         User.update(created_at=1).execute()
         columns = {"created_at": 1, "last_used_at": 2, "rotated_at": 3, "total": 7, "name": '"my'}
         ApiKey.update(**columns, expires_at=4102444800).where(ApiKey.id == key[8:16]).execute()
@@ -126,14 +125,14 @@ def test_usage_is_that_of_the_hours_of_the_clock_and_the_busiest_key_is_first(
     cli: FlaskCliRunner, new_key: NewKey
 ) -> None:
     quiet, busy, idle = sorted(new_key() for _ in range(3))
-    hour = models.now() // HOUR * HOUR
+    hour = now() // HOUR * HOUR
     ages = {quiet: {0: 3, 24: 99}, busy: {0: 2, 1: 4, 23: 8}}
     rows = [
         (hour - age * HOUR, key[8:16], requests)
         for key, counts in ages.items()
         for age, requests in counts.items()
     ]
-    with models.db.connection_context():
+    with db.connection_context():
         HourlyUsage.insert_many(rows).execute()
         ApiKey.update(total=1234).where(ApiKey.id == busy[8:16]).execute()
     new_user("bob")
@@ -187,7 +186,7 @@ def test_rotated_key_lasts_for_its_grace(
 ) -> None:
     """Without one, it is refused at once, also by a clock that is behind."""
     cli.app.cli.main(["key", "rotate", key[8:16], "--grace", grace], standalone_mode=False)
-    left = row(key).expires_at - models.now()
+    left = row(key).expires_at - now()
     assert left in (seconds - 1, seconds) if seconds else left <= -CLOCK_SKEW
     status = client.get(TEST, headers={"X-API-Key": key}).status_code
     assert (status == 401) == (seconds == 0)
@@ -315,7 +314,7 @@ def test_command_that_waits_for_its_reader_keeps_nobody_from_storing(
 ) -> None:
     """Nor does it hold up a checkpoint; and a list is complete."""
     others = {"user": new_user("bob").id, "name": "x" * 60, "type": ""}
-    with models.db.connection_context():
+    with db.connection_context():
         ApiKey.insert_many([others | {"id": f"{n:08}", "digest": n} for n in range(2000)]).execute()
     reader, output = os.pipe()
     os.set_blocking(output, False)
@@ -368,7 +367,7 @@ def test_backup_that_fails_leaves_no_file_of_that_name(
     shell: dict[str, Any], owner: User, tmp_path: Path, command: str, reason: str
 ) -> None:
     """On a full disk, or by a signal just before the finished copy gets its name."""
-    with models.db.connection_context():
+    with db.connection_context():
         User.update(password_hash="x" * 2_000_000).execute()
     (tmp_path / "kept").mkdir()
     (tmp_path / "sitecustomize.py").write_text(

@@ -22,7 +22,6 @@ from peewee import FloatField, IntegerField
 from werkzeug.test import TestResponse
 
 import auth
-import models
 from accounts import api_keys
 from conftest import NewKey
 from helpers import sample
@@ -36,8 +35,7 @@ from helpers.described import (
     times_in,
     values_of,
 )
-from helpers.documents import API, OPENAPI, needs_key, resolved, rows
-from helpers.documents import SOCKETS as SOCKETS_API
+from helpers.documents import API, OPENAPI, SOCKETS, needs_key, resolved, rows
 from helpers.paths import KEYS, PARAMETER, TEST, TOTALS, UNLIMITED, pages
 from helpers.stored import (
     HIDDEN,
@@ -55,7 +53,7 @@ from helpers.stored import (
     turned,
     write,
 )
-from models import DAY, HOUR, ApiKey, HourlyUsage, User
+from models import DAY, HOUR, TABLES, ApiKey, HourlyUsage, User, db, now
 from service.application import Service
 
 EVERY = [*OPERATIONS, *sample.OPERATIONS]
@@ -157,7 +155,7 @@ def test_routes_are_those_that_are_described(app: Flask) -> None:
         if rule.rule.startswith("/api/")
     }
     described = {(each.method, each.path) for each in EVERY}
-    described |= {("GET", channel["address"]) for channel in SOCKETS_API["channels"].values()}
+    described |= {("GET", channel["address"]) for channel in SOCKETS["channels"].values()}
     assert served == described, "edit docs/endpoints.json, or channels in docs/asyncapi.json"
 
 
@@ -165,8 +163,7 @@ def test_readme_lists_every_endpoint_and_who_may_call_it() -> None:
     """A parameter is written as {name}, or as Flask writes it."""
     described = {(each.method, each.path, each.needs_key) for each in OPERATIONS}
     described |= {
-        ("WS", channel["address"], needs_key(name))
-        for name, channel in SOCKETS_API["channels"].items()
+        ("WS", channel["address"], needs_key(name)) for name, channel in SOCKETS["channels"].items()
     }
     listed = {
         (method, PARAMETER.sub(r"{\3}", path.strip("`").partition("?")[0]), access == "key")
@@ -196,11 +193,11 @@ def test_entry_is_complete(operation: Operation) -> None:
         assert not wrong, f"{advice}: the example of {place}: {'; '.join(wrong)}"
 
 
-@pytest.mark.parametrize("name", SOCKETS_API["channels"])
+@pytest.mark.parametrize("name", SOCKETS["channels"])
 def test_rules_for_keys_hold_for_sockets(name: str) -> None:
     inside = [*errors_in(inspect.getsource(auth.require_api_key))]
     assert not inside, f"sockets do not check {inside}: move the rule to auth.require_key"
-    refusals = resolved(SOCKETS_API["channels"][name]["x-refusals"], SOCKETS_API)
+    refusals = resolved(SOCKETS["channels"][name]["x-refusals"], SOCKETS)
     listed = {(each["status"], each["code"]) for each in refusals}
     missing = KEY_ERRORS - listed if (401, "missing_api_key") in listed else None
     assert not missing, f"edit docs/asyncapi.json: {name}: x-refusals: {missing}"
@@ -385,11 +382,11 @@ def parts_of(body: Any) -> Iterator[Any]:
 
 def add_many_rows(key: ApiKey, first: int = 4, last: int = 99) -> None:
     """More than a parameter has by default; each with a text of its own, of four letters."""
-    hour = models.now() // HOUR * HOUR
+    hour = now() // HOUR * HOUR
     for number in range(first, last + 1):
         letters = "".join("abcdefghij"[int(digit)] for digit in str(1000 + number))
         add_rows(key, f"~{letters}", number)
-        with models.db.connection_context():
+        with db.connection_context():
             HourlyUsage.create(hour=hour - number * HOUR, key_id=key.id, requests=1)
 
 
@@ -425,7 +422,7 @@ def test_list_has_an_end_and_an_order_and_is_not_remembered(
     url = operation.url(only_required=True)
     check_lists(app, row(key), lambda: {str(operation): ask(key, url=url).text})
     if order := re.search("(?i)(latest|newest|oldest) first", str(operation.entry)):
-        for table in [each for each in models.TABLES[3:] if hasattr(each, "created_at")]:
+        for table in [each for each in TABLES[3:] if hasattr(each, "created_at")]:
             # Each in a second of its own.
             write(table.created_at, table.created_at - 9999 + table._meta.primary_key)
         times = re.findall(r'"created_at": ?"(.*?)"', ask(key, url=url).text)
@@ -486,12 +483,6 @@ def objects(answer: TestResponse) -> Iterator[dict[str, Any]]:
 def missing(some: dict[Any, list[Any]], others: dict[Any, list[Any]]) -> list[dict[str, Any]]:
     """The rows of the others that some don't have."""
     return [each for table, rows in others.items() for each in rows if each not in some[table]]
-
-
-def test_default_of_a_time_is_made_for_each_row() -> None:
-    for field in fields(IntegerField):
-        is_right = field.default is None or callable(field.default)
-        assert is_right or not field.name.endswith("_at"), f"{field}: write default=now, without ()"
 
 
 def without_numbers(text: str) -> str:
@@ -561,7 +552,7 @@ def test_nothing_of_another_user_is_shown_or_changed(
             f"{operation} changes rows of others: look among those of key.user only"
         )
     client.get(TEST, headers={"X-API-Key": key})
-    with models.db.connection_context():  # as in another process: this one still knows the key
+    with db.connection_context():  # as in another process: this one still knows the key
         owner.delete_instance(recursive=True)
     assert ask(key).status_code < 500, f"{operation}: it has to expect that the user is gone"
 
@@ -650,13 +641,13 @@ def ada(client: FlaskClient) -> FlaskClient:
 
 
 def pages_of_ada(app: Flask) -> list[str]:
-    with models.db.connection_context():
+    with db.connection_context():
         return pages(app, "GET", "ada", ApiKey.get().id)
 
 
 def test_page_changes_nothing(app: Flask, ada: FlaskClient) -> None:
     """Browsers open pages by themselves, and other sites can make them do so."""
-    with models.db.connection_context():
+    with db.connection_context():
         key: ApiKey = ApiKey.get()
     add_rows(key, "<i>", 1)
     before = snapshot()
@@ -685,7 +676,7 @@ def test_times_of_a_page_are_the_same_in_every_time_zone(
 def test_list_of_a_page_has_an_end_and_an_order_and_is_not_remembered(
     app: Service, ada: FlaskClient
 ) -> None:
-    with models.db.connection_context():
+    with db.connection_context():
         key: ApiKey = ApiKey.get()
         owner = key.user
     for name in ("b", "a", "c"):

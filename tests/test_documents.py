@@ -39,11 +39,8 @@ from helpers.server import (
 )
 from models import PREFIXES
 from ratelimit import UNITS
-from server import lifecycle
-from server.worker import SEND_SECONDS
-from service import connections
-from service.application import BODY_SECONDS
-from service.responses import DEFAULTS
+from server import lifecycle, worker
+from service import application, connections, responses
 from storage import key_store, postgres, sqlite
 from ws.connection import PING_SECONDS, STALLED_SECONDS
 
@@ -213,7 +210,7 @@ def test_units_are_those_of_the_limits() -> None:
 def test_codes_of_errors_are_those_of_the_service() -> None:
     described = API["components"]["responses"], SOCKETS["channels"]
     codes = set(re.findall(r'"code": "([a-z_]+)"', json.dumps(described)))
-    codes |= {code for code, _ in DEFAULTS.values()}
+    codes |= {code for code, _ in responses.DEFAULTS.values()}
     listed = {(row["status"], row["code"]) for row in API["x-codes"]}
     assert codes <= {code for _, code in listed}, "edit docs/endpoints.json: codes"
     for path in [path for path in sources() if path.parent.name != "web"]:
@@ -238,7 +235,7 @@ def test_times_of_deployments_are_those_of_the_service() -> None:
     assert int(silence) > lost
     told = r"form slowly, is disconnected after (\d+) seconds,.* a ping, after (\d+)\."
     (seconds,) = re.findall(told, (REPOSITORY / "SECURITY.md").read_text())
-    assert seconds == (str(SEND_SECONDS), str(lost)), "edit SECURITY.md: seconds"
+    assert seconds == (str(worker.SEND_SECONDS), str(lost)), "edit SECURITY.md: seconds"
 
 
 LINES = [  # of files in DEPLOY, with what users would notice without them
@@ -314,7 +311,12 @@ def test_constants_add_up_to_what_is_promised() -> None:
     connected += postgres.connection_pool("postgresql://", 1).reconnect_timeout
     assert connected < 5, "hits are back after an outage: psycopg would back off for minutes"
     assert postgres.KEY_CONNECTIONS * postgres.SHRINK_SECONDS < 60, "connections of the idle end"
-    assert 5 <= BODY_SECONDS <= SEND_SECONDS, "a form may take as long as it is told"
+    assert 5 <= application.BODY_SECONDS <= worker.SEND_SECONDS, (
+        "a form may take as long as it is told"
+    )
+    assert 4 * (postgres.CONNECTION_SECONDS + postgres.ANSWER_SECONDS) < 8, (
+        "a request asks four times at most: look-up, hit, what is left, owner"
+    )
     assert postgres.MAX_WAITING * 18 < 10_000, "KiB that requests of an outage keep"
     told = f"a ping every {PING_SECONDS} seconds.*, for {STALLED_SECONDS} seconds is disconnected"
     assert re.search(told, SOCKETS["info"]["description"]), (

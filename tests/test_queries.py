@@ -14,14 +14,13 @@ import peewee
 import pytest
 from peewee import AutoField
 
-import models
 from accounts import api_keys, users
 from helpers import sample
 from helpers.commands import run_commands
 from helpers.described import OPERATIONS
 from helpers.paths import KEYS, PROFILE, SECURITY, pages
 from helpers.stored import stored_secrets
-from models import DEFAULT_TYPE, HOUR, ApiKey, HourlyUsage, User, now
+from models import DEFAULT_TYPE, HOUR, TABLES, ApiKey, HourlyUsage, User, db, now
 from service.application import Service
 from settings import Settings
 from storage.postgres import ANSWER_SECONDS, CONNECTION_SECONDS
@@ -65,9 +64,9 @@ def test_no_query_of_pages_commands_and_background_scans(
 ) -> None:
     if not config.sqlite:
         pytest.skip("PostgreSQL scans a small table, even if it has an index")
-    with models.db.connection_context():
+    with db.connection_context():
         for statement in FILL:
-            models.db.execute_sql(statement)
+            db.execute_sql(statement)
     asked[:] = [(SAVE, (None,) * SAVE.count("?")), (SAVE_HOUR, ("", "", ""))]  # by sqlite3 itself
     seen = set()
     with closing(sqlite3.connect(config.database_url)) as other:
@@ -172,7 +171,7 @@ def test_no_command_shows_a_secret_or_a_key_that_has_ended(
     hour = now() // HOUR * HOUR
     key = ApiKey(id="HASENDED", user=owner, name="ci", type="", digest="0123456789abcdef")
     key.expires_at = 1
-    with models.db.connection_context():
+    with db.connection_context():
         key.save(force_insert=True)
         HourlyUsage.create(hour=hour, key_id=key.id, requests=1)
     for name, printed in commands:
@@ -189,8 +188,8 @@ def fill(user: User, numbers: range) -> None:
         "hour": now() // HOUR * HOUR,
         "last_used_at": now(),
     }
-    with models.db.connection_context():
-        for table, number in product(models.TABLES, numbers):
+    with db.connection_context():
+        for table, number in product(TABLES, numbers):
             row = {
                 name: known.get(name, number)
                 for name, field in table._meta.fields.items()

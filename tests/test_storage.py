@@ -403,12 +403,6 @@ def test_errors_of_postgresql_are_outages_or_mistakes(store: KeyStore) -> None:
         assert outage.is_outage(caught.value) == (code in OUTAGES), code
 
 
-def test_waits_of_a_request_add_up_to_what_is_promised() -> None:
-    """Each wait has its own limit; a request asks four times at most."""
-    query = postgres.CONNECTION_SECONDS + postgres.ANSWER_SECONDS
-    assert 4 * query < 8, "slow: look-up, hit, what is left, owner; away: one of them"
-
-
 def test_many_may_start_at_once_on_an_empty_database(cluster: Cluster) -> None:
     settings = load({"DATABASE_URL": cluster.new_database()})
     with ThreadPoolExecutor(3) as threads:

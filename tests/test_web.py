@@ -12,16 +12,13 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-import gevent
+import gevent.event
 import pytest
-from flask import Flask
+from flask import Flask, abort
 from flask.testing import FlaskClient
-from gevent.event import Event
 from markupsafe import escape
-from werkzeug.exceptions import TooManyRequests
 from werkzeug.test import TestResponse
 
-import models
 import settings
 from accounts import api_keys, users
 from helpers import sample
@@ -40,11 +37,10 @@ from helpers.paths import (
     pages,
 )
 from helpers.stored import HIDDEN, add_hidden_user, change, count, hidden_rows, row, snapshot
-from models import DAY, ApiKey, HourlyUsage, User
+from models import DAY, ApiKey, HourlyUsage, User, db, now
 from ratelimit import Limiter
-from service import application, timestamps
 from service.application import Service
-from service.timestamps import date_time
+from service.timestamps import date_time, relative_time
 from web import forms, site
 
 PASSWORD = "a password of hers"
@@ -125,7 +121,7 @@ def is_logged_in(browser: FlaskClient) -> bool:
 
 
 def stored_keys() -> list[ApiKey]:
-    with models.db.connection_context():
+    with db.connection_context():
         return list(ApiKey.select().order_by(ApiKey.created_at, ApiKey.rotated_at.is_null()))
 
 
@@ -222,7 +218,7 @@ def test_name_without_a_user_is_limited_as_an_account_is(app: Flask) -> None:
 def test_sixty_forms_at_most_wait_for_a_hash(app: Flask, monkeypatch: pytest.MonkeyPatch) -> None:
     """They are counted before, and more are not; forms without a password go on."""
     monkeypatch.setattr(app, "test_client_class", FlaskClient)
-    go_on = Event()
+    go_on = gevent.event.Event()
     monkeypatch.setattr(users, "verify_password", lambda *_: not go_on.wait())
     waiting = [gevent.spawn(attempt, app, 0, "ada") for _ in range(21)]
     with gevent.Timeout(60):
@@ -364,7 +360,7 @@ def test_form_that_has_arrived_may_wait_for_its_hash(
     client: FlaskClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The time limit is that of the body."""
-    monkeypatch.setattr(application, "BODY_SECONDS", 0.05)
+    monkeypatch.setattr("service.application.BODY_SECONDS", 0.05)
     monkeypatch.setattr(users, "verify_password", lambda *_: gevent.sleep(0.2))
     assert log_in_as(client, "ada").status_code == 422
 
@@ -378,7 +374,7 @@ def test_form_that_waits_for_a_hash_spares_the_next_account(
 
     def replace_then_verify(user: User, password: str) -> bool:
         users.delete(user)
-        with models.db.connection_context():
+        with db.connection_context():
             User.create(id=user.id, username="bob", email="bob@example.com", password_hash="")
         return verify_password(user, password)
 
@@ -541,12 +537,12 @@ def test_key_ends_when_it_was_told_to(ada: FlaskClient) -> None:
     ],
 )
 def test_moments_are_told_in_words(seconds: float, words: str) -> None:
-    assert timestamps.relative_time(models.now() + seconds) == words
+    assert relative_time(now() + seconds) == words
 
 
 def test_key_that_has_expired_is_gone(ada: FlaskClient) -> None:
     """Although its row is not deleted yet."""
-    change(key := secret_in(create_key(ada)), expires_at=models.now())
+    change(key := secret_in(create_key(ada)), expires_at=now())
     for action in ("rename", "successor", "revoke"):
         sent = {"data": {"name": "back again"}, "follow_redirects": True}
         answer = ada.post(f"{KEYS}/{key[8:16]}/{action}", **sent)
@@ -558,7 +554,7 @@ def test_key_that_has_expired_is_gone(ada: FlaskClient) -> None:
 def test_chart_shows_24_hours_of_all_keys_of_the_user(log_in: LogIn, ada: FlaskClient) -> None:
     first, second = (secret_in(create_key(ada))[8:16] for _ in range(2))
     this_hour = int(time.time()) // 3600 * 3600
-    with models.db.connection_context():
+    with db.connection_context():
         ApiKey.update(last_used_at=this_hour).execute()
         HourlyUsage.insert_many(
             (this_hour - age * 3600, key, requests)
@@ -589,7 +585,7 @@ def test_rotation_that_is_sent_twice_leaves_a_way_to_a_new_key(ada: FlaskClient)
     seen = secret_in(ada.post(f"{KEYS}/{secret_in(lost)[8:16]}/successor"))
     asked = [ask_api(ada, secret).status_code for secret in (old_secret, secret_in(lost), seen)]
     assert (asked, count()) == ([200, 401, 200], 2)
-    assert row(old_secret).expires_at - models.now() == pytest.approx(300, abs=60)
+    assert row(old_secret).expires_at - now() == pytest.approx(300, abs=60)
 
 
 def test_key_that_was_used_ends_the_one_that_it_has_replaced(ada: FlaskClient) -> None:
@@ -618,7 +614,7 @@ def test_revoking_a_key_that_was_used_less_gives_its_successor_nothing_back(
 ) -> None:
     first = secret_in(create_key(ada, limit="five"))
     answer = ada.post(f"{KEYS}/{first[8:16]}/successor", data={"grace": "in 24 hours"})
-    assert row(first).expires_at - models.now() == pytest.approx(DAY, abs=60)
+    assert row(first).expires_at - now() == pytest.approx(DAY, abs=60)
     second = secret_in(answer)
     assert [ask_api(ada, second).status_code for _ in range(5)] == [200] * 5
     ada.post(f"{KEYS}/{first[8:16]}/revoke")
@@ -667,7 +663,7 @@ def test_nothing_of_another_user_is_shown_or_changed(app: Flask, log_in: LogIn) 
         *product(set(routes(app, "POST")) - PUBLIC_FORMS, [ada.post]),
     ]:
         page = send(path, data=evil | {"current": ""}, follow_redirects=True, buffered=True)
-        assert models.db.is_closed(), f"{path} keeps a connection: use connection_context"
+        assert db.is_closed(), f"{path} keeps a connection: use connection_context"
         assert hidden_rows() == before, f"{path} changes rows of others: look among g.user's only"
         shown = path not in TOTALS and HIDDEN.search(page.text)
         assert not shown, f"{path} shows rows of others: ask for g.user's only, or see TOTALS"
@@ -829,7 +825,7 @@ def fields_of(form: str) -> dict[str, str]:
 
 
 def restore(rows: dict[Any, list[dict[str, Any]]]) -> None:
-    with models.db.connection_context(), models.db.atomic():
+    with db.connection_context(), db.atomic():
         for table in reversed(rows):
             table.delete().execute()
         for table, row in [(table, row) for table, kept in rows.items() for row in kept]:
@@ -1131,8 +1127,9 @@ def test_services_on_two_ports_do_not_log_each_other_out(ada: FlaskClient) -> No
     [(59, "59 s"), (119, "2 min"), (3569, "59 min"), (3600, "1 h")],
 )
 def test_error_page_says_how_long_to_wait(client: FlaskClient, seconds: int, words: str) -> None:
-    view = mock.Mock(side_effect=TooManyRequests(retry_after=seconds))
-    client.application.add_url_rule("/busy", "busy", lambda: view(), methods=["POST"])
+    client.application.add_url_rule(
+        "/busy", "busy", lambda: abort(429, retry_after=seconds), methods=["POST"]
+    )
     page = client.post("/busy?next=/settings").text
     assert f"Try again in {words}." in page
     assert 'back to <a href="/busy?next=/settings">the form</a>' in page
