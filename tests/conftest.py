@@ -85,8 +85,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     asked = {name for name in GROUPS if config.getoption(name)}
-    left_out = [item for item in items if groups(item) - asked]
-    config.hook.pytest_deselected(items=left_out)
+    config.hook.pytest_deselected(items=[item for item in items if groups(item) - asked])
     items[:] = [item for item in items if not groups(item) - asked]
     items.sort(key=lambda item: item.get_closest_marker("long") is None)
     for item in items if "postgres" in asked else []:
@@ -183,8 +182,11 @@ def read(app: Flask, monkeypatch: pytest.MonkeyPatch) -> set[str]:
 
     def noting(kind: Any, *methods: str) -> Any:
         """The type, whose methods note the name that is their first argument."""
-        noted = {each: partialmethod(note, getattr(kind, each)) for each in methods}
-        return type("Noting", (kind,), noted)
+        return type(
+            "Noting",
+            (kind,),
+            {each: partialmethod(note, getattr(kind, each)) for each in methods},
+        )
 
     fields = noting(dict, "__getitem__", "__contains__", "get", "pop")
     monkeypatch.setattr(

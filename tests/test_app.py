@@ -144,8 +144,11 @@ def problem(answer: Answer) -> dict[str, object]:
 
 @pytest.mark.parametrize("path", PROTECTED)
 def test_no_key_is_refused(server: Server, server_key: str, path: str) -> None:
-    in_query = f"{path}?api_key={server_key}"
-    for answer in (server.ask(path), server.ask(path, X_API_Key=""), server.ask(in_query)):
+    for answer in (
+        server.ask(path),
+        server.ask(path, X_API_Key=""),
+        server.ask(f"{path}?api_key={server_key}"),
+    ):
         assert (answer.status, problem(answer)["code"]) == (401, "missing_api_key")
         assert answer.json()["detail"] == f"Send your key in the X-API-Key header. {EMPTY_KEY}"
         assert answer.headers["WWW-Authenticate"] == CHALLENGE
@@ -256,5 +259,7 @@ def test_time_socket_greets_and_sends_each_second_once(server: Server, server_ke
     for update in updates:
         moment = update.pop("timestamp")
         assert is_now(moment)
-        shown = moment[:19].replace("T", " ") + " UTC"
-        assert update == {"type": "time_update", "formatted": shown}
+        assert update == {
+            "type": "time_update",
+            "formatted": moment[:19].replace("T", " ") + " UTC",
+        }

@@ -31,6 +31,7 @@ from helpers.stored import (
     row,
     snapshot,
     turned,
+    write,
 )
 from models import HOUR, ApiKey, HourlyUsage, User, db, now
 from ratelimit import CLOCK_SKEW
@@ -82,11 +83,16 @@ def refused(result: Result) -> str:
 @pytest.mark.parametrize(("bom", "end"), [("", ""), ("", "\n"), ("\ufeff", "\r\n")])
 def test_password_may_come_from_stdin(cli: FlaskCliRunner, bom: str, end: str) -> None:
     """With what PowerShell sends before it, and Windows after it."""
-    create = ["user", "create", "ada", "ada@example.com", "--password-stdin"]
-    assert done(cli.invoke(args=create, input="a" * 10), "User ada was created.") == ""
-    said = "The password of ada was changed, and all their sessions have ended."
-    change = ["user", "password", "ADA", "--password-stdin"]
-    assert done(cli.invoke(args=change, input=f"{bom} {PASSWORD} é {end}"), said) == ""
+    for command, password, said in [
+        ("create ada ada@example.com", "a" * 10, "User ada was created."),
+        (
+            "password ADA",
+            f" {PASSWORD} é ",
+            "The password of ada was changed, and all their sessions have ended.",
+        ),
+    ]:
+        arguments = f"user {command} --password-stdin".split()
+        assert done(cli.invoke(args=arguments, input=f"{bom}{password}{end}"), said) == ""
     assert users.verify_password(users.find_user("ada"), f" {PASSWORD} é ")
 
 
@@ -101,10 +107,16 @@ def test_password_is_asked_for_twice_and_hidden(cli: FlaskCliRunner) -> None:
 
 def test_lists_have_all_columns_and_no_secret(cli: FlaskCliRunner, owner: User, key: str) -> None:
     successor = rotate_key(owner, key[8:16])[2]
-    with db.connection_context():
-        User.update(created_at=1).execute()
-        columns = {"created_at": 1, "last_used_at": 2, "rotated_at": 3, "total": 7, "name": '"my'}
-        ApiKey.update(**columns, expires_at=4102444800).where(ApiKey.id == key[8:16]).execute()
+    write(User.created_at, 1)
+    change(
+        key,
+        name='"my',
+        total=7,
+        created_at=1,
+        last_used_at=2,
+        rotated_at=3,
+        expires_at=4_102_444_800,
+    )
     new_user("bob")
     ada = f"{owner.id}\tada\tada@example.com\t1970-01-01T00:00:01Z"
     assert done(cli.invoke(args=["user", "list"])).splitlines()[0] == ada
@@ -134,7 +146,7 @@ def test_usage_is_that_of_the_hours_of_the_clock_and_the_busiest_key_is_first(
     ]
     with db.connection_context():
         HourlyUsage.insert_many(rows).execute()
-        ApiKey.update(total=1234).where(ApiKey.id == busy[8:16]).execute()
+    change(busy, total=1234)
     new_user("bob")
     printed = done(cli.invoke(args=["usage"]))
     assert [line.split("\t") for line in printed.splitlines()] == [
@@ -349,8 +361,9 @@ def test_backup_is_whole_and_private_and_replaces_nothing(
         assert opened.execute("SELECT id FROM api_key").fetchall() == [(key[8:16],)]
     before = copy.read_bytes()
     for taken in (copy, link):
-        refusal = refused(cli.invoke(args=["backup", str(taken)]))
-        assert refusal == f"{taken} exists, and is not replaced"
+        assert f"{taken} exists, and is not replaced" == refused(
+            cli.invoke(args=["backup", str(taken)])
+        )
     assert (copy.read_bytes(), link.exists()) == (before, False)
 
 
@@ -367,8 +380,7 @@ def test_backup_that_fails_leaves_no_file_of_that_name(
     shell: dict[str, Any], owner: User, tmp_path: Path, command: str, reason: str
 ) -> None:
     """On a full disk, or by a signal just before the finished copy gets its name."""
-    with db.connection_context():
-        User.update(password_hash="x" * 2_000_000).execute()
+    write(User.password_hash, "x" * 2_000_000)
     (tmp_path / "kept").mkdir()
     (tmp_path / "sitecustomize.py").write_text(
         "import os; os.rename = lambda *_: os.kill(os.getpid(), int(os.environ['NUMBER']))"

@@ -105,9 +105,11 @@ def test_settings_table_is_what_is_read() -> None:
 
 
 def test_every_setting_is_used() -> None:
-    files = [*sources(), *REPOSITORY.glob("web/templates/*.html")]
-    code = "".join(file.read_text() for file in files)
-    used = {name.upper() for name in re.findall(r"\bsettings\.(\w+)", code)}
+    used = {
+        name.upper()
+        for file in (*sources(), *REPOSITORY.glob("web/templates/*.html"))
+        for name in re.findall(r"\bsettings\.(\w+)", file.read_text())
+    }
     assert used >= settings.VARIABLES, "no code reads these settings"
 
 
@@ -160,7 +162,6 @@ def test_messages_are_described(start_patched: StartServer, name: str) -> None:
     )
 
     asked = [each for each in operations if each["action"] == "receive"]
-    examples = [text["examples"][0]["payload"] for each in asked for text in of(each)]
     replies = [text for each in asked if "reply" in each for text in of(each["reply"])]
     others = [text for each in operations if each["action"] == "send" for text in of(each)]
     to_one, to_other = (
@@ -171,7 +172,7 @@ def test_messages_are_described(start_patched: StartServer, name: str) -> None:
     urls = [f"{server.ws_url}{path}?api_key={key}" for key in keys]
     with connect(urls[1]) as other:
         with connect(urls[0]) as one:
-            for example in examples:
+            for example in [text["examples"][0]["payload"] for each in asked for text in of(each)]:
                 one.send(example if isinstance(example, str) else json.dumps(example))
             bodies = received(one, {*to_one})  # a reply is for who has sent a message
             left = time.monotonic()
@@ -227,9 +228,11 @@ def test_openapi_is_what_describe_writes(app: Flask) -> None:
 
 def test_times_of_deployments_are_those_of_the_service() -> None:
     """A stop takes 5 seconds; a WebSocket is silent between two pings."""
-    unit = DEPLOY["demo-service.service"]
-    stops = re.findall(r"(?m)^(?:TimeoutStopSec=|kill_timeout = )(\d+)", unit + DEPLOY["fly.toml"])
-    assert [int(seconds) >= 2 * 5 for seconds in stops] == [True, True]
+    for file, name in [
+        ("demo-service.service", "TimeoutStopSec="),
+        ("fly.toml", "kill_timeout = "),
+    ]:
+        assert int(re.findall(rf"(?m)^{name}(\d+)", DEPLOY[file])[0]) >= 2 * 5
     (silence,) = re.findall(r"proxy_read_timeout (\d+)s;", DEPLOY["nginx.conf"])
     lost = PING_SECONDS + STALLED_SECONDS  # a pong that comes at last puts the next ping off
     assert int(silence) > lost
@@ -287,8 +290,7 @@ def test_numbers_of_deployments_are_enough(monkeypatch: pytest.MonkeyPatch) -> N
 def test_deployment_stores_the_database_where_it_is_kept(name: str, kept: str) -> None:
     """Elsewhere it would be lost with the next deploy."""
     (folder,) = re.findall(kept, DEPLOY[name])
-    path = folder if folder.startswith("/") else f"/var/lib/{folder}"
-    assert f"sqlite:///{path}/demo.db" in DEPLOY[name]
+    assert f"sqlite:///{Path('/var/lib', folder)}/demo.db" in DEPLOY[name]
 
 
 def test_unit_trusts_the_one_proxy_that_can_reach_it() -> None:
@@ -303,8 +305,7 @@ def test_constants_add_up_to_what_is_promised() -> None:
     stop = 3 + lifecycle.GRACEFUL_SECONDS + sqlite.LAST_MILLISECONDS / 1000
     assert stop <= 5, "a stop"
     assert stop + 1 <= sqlite.TRIES * 0.1, "a start waits for the previous service"
-    closed = lifecycle.PING_ROUND_SECONDS + connections.CLOSE_SECONDS
-    assert closed < 1, "all sockets are closed at a stop"
+    assert lifecycle.PING_ROUND_SECONDS + connections.CLOSE_SECONDS < 1, "sockets close at a stop"
     assert lifecycle.SAVE_SECONDS + postgres.SAVE_CONNECTION_SECONDS <= 1, "counts are saved"
     assert key_store.CACHE_SECONDS + lifecycle.SAVE_SECONDS < 2, "a change of a key is noticed"
     connected = postgres.CONNECT_SECONDS + postgres.CONNECTION_SECONDS + postgres.ANSWER_SECONDS
