@@ -367,5 +367,7 @@ def test_design_has_a_row_for_each_module() -> None:
 
 def anchors(file: Path) -> set[str]:
     """The anchors that GitHub gives to the headings."""
-    headings = re.findall("^#+ (.*)$", file.read_text().lower(), re.MULTILINE)
-    return {re.sub(r"[^\w\- ]", "", heading).replace(" ", "-") for heading in headings}
+    return {
+        re.sub(r"[^\w\- ]", "", heading).replace(" ", "-")
+        for heading in re.findall("(?m)^#+ (.*)$", file.read_text().lower())
+    }

@@ -84,21 +84,29 @@ def test_no_query_of_pages_commands_and_background_scans(
     assert len(seen) >= 25
 
 
-def test_waits_of_a_page_with_postgresql_add_up_to_less_than_15_seconds(
+def test_everything_works_with_30_rows_and_asks_seldom_enough(
     app: Service,
     asked: list[tuple[str, Any]],
     commands: Iterator[tuple[str, str]],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Each wait has its own limit. With each connection, a transaction may begin and end."""
+    """No query is repeated for each row. With --postgres, one that only SQLite accepts is found.
+
+    The waits of a page with PostgreSQL, each of which has its own limit, add up to less than 15
+    seconds. With each connection, a transaction may begin and end.
+    """
     connect = peewee.Database.connect
     opened = mock.create_autospec(connect, side_effect=connect)
     monkeypatch.setattr(peewee.Database, "connect", opened)
     app.before_request(opened.reset_mock)
-    for page in walk(app, commands):
+    for name in walk(app, commands):
+        repeated = [sql for sql, times in Counter(sql for sql, _ in asked).items() if times > 9]
+        assert not repeated or name in ("the rows", "the background"), (
+            f"{name}: ask for all rows in one, for example with join(): {repeated}"
+        )
         statements = len(asked) + 2 * opened.call_count
         seconds = opened.call_count * CONNECTION_SECONDS + statements * ANSWER_SECONDS
-        assert page.startswith("the ") or seconds < 15, f"{page}: {opened.call_count} connections"
+        assert name.startswith("the ") or seconds < 15, f"{name}: {opened.call_count} connections"
         asked.clear()
 
 
@@ -150,18 +158,6 @@ def walk(app: Service, commands: Iterator[tuple[str, str]]) -> Iterator[str]:
     yield "the background"
     for name, _ in commands:
         yield f"the command {name}"
-
-
-def test_everything_works_with_30_rows_and_repeats_no_query_for_each(
-    app: Service, asked: list[tuple[str, Any]], commands: Iterator[tuple[str, str]]
-) -> None:
-    """With --postgres, this shows a statement that only SQLite accepts."""
-    for name in walk(app, commands):
-        repeated = [sql for sql, times in Counter(sql for sql, _ in asked).items() if times > 9]
-        assert not repeated or name in ("the rows", "the background"), (
-            f"{name}: ask for all rows in one, for example with join(): {repeated}"
-        )
-        asked.clear()
 
 
 def test_no_command_shows_a_secret_or_a_key_that_has_ended(
