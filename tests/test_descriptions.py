@@ -198,8 +198,10 @@ def test_entry_is_complete(operation: Operation) -> None:
 def test_rules_for_keys_hold_for_sockets(name: str) -> None:
     inside = [*errors_in(inspect.getsource(auth.require_api_key))]
     assert not inside, f"sockets do not check {inside}: move the rule to auth.require_key"
-    refusals = resolved(SOCKETS["channels"][name]["x-refusals"], SOCKETS)
-    listed = {(each["status"], each["code"]) for each in refusals}
+    listed = {
+        (each["status"], each["code"])
+        for each in resolved(SOCKETS["channels"][name]["x-refusals"], SOCKETS)
+    }
     missing = KEY_ERRORS - listed if (401, "missing_api_key") in listed else None
     assert not missing, f"edit docs/asyncapi.json: {name}: x-refusals: {missing}"
 

@@ -80,12 +80,14 @@ def test_map_names_every_module_and_package() -> None:
 
 def test_imports_run_one_way() -> None:
     """And what is above service/ knows nothing about HTTP; werkzeug.security hashes passwords."""
-    table = rows("Where things are", CONTRIBUTING)
-    names = [re.findall(r"\]\((.*?)(?:\.py)?\)", row[0]) for row in table]
-    row_of = {name: number for number, row in enumerate(names) for name in row}
+    row_of = {
+        name: number
+        for number, row in enumerate(rows("Where things are", CONTRIBUTING))
+        for name in re.findall(r"\]\((.*?)(?:\.py)?\)", row[0])
+    }
     http = r"(?m)^ *(?:from|import) (flask|werkzeug(?!\.security)|click|jinja2)"
     for path in sources():
-        own = row_of.get(path.relative_to(REPOSITORY).parts[0].removesuffix(".py"), len(names))
+        own = row_of.get(path.relative_to(REPOSITORY).parts[0].removesuffix(".py"), len(row_of))
         imported = re.findall(r"(?m)^ *(?:from|import) (\w+)", text := path.read_text())
         lower = {name for name in imported if row_of.get(name, 0) > own}
         lower |= {*re.findall(http, text)} if own < row_of["service"] else set()
@@ -94,8 +96,10 @@ def test_imports_run_one_way() -> None:
 
 def test_settings_table_is_what_is_read() -> None:
     """Every setting is in one of two tables; given their defaults, the settings are the same."""
-    listed = [*rows("Settings and commands"), *rows("Other settings", DEPLOYING)]
-    table = {row[0].strip("`"): row[1].strip("`") if row[1] != "none" else "" for row in listed}
+    table = {
+        row[0].strip("`"): row[1].strip("`") if row[1] != "none" else ""
+        for row in (*rows("Settings and commands"), *rows("Other settings", DEPLOYING))
+    }
     assert table.keys() == settings.VARIABLES, "edit docs/deploying.md or README.md"
     hops = {PLATFORMS[name]: hops for name, hops in settings.PLATFORM_HOPS.items()}
     assert hops == dict(re.findall(r"(\w+) (\d)", table["PROXY_HOPS"]))
@@ -345,8 +349,11 @@ def test_commands_are_those_of_flask(app: Flask) -> None:
 
 
 def test_every_requirement_is_pinned() -> None:
-    files = [*REPOSITORY.glob("requirements*.txt"), REPOSITORY / ".ci" / "requirements.txt"]
-    required = set(re.findall(r"(?m)^\w[\w-]*", "\n".join(file.read_text() for file in files)))
+    required = {
+        name
+        for file in (*REPOSITORY.glob("requirements*.txt"), REPOSITORY / ".ci/requirements.txt")
+        for name in re.findall(r"(?m)^\w[\w-]*", file.read_text())
+    }
     pinned = re.findall("(?m)^(.+?)==", (REPOSITORY / "constraints.txt").read_text())
     assert {"flask", "psycopg", "ruff"} <= required <= set(pinned)
 

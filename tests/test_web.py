@@ -324,7 +324,6 @@ def test_profile_is_saved_or_else_not_shown_as_ones_own(log_in: LogIn, ada: Flas
     refused = ada.post(PROFILE, data={"username": "Bob", "email": "a@example.com"})
     assert refused.status_code == 422
     assert re.search('role="alert"><p[^>]* id="username-note">This is already', refused.text)
-    assert 'value="Bob"' in refused.text
     assert "Logged in as </span>ada<" in refused.text
     saved = ada.post(
         PROFILE,
@@ -511,7 +510,6 @@ def test_key_has_the_limit_that_was_chosen_or_free(
         assert row(secret_in(create_key(ada, **form))).tier == form.get("limit", "free")
     for higher in ("pro", "none"):
         assert create_key(ada, limit=higher).status_code == 400
-    assert count() == 1 + len(offered)
 
 
 def test_key_ends_when_it_was_told_to(ada: FlaskClient) -> None:
