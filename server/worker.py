@@ -50,7 +50,8 @@ class Worker(GeventWorker):
         if not f"{req.path}/".startswith(f"{self.script_name}/"):
             # This leads to a 404; gunicorn itself would answer a path without the prefix with 500.
             req.path = f"{self.script_name}/outside{req.path}"
-        req.unreader.parts = 0  # those before were of the header
+        # Otherwise each request of a connection would wait longer than the one before.
+        req.unreader.parts = 0
         self.answer(listener_name, req, sock, addr)
         gevent.sleep(TURN_SECONDS)
 
@@ -71,7 +72,8 @@ class Worker(GeventWorker):
         finally:
             if has_body:
                 half_close(sock)
-        sock.settimeout(None)  # gunicorn limits the wait for the next request itself
+        # gunicorn limits the wait for the next request itself, which may be longer.
+        sock.settimeout(None)
 
     def handle_error(self, req: Any, client: Any, addr: Any, exc: BaseException) -> None:
         """Log an error, without the query of the request.

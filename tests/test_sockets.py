@@ -127,6 +127,14 @@ def test_push_that_does_not_fit_ends_all(accepted: Server, peer: RawSocket, befo
     assert set(data) <= ({0} if before else {1})  # what fitted, and after it no close frame
 
 
+def test_push_to_a_client_that_has_left_raises_nothing(accepted: Server, peer: RawSocket) -> None:
+    """It would end the ticker of all others."""
+    serving, ws = start(accepted)
+    peer.sock.close()
+    ws.send_now(b"late")
+    assert serving.get(timeout=30) == CloseCode.ABNORMAL
+
+
 def test_nothing_follows_a_close_frame(accepted: Server, peer: RawSocket) -> None:
     """No push, no answer to a message or a ping, no second close."""
     serving, ws = start(accepted)

@@ -19,13 +19,15 @@ from helpers.clock import Clock
 from server import gunicorn_patches
 from server.log import RedactingLogger
 from server.worker import Worker
+from service.connections import TURN_SECONDS
 
 GET = b"GET / HTTP/1.1\r\nHost: a\r\n\r\n"
 
 
 @pytest.fixture
-def worker() -> Iterator[Worker]:
+def worker(monkeypatch: pytest.MonkeyPatch) -> Iterator[Worker]:
     """A worker whose application answers `Hello`, as it is before it is run."""
+    monkeypatch.setattr(util, "http_date", util.http_date)  # it may be patched only once
     cfg = Config()
     worker = Worker(1, os.getpid(), [], None, 30, cfg, RedactingLogger(cfg))
     worker.connections = Pool(100)
@@ -63,6 +65,19 @@ def test_patches_spare_gunicorn_work(worker: Worker, monkeypatch: pytest.MonkeyP
     with connected(worker) as client:
         client.sendall(GET)
         assert b"\r\nDate: second 5\r\n" in client.recv(4096)
+
+
+def test_request_of_a_kept_connection_waits_no_longer_than_the_first(
+    worker: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gunicorn_patches.patch_gunicorn(worker.cfg)
+    waits: list[float] = []
+    monkeypatch.setattr("gevent.sleep", waits.append)
+    with connected(worker) as client:
+        for _ in range(3):
+            client.sendall(GET)
+            client.recv(4096)
+    assert set(waits) == {TURN_SECONDS}, "set `parts` to 0 before each request"
 
 
 def test_complete_body_comes_in_one_packet_with_the_header(worker: Worker) -> None:

@@ -132,7 +132,9 @@ class WebSocket:
         self.code = 0  # with which the connection closes; 0 while it is open
         self._greenlet = gevent.getcurrent()
         self._sock = server.sock
-        self._sock.settimeout(None)  # `ping` and `close` end a wait
+        # The worker has set a limit on each wait, which a silent client would exceed. Here, `ping`
+        # and `close` end a wait.
+        self._sock.settimeout(None)
         self._protocol = server.ws.connection
         server.ws = None  # the parser of the handshake would take some KiB
         self._unsent = b""  # what the kernel has not taken yet
@@ -178,7 +180,10 @@ class WebSocket:
             raise ConnectionClosed(self.code)
 
     def send_now(self, data: bytes) -> None:
-        """Send a frame; a client whose connection does not take all of it at once is lost."""
+        """Send a frame; a client whose connection does not take all of it at once is lost.
+
+        It neither waits nor raises an exception, so one client cannot end the updates of others.
+        """
         if not self.code:
             with suppress(OSError):
                 self._write(data)
@@ -244,7 +249,11 @@ class WebSocket:
             self._unsent = self._unsent[os.write(self._sock.fileno(), self._unsent) :]
 
     def _disconnect(self) -> None:
-        """End the connection, which wakes any greenlet that waits for it."""
+        """End the connection, which wakes the greenlet that waits for it.
+
+        What is left is sent if the kernel has room now, because a handler that waits for input
+        sends nothing.
+        """
         with suppress(OSError):
             self._write()
             self._sock.shutdown(socket.SHUT_RDWR)

@@ -2,12 +2,20 @@
 
 import socket
 import struct
+import time
 
 import pytest
 
 from conftest import StartServer
 from helpers.paths import ECHO, ME, STATUS, TEST
-from helpers.rawsocket import RawSocket, form_bytes, handshake_bytes, request_bytes
+from helpers.rawsocket import (
+    TEXT,
+    RawSocket,
+    form_bytes,
+    frame,
+    handshake_bytes,
+    request_bytes,
+)
 from helpers.server import Server
 
 
@@ -87,6 +95,19 @@ def test_framing_of_a_form_may_take_4_kib(server: Server, more: int, status: int
     chunks = b"2000;a=%s\r\n%s\r\n2000\r\n%s\r\n0\r\n\r\n"
     extension = b"x" * (4096 + more - len(chunks.replace(b"%s", b"")))
     assert server.send(FORM + chunks % (extension, body[:8192], body[8192:])).status == status
+
+
+def test_client_may_be_silent_for_longer_than_it_may_leave_a_response_unread(
+    start_patched: StartServer,
+) -> None:
+    server = start_patched("from server import worker; worker.SEND_SECONDS = 0.3")
+    with server.connections(2) as (client, echo):
+        assert client.request(STATUS).status == 200
+        echo.open(ECHO)
+        time.sleep(1)
+        assert client.request(STATUS).status == 200
+        echo.send(frame(TEXT, b"hi"))
+        assert echo.frame().opcode == TEXT
 
 
 def test_client_that_leaves_in_the_middle_is_no_traceback(server: Server) -> None:
