@@ -110,8 +110,8 @@ def gate(key: ApiKey, allowance: Allowance) -> Response:
 def create_app(settings: Settings | None = None, is_demo: bool = False) -> Service:
     """Build the application; raises SettingsError. It does not connect to the database yet.
 
-    If `is_demo`, server/lifecycle.py creates a user with a key once the port is bound. The parts
-    may be registered in any order.
+    If `is_demo`, server/demo.py creates a user with a key once the port is bound. The parts may be
+    registered in any order.
     """
     settings = settings or load()
     db.initialize(backend(settings).PageDatabase(settings.database_url))

@@ -179,7 +179,8 @@ def max_websockets() -> int:
 def raise_file_limit() -> None:
     """Raise the limit on open files as far as allowed; raises SettingsError if it is too low."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    for files in (max(soft, 10_240), hard):  # macOS reports no limit, but accepts only 10,240
+    # macOS reports no limit, but accepts only 10,240. The last one that is accepted counts.
+    for files in (max(soft, 10_240), hard):
         with suppress(ValueError, OSError):
             resource.setrlimit(resource.RLIMIT_NOFILE, (files, hard))
     if max_connections() < 64:

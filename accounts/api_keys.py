@@ -99,7 +99,11 @@ def successor(key: ApiKey, older: ApiKey | None) -> ApiKey:
 
 
 def locked(condition: Expression) -> ApiKey | None:
-    """The row of a key; in PostgreSQL, nobody else changes it until the transaction ends."""
+    """The row of a key, which nobody else changes until the transaction ends.
+
+    In PostgreSQL, the UPDATE locks it: otherwise, a request could be counted between the look at
+    the row and its end, and the successor's window would lack it.
+    """
     ApiKey.update(total=ApiKey.total).where(condition).execute()
     return ApiKey.get_or_none(condition)
 

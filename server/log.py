@@ -61,7 +61,7 @@ def open_again(number: int) -> int:
 def redact(line: str) -> str:
     """Remove control characters (one inside a key would hide it from the pattern), then keys.
 
-    A long line is cut off, or a client could fill the disk.
+    A line that is still long is cut off then, or a client could fill the disk.
     """
     return SECRET.sub(r"\1[redacted]", CONTROL.sub("", line))[:1000]
 

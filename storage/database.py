@@ -58,7 +58,8 @@ def transaction(user: User | None = None) -> Iterator[None]:
             if not User.update(id=User.id).where(is_same).execute():
                 raise Changed("The account was changed in the meantime, so nothing was done.")
         yield
-    KeyStore.clear_cache()  # a changed key takes effect at once
+    # A changed key takes effect at once. Before the commit, a request could remember the old row.
+    KeyStore.clear_cache()
 
 
 def prepare_database(settings: Settings, is_service: bool = False) -> None:

@@ -150,7 +150,8 @@ class Store(KeyStore):
         # In the order of the placeholders in SAVE and SAVE_HOUR.
         usage = [(u.total, u.used, u.reset, u.reset, moment, key) for key, u in counted]
         hours = [(moment - moment % HOUR, key, use.total) for key, use in counted]
-        with peewee_errors(), connection:  # commits, or rolls back
+        # `connection` commits or rolls back at the end, which may raise an error of SQLite, too.
+        with peewee_errors(), connection:
             connection.execute("BEGIN IMMEDIATE")
             connection.executemany(SAVE, usage)  # peewee has no executemany
             connection.executemany(SAVE_HOUR, hours)

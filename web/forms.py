@@ -138,7 +138,8 @@ def throttle_caller(*quotas: Quota) -> None:
 def hash_throttled(password: str, *more: Quota) -> str:
     """Hash a new password, after counting it for the caller in PASSWORDS and in `more`.
 
-    Raises InvalidInput and TooManyRequests.
+    PASSWORDS comes first, so a password that is refused uses up nothing else. Raises InvalidInput
+    and TooManyRequests.
     """
     throttle_caller(PASSWORDS, *more)
     return users.hash_password(password)

@@ -89,7 +89,7 @@ def before_page() -> None:
     """Check the form and find out who is logged in, before a view is called."""
     g.errors = {}
     receive_form()
-    load_user()
+    load_user()  # after the form, because one that is refused should cost no query
 
 
 @bp.after_app_request
