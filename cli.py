@@ -200,7 +200,7 @@ def usage(username: str | None) -> None:
         .group_by(HourlyUsage.key_id)
         .alias("recent")
     )
-    counts = [fn.COALESCE(recent.c[name], 0).alias(name) for name in USAGE_COLUMNS[3:5]]
+    counts = [fn.COALESCE(recent.c[name], 0).alias(name) for name in ("this_hour", "last_24_hours")]
     query = (
         ApiKey.select(ApiKey.id, User.username, ApiKey.name, *counts, ApiKey.total)
         .join(User)

@@ -82,8 +82,8 @@ class ApiKey(Table):
     reset = BigIntegerField(default=0, constraints=[SQL("DEFAULT 0")])
     used = BigIntegerField(default=0, constraints=[SQL("DEFAULT 0")])
 
-    # One rule in three forms: for KeyStore's SQL (its ? is now(), and comes first in a query), for
-    # peewee's queries, and for a row.
+    # One rule in three forms: for KeyStore's SQL, for peewee's queries, and for a row. The ? is the
+    # current time; it has to come before the other values of a query.
     VALID = "(expires_at IS NULL OR expires_at > ?)"
 
     @classmethod

@@ -14,7 +14,7 @@ from werkzeug.exceptions import RequestEntityTooLarge
 
 from service.responses import API_HEADERS, Problem
 
-REASONS = {  # why gunicorn refuses a request
+PARSE_ERRORS = {  # why gunicorn refuses a request
     "ExpectationFailed": "The only expectation that is supported is 100-continue.",
     "InvalidHTTPVersion": "The version of HTTP is not supported; use HTTP/1.1.",
     "InvalidHeader": "A header is malformed.",
@@ -51,7 +51,9 @@ def patch_gunicorn(cfg: Any, **settings: int) -> None:
     # of these errors would quote passwords and cookies.
     util.write_error = write_error
     for error in (http.errors.NoMoreData, *http.errors.ParseException.__subclasses__()):
-        error.__str__ = lambda self: REASONS.get(type(self).__name__, "The request is malformed.")
+        error.__str__ = lambda self: PARSE_ERRORS.get(
+            type(self).__name__, "The request is malformed."
+        )
 
 
 def write_error(sock: Any, status: int, reason: str, message: str) -> None:

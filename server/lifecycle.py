@@ -172,7 +172,10 @@ def flush_until_stop(worker: GeventWorker, service: Service) -> None:
 
 
 def attempt(step: Callable[[], object]) -> None:
-    """Call a step of the background; an exception is logged, and doesn't end the greenlet."""
+    """Call a step of the background; an exception doesn't end the greenlet.
+
+    It is logged, but at most one a minute.
+    """
     try:
         step()
     except Exception as error:

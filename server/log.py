@@ -99,5 +99,5 @@ class RedactingLogger(Logger):
         for handler in self.error_log.handlers + self.access_log.handlers:
             handler.setFormatter(LineFormatter(self.error_fmt, self.datefmt))
             if hasattr(handler, "baseFilename"):  # a FileHandler
-                with handler.stream as file:  # which is closed: Output opens it again
+                with handler.stream as file:  # may be closed: `Output` has opened it again
                     handler.setStream(Output(file))

@@ -105,6 +105,7 @@ class KeyStore(ABC):
     def delete_old_rows(self) -> None:
         """Delete some hours of more than a day ago, and some keys that have expired."""
         query = "SELECT hour, key_id FROM hourly_usage WHERE hour < ? ORDER BY hour LIMIT ?"
+        # One hour more than the chart shows, in case the clock of another process is behind.
         if hours := self._query(query, now() - (CHART_HOURS + 1) * HOUR, MAX_ROWS):
             oldest = hours[0][0]
             ids = [key_id for hour, key_id in hours if hour == oldest]
