@@ -29,7 +29,6 @@ from peewee import SqliteDatabase
 from werkzeug.datastructures import ImmutableMultiDict
 from werkzeug.security import generate_password_hash
 
-import models
 import settings
 from accounts import api_keys, users
 from app import create_app
@@ -37,7 +36,7 @@ from helpers import sample
 from helpers.moment import MomentClient
 from helpers.postgresql import Cluster
 from helpers.server import REPOSITORY, Server
-from models import User
+from models import User, db
 from ratelimit import Limiter
 from service.application import Service
 from storage import sqlite
@@ -86,8 +85,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     asked = {name for name in GROUPS if config.getoption(name)}
-    left_out = [item for item in items if groups(item) - asked]
-    config.hook.pytest_deselected(items=left_out)
+    config.hook.pytest_deselected(items=[item for item in items if groups(item) - asked])
     items[:] = [item for item in items if not groups(item) - asked]
     items.sort(key=lambda item: item.get_closest_marker("long") is None)
     for item in items if "postgres" in asked else []:
@@ -108,7 +106,7 @@ def nothing_waits_while_sqlite_is_locked() -> Iterator[None]:
 
     def trace(event: str, greenlets: Any) -> None:
         stack = [frame.f_code for frame, _ in walk_stack(greenlets[0].gr_frame)]
-        database = models.db.obj
+        database = db.obj
         is_locked = isinstance(database, SqliteDatabase) and database.in_transaction()
         if is_locked or not one_step.isdisjoint(stack):
             found.append([code.co_name for code in stack])
@@ -155,7 +153,7 @@ def app(
     monkeypatch.setattr(forms, "BUCKETS", 10**12)  # so that no two names share one by chance
     prepare_database(config)
     made = create_app(config)
-    connections = models.db.obj  # a command uses another one
+    connections = db.obj  # a command uses another one
     made.jinja_env.bytecode_cache = templates
     made.test_client_class = MomentClient
     made.testing = True  # some tests are WSGI servers themselves
@@ -184,8 +182,11 @@ def read(app: Flask, monkeypatch: pytest.MonkeyPatch) -> set[str]:
 
     def noting(kind: Any, *methods: str) -> Any:
         """The type, whose methods note the name that is their first argument."""
-        noted = {each: partialmethod(note, getattr(kind, each)) for each in methods}
-        return type("Noting", (kind,), noted)
+        return type(
+            "Noting",
+            (kind,),
+            {each: partialmethod(note, getattr(kind, each)) for each in methods},
+        )
 
     fields = noting(dict, "__getitem__", "__contains__", "get", "pop")
     monkeypatch.setattr(

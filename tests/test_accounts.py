@@ -171,8 +171,9 @@ def test_what_was_decided_on_another_row_is_not_done(owner: User, decided: str, 
         users.delete(owner)
     with db.connection_context():
         if what == "number given away":
-            bob = {"username": "bob", "email": "bob@example.com"}
-            User.create(id=owner.id, **bob, password_hash="of Bob")
+            User.create(
+                id=owner.id, username="bob", email="bob@example.com", password_hash="of Bob"
+            )
         before = [*User.select().tuples(), *ApiKey.select().tuples()]
     with pytest.raises(Changed, match="nothing was done"):
         DECISIONS[decided](owner, key_id)
@@ -192,8 +193,7 @@ class OutsideTransactions(ast.NodeTransformer):
     """What is left of the code without each `with transaction(user)`."""
 
     def visit_With(self, node: ast.With) -> ast.AST | None:
-        opened = [ast.unparse(item) for item in node.items]
-        is_door = any(each.startswith("transaction(user") for each in opened)
+        is_door = any(ast.unparse(each).startswith("transaction(user") for each in node.items)
         return None if is_door else self.generic_visit(node)
 
 

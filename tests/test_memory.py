@@ -27,8 +27,12 @@ def knock(client: FlaskClient, number: int) -> None:
     address = {"REMOTE_ADDR": f"10.1.{number // 250}.{number % 250}"}
     for path in (TEST, YEAR, "/", f"/api/v1/{number}", f"/{number}?{number}={number}"):
         client.get(path, headers=headers, environ_base=address)
-    form = {"username": f"user{number}", "password": "x" * 300}
-    client.post("/log-in", data=form, headers=headers, environ_base=address)
+    client.post(
+        "/log-in",
+        data={"username": f"user{number}", "password": "x" * 300},
+        headers=headers,
+        environ_base=address,
+    )
     sockets = open_sockets_of(client.application)
     sockets.release(sockets.reserve(address["REMOTE_ADDR"]))
 

@@ -14,14 +14,13 @@ import peewee
 import pytest
 from peewee import AutoField
 
-import models
 from accounts import api_keys, users
 from helpers import sample
 from helpers.commands import run_commands
 from helpers.described import OPERATIONS
 from helpers.paths import KEYS, PROFILE, SECURITY, pages
 from helpers.stored import stored_secrets
-from models import DEFAULT_TYPE, HOUR, ApiKey, HourlyUsage, User, now
+from models import DEFAULT_TYPE, HOUR, TABLES, ApiKey, HourlyUsage, User, db, now
 from service.application import Service
 from settings import Settings
 from storage.postgres import ANSWER_SECONDS, CONNECTION_SECONDS
@@ -65,9 +64,9 @@ def test_no_query_of_pages_commands_and_background_scans(
 ) -> None:
     if not config.sqlite:
         pytest.skip("PostgreSQL scans a small table, even if it has an index")
-    with models.db.connection_context():
+    with db.connection_context():
         for statement in FILL:
-            models.db.execute_sql(statement)
+            db.execute_sql(statement)
     asked[:] = [(SAVE, (None,) * SAVE.count("?")), (SAVE_HOUR, ("", "", ""))]  # by sqlite3 itself
     seen = set()
     with closing(sqlite3.connect(config.database_url)) as other:
@@ -77,8 +76,7 @@ def test_no_query_of_pages_commands_and_background_scans(
             for sql, values in [each for each in asked if STATEMENT.match(each[0])]:
                 assert len(values or ()) <= 999, f"{page}: more values than SQLite allows"
                 for step in other.execute(f"EXPLAIN QUERY PLAN {sql}", values or ()):
-                    is_list = page.removeprefix("the command ") in LISTS
-                    if is_slow(step[3]) and not is_list:
+                    if is_slow(step[3]) and page.removeprefix("the command ") not in LISTS:
                         advice = f"use an index, or add it to FEW if that is few or rare: {step[3]}"
                         pytest.fail(f"{page}: {advice}: {sql}", pytrace=False)
                 seen.add(sql)
@@ -86,21 +84,29 @@ def test_no_query_of_pages_commands_and_background_scans(
     assert len(seen) >= 25
 
 
-def test_waits_of_a_page_with_postgresql_add_up_to_less_than_15_seconds(
+def test_everything_works_with_30_rows_and_asks_seldom_enough(
     app: Service,
     asked: list[tuple[str, Any]],
     commands: Iterator[tuple[str, str]],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Each wait has its own limit. With each connection, a transaction may begin and end."""
+    """No query is repeated for each row. With --postgres, one that only SQLite accepts is found.
+
+    The waits of a page with PostgreSQL, each of which has its own limit, add up to less than 15
+    seconds. With each connection, a transaction may begin and end.
+    """
     connect = peewee.Database.connect
     opened = mock.create_autospec(connect, side_effect=connect)
     monkeypatch.setattr(peewee.Database, "connect", opened)
     app.before_request(opened.reset_mock)
-    for page in walk(app, commands):
+    for name in walk(app, commands):
+        repeated = [sql for sql, times in Counter(sql for sql, _ in asked).items() if times > 9]
+        assert not repeated or name in ("the rows", "the background"), (
+            f"{name}: ask for all rows in one, for example with join(): {repeated}"
+        )
         statements = len(asked) + 2 * opened.call_count
         seconds = opened.call_count * CONNECTION_SECONDS + statements * ANSWER_SECONDS
-        assert page.startswith("the ") or seconds < 15, f"{page}: {opened.call_count} connections"
+        assert name.startswith("the ") or seconds < 15, f"{name}: {opened.call_count} connections"
         asked.clear()
 
 
@@ -154,31 +160,20 @@ def walk(app: Service, commands: Iterator[tuple[str, str]]) -> Iterator[str]:
         yield f"the command {name}"
 
 
-def test_everything_works_with_30_rows_and_repeats_no_query_for_each(
-    app: Service, asked: list[tuple[str, Any]], commands: Iterator[tuple[str, str]]
-) -> None:
-    """With --postgres, this shows a statement that only SQLite accepts."""
-    for name in walk(app, commands):
-        repeated = [sql for sql, times in Counter(sql for sql, _ in asked).items() if times > 9]
-        advice = f"{name}: ask for all rows in one, for example with join(): {repeated}"
-        assert not repeated or name in ("the rows", "the background"), advice
-        asked.clear()
-
-
 def test_no_command_shows_a_secret_or_a_key_that_has_ended(
     commands: Iterator[tuple[str, str]], owner: User
 ) -> None:
     """Its row is still there, with its requests."""
-    hour = now() // HOUR * HOUR
-    key = ApiKey(id="HASENDED", user=owner, name="ci", type="", digest="0123456789abcdef")
-    key.expires_at = 1
-    with models.db.connection_context():
-        key.save(force_insert=True)
-        HourlyUsage.create(hour=hour, key_id=key.id, requests=1)
+    with db.connection_context():
+        key = ApiKey.create(
+            id="HASENDED", user=owner, name="ci", type="", digest="0123456789abcdef", expires_at=1
+        )
+        HourlyUsage.create(hour=now() // HOUR * HOUR, key_id=key.id, requests=1)
     for name, printed in commands:
         assert key.id not in printed, f"flask {name} shows a key that has ended: ApiKey.valid()"
-        shown = stored_secrets() & {*re.findall(r"[\w:$]+", printed)}
-        assert not shown, f"flask {name} shows the digest of a key, or a hash"
+        assert not stored_secrets() & {*re.findall(r"[\w:$]+", printed)}, (
+            f"flask {name} shows the digest of a key, or a hash"
+        )
 
 
 def fill(user: User, numbers: range) -> None:
@@ -189,8 +184,8 @@ def fill(user: User, numbers: range) -> None:
         "hour": now() // HOUR * HOUR,
         "last_used_at": now(),
     }
-    with models.db.connection_context():
-        for table, number in product(models.TABLES, numbers):
+    with db.connection_context():
+        for table, number in product(TABLES, numbers):
             row = {
                 name: known.get(name, number)
                 for name, field in table._meta.fields.items()

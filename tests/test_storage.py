@@ -123,8 +123,9 @@ def test_limiter_and_database_have_the_same_rule_for_a_window(
     store.save()
     saved = key_of(store, key.id)
     assert saved.usage == after
-    used_at = pytest.approx(now(), abs=60) if after != stored else None
-    assert saved.last_used_at == used_at, "it is when a request was last counted, or saved"
+    assert saved.last_used_at == (pytest.approx(now(), abs=60) if after != stored else None), (
+        "it is when a request was last counted, or saved"
+    )
 
     limiter = Limiter()
     assert [remaining(limiter.hit(key.id, LONG, stored)) for _ in range(2)] == granted
@@ -235,8 +236,7 @@ def test_expired_keys_and_old_hours_are_deleted_after_a_save(
         store.hit(min(kept), LONG)
         store.flush()
         assert {key_id for (key_id,) in by_hand("SELECT id FROM api_key")} == kept
-    hours = by_hand("SELECT hour FROM hourly_usage")
-    assert {(this - hour) // HOUR for (hour,) in hours} == {24, 0}
+    assert {*by_hand("SELECT hour FROM hourly_usage")} == {(this - DAY,), (this,)}
 
 
 def succeeds(make: Callable[[User, str], object], key: ApiKey) -> bool:
@@ -378,8 +378,9 @@ def test_request_during_a_save_is_in_the_chart(
             assert store.hit(key_id, LONG)
         saving.result()
     store.save_and_close()
-    charted = by_hand("SELECT sum(requests) FROM hourly_usage")
-    assert charted == [(2,)], "subtract only what was saved from what was counted"
+    assert by_hand("SELECT sum(requests) FROM hourly_usage") == [(2,)], (
+        "subtract only what was saved from what was counted"
+    )
 
 
 @in_postgres
@@ -411,12 +412,6 @@ def test_errors_of_postgresql_are_outages_or_mistakes(store: KeyStore) -> None:
         with pytest.raises(peewee.PeeweeException) as caught:
             ask(f"DO $$ BEGIN RAISE EXCEPTION 'no' USING ERRCODE = '{code}'; END $$")
         assert outage.is_outage(caught.value) == (code in OUTAGES), code
-
-
-def test_waits_of_a_request_add_up_to_what_is_promised() -> None:
-    """Each wait has its own limit; a request asks four times at most."""
-    query = postgres.CONNECTION_SECONDS + postgres.ANSWER_SECONDS
-    assert 4 * query < 8, "slow: look-up, hit, what is left, owner; away: one of them"
 
 
 def test_many_may_start_at_once_on_an_empty_database(cluster: Cluster) -> None:

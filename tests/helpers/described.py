@@ -142,10 +142,11 @@ class Operation:
         kind, _ = self.body
         if not kind:
             return {}
-        data = (
-            json.dumps(value) if kind.endswith("json") else value
-        )  # a form is encoded by werkzeug
-        return {"data": data, "content_type": kind}
+        return {
+            # werkzeug encodes a form.
+            "data": json.dumps(value) if kind.endswith("json") else value,
+            "content_type": kind,
+        }
 
 
 def values_of(schema: Any) -> Iterator[tuple[Any, bool]]:
