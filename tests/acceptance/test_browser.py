@@ -15,7 +15,7 @@ import pytest
 from conftest import StartServer
 from helpers.browsers import CONTROL, Browser, Chromium, Firefox, WebKit
 from helpers.paths import ECHO, ME, PROFILE, SECURITY, TEST, TIME, YEAR
-from helpers.server import REPOSITORY, Server, bash, find_program
+from helpers.server import REPOSITORY, Server, bash, eventually, find_program
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 expect = playwright.expect
@@ -242,6 +242,10 @@ def test_every_button_of_the_console_does_what_it_says(page: Page, server: Serve
             button.click()
             field = page.locator(f"#{button.get_attribute('data-show')}")
             expect(field).to_have_attribute("type", kind)
+            shown = page.locator(".secret").first.evaluate(
+                "it => getComputedStyle(it).webkitTextSecurity"
+            )
+            assert shown == {"text": "none", "password": "disc"}[kind], "the key in the code"
     languages = page.get_by_label("Language of the code").locator("label").all()
     for language, button in product(languages, page.locator("[data-copy]").all()):
         language.click()
@@ -260,12 +264,14 @@ def test_every_button_of_the_console_does_what_it_says(page: Page, server: Serve
         for socket in sockets:
             expect(socket.get_by_role("status")).to_have_text(words)
             expect(socket.locator("[data-connect]")).to_have_text(action)
+    eventually(lambda: len(server.log_lines("open /")) == len(server.log_lines("closed /")))
     lines = card(page, ECHO).get_by_role("log").locator("p")
     for message in [f"<i>message {number}</i>" for number in range(60)]:
         page.get_by_label("Message", exact=True).fill(message)
         press(page, ECHO, "Send")
         expect(lines.last).to_contain_text(f'"message":"{message}"')
         expect(lines.nth(-2)).to_have_text(message)
+    expect(lines).to_have_count(50)
 
 
 @pytest.mark.parametrize(("width", "most"), [(1280, 2200), (360, 3400)])

@@ -343,7 +343,12 @@ def test_refused_request_gets_the_answer_of_the_service(
     assert answer.status == expected.status == status
     if len(body) < 1_000_000:  # or else curl may stop to read when it stops to send
         assert answer.body == (b"" if method == "HEAD" else expected.body)
-    for name in ("content-type", "www-authenticate", "access-control-allow-origin"):
+    for name in (
+        "content-type",
+        "www-authenticate",
+        "access-control-allow-origin",
+        "access-control-expose-headers",
+    ):
         assert lower(answer).get(name) == lower(expected).get(name)
     assert ("retry-after" in lower(answer)) == (code == "rate_limited")
     assert "x-gate-problem" not in lower(answer)

@@ -150,9 +150,12 @@ def test_a_ping_inside_a_message_is_answered_at_once(server: Server) -> None:
 def test_log_says_how_long_whose_socket_was_open(server: Server, server_key: str) -> None:
     who = f"{TIME} of key {server_key[8:16]}"
     with RawSocket(server.port).open(f"{TIME}?api_key={server_key}") as client:
+        while b"time_update" not in client.frame().payload:
+            pass
+        client.frame()  # a second later
         client.send(close_frame(1001))
         assert client.close_code() == 1001
-    eventually(lambda: re.search(rf"closed {who} after \d+\.\d s: 1001\n", server.log()))
+    eventually(lambda: re.search(rf"closed {who} after [1-9]\d*\.\d s: 1001\n", server.log()))
     assert server.log_lines(f"open {who}")
 
 
