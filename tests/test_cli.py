@@ -353,6 +353,7 @@ def test_backup_is_whole_and_private_and_replaces_nothing(
 ) -> None:
     """Its name is a path, even if it looks like a URI. Not each file system has hard links."""
     monkeypatch.delattr(os, "link")
+    monkeypatch.setattr("tempfile.tempdir", "/no such folder")  # which may be on another disk
     copy, link = tmp_path / "file:copy.db", tmp_path / "link.db"
     link.symlink_to(tmp_path / "nothing.db")
     monkeypatch.chdir(tmp_path)

@@ -67,10 +67,12 @@ def test_database_without_permission_is_one_line(folder: Path, name: str, mode: 
 def test_log_of_a_file_that_was_moved_away_is_not_taken_over(
     config: Settings, tmp_path: Path
 ) -> None:
-    (tmp_path / "test.db-wal").touch()
-    with pytest.raises(SettingsError, match=r"the file is missing, but test\.db-wal is there: put"):
+    """Also if DATABASE_URL names a link to the file."""
+    (tmp_path / "test.db").symlink_to(tmp_path / "moved.db")
+    (tmp_path / "moved.db-wal").touch()
+    with pytest.raises(SettingsError, match=r"is missing, but moved\.db-wal is there: put"):
         prepare_database(config)
-    assert not (tmp_path / "test.db").exists()
+    assert not (tmp_path / "moved.db").exists()
 
 
 def test_file_that_is_no_database_stays_as_it_was(config: Settings, tmp_path: Path) -> None:

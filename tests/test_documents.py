@@ -338,7 +338,7 @@ def test_seconds_of_gunicorn_are_those_that_are_promised() -> None:
     kept = re.findall(r"keepalive = (\d+) if settings.proxy_hops else (\d+)", conf)
     assert kept == told, "edit docs/deploying.md: idle connections"
     (seconds,) = re.findall(r"graceful_timeout = (\d+)", conf)
-    assert int(seconds) > 5, "a stop takes 5 s, and longer on a busy machine"
+    assert int(seconds) >= 20, "a stop takes 5 s, and longer on a busy machine"
 
 
 def test_commands_are_those_of_flask(app: Flask) -> None:

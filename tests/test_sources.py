@@ -36,6 +36,11 @@ RULES = {
     ),
     # One that was made up has no password_hash, so `transaction` takes it for a changed account.
     "read the User, for example with User.get_or_none": (r"(?<!class )\bUser\(", []),
+    # It has the password of the database.
+    "say `settings.sqlite or 'PostgreSQL'` instead of the URL": (
+        r"{[^{}]*database_url",
+        [],
+    ),
     # All of a row would undo what others have stored since it was read, such as counts.
     "use save(only=[...]), or update": (
         r"(?<!self|tore|iter)\.save\((?!only=|force_insert=)",

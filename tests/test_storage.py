@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import closing, suppress
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -239,8 +240,11 @@ def test_expired_keys_and_old_hours_are_deleted_after_a_save(
     assert {*by_hand("SELECT hour FROM hourly_usage")} == {(this - DAY,), (this,)}
 
 
+one_form = partial(api_keys.create_key, nonce="one")
+
+
 def succeeds(make: Callable[[User, str], object], key: ApiKey) -> bool:
-    with suppress(InvalidInput), transaction():
+    with suppress(InvalidInput, api_keys.AlreadyMade), transaction():
         return bool(make(key.user, key.id))
     return False
 
@@ -256,15 +260,26 @@ def test_of_rotations_at_once_one_makes_a_successor(place: Settings, new_id: New
 
 
 @in_postgres  # which lets others work meanwhile
-@pytest.mark.parametrize("make", [rotate_key, api_keys.create_key])
-def test_two_forms_at_once_do_not_both_make_the_last_key_of_a_user(
-    new_id: NewId, monkeypatch: pytest.MonkeyPatch, make: Callable[[User, str], object]
+@pytest.mark.parametrize(
+    ("begun", "make", "most"),
+    [
+        (rotate_key, rotate_key, 3),
+        (rotate_key, api_keys.create_key, 3),
+        (one_form, one_form, 50),
+    ],
+)
+def test_two_forms_at_once_do_not_both_make_the_last_key_or_the_same(
+    new_id: NewId,
+    monkeypatch: pytest.MonkeyPatch,
+    begun: Callable[[User, str], object],
+    make: Callable[[User, str], object],
+    most: int,
 ) -> None:
-    monkeypatch.setattr(api_keys, "MAX_KEYS", 3)
+    monkeypatch.setattr(api_keys, "MAX_KEYS", most)
     with db.connection_context(), ThreadPoolExecutor(1) as thread:
         first, second = (ApiKey.get_by_id(new_id()) for _ in range(2))
         with db.atomic():
-            assert succeeds(rotate_key, first)
+            assert succeeds(begun, first)
             other = thread.submit(succeeds, make, second)
             wait([other], timeout=0.5)  # it has to wait for the end of this transaction
         assert not other.result()
