@@ -103,6 +103,7 @@ class Gate(NamedTuple):
     service: Server
     api: Api
     name: str = ""
+    folder: Path = Path()
 
     def send(self, data: bytes) -> Answer:
         with tls(self.port) as client:
@@ -120,7 +121,7 @@ def running_gate(
         serving(Api()) as api,
         proxy(request.param, folder, service.port, api.server_address[1]) as port,
     ):
-        yield Gate(port, service, api, request.param)
+        yield Gate(port, service, api, request.param, folder)
 
 
 @pytest.fixture
@@ -195,6 +196,7 @@ def test_request_with_a_key_reaches_the_api_as_it_is(
     expected = kept | FORWARDED | {"Host": f"localhost:{gate.port}"}
     assert {name: ", ".join(received.values(name)) for name in expected} == expected
     assert not received.values("Accept-Encoding")
+    eventually(lambda: key[8:16] in logged(gate.folder))
 
 
 @pytest.mark.parametrize(("method", "size"), [("GET", 5), ("POST", 0), ("POST", 5_000_000)])

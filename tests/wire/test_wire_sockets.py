@@ -26,7 +26,16 @@ from helpers.rawsocket import (
     frame,
     handshake_bytes,
 )
-from helpers.server import REPOSITORY, Server, bash, eventually, find_program, serve_command, within
+from helpers.server import (
+    REPOSITORY,
+    Server,
+    bash,
+    eventually,
+    find_program,
+    patience,
+    serve_command,
+    within,
+)
 
 MAX_BYTES = 65_536
 
@@ -75,10 +84,12 @@ def test_client_that_answers_no_ping_is_lost(start_patched: StartServer) -> None
         "from ws import connection\nconnection.PING_SECONDS, connection.STALLED_SECONDS = 0.05, 2"
     )
     with RawSocket(server.port).open(ECHO) as client:
+        started = time.monotonic()
         for _ in range(5):
             assert client.frame() == (PING, b"")
             client.send(frame(PONG))
         answered = time.monotonic()
+        assert answered - started < patience(3), "a pong puts the next ping off by PING_SECONDS"
         client.send(frame(TEXT, b"not a pong"))
         assert [client.frame().opcode for _ in range(2)] == [TEXT, PING]
         assert client.ended()
