@@ -106,6 +106,9 @@ def test_settings_table_is_what_is_read() -> None:
     assert settings.load(table | {"PROXY_HOPS": "0"}) == settings.load({}), (
         "edit README.md or docs/deploying.md"
     )
+    for name, bounds in re.findall(r"(?m)^\| `(\w+)`.* (\d+ to \d+)\b", README + DEPLOYING):
+        with pytest.raises(SystemExit, match=f"{name}: .* from {bounds},"):
+            settings.load({name: "-1"})
 
 
 def test_every_setting_is_used() -> None:
@@ -228,6 +231,7 @@ def test_openapi_is_what_describe_writes(app: Flask) -> None:
     entries = json.loads(describe.ENDPOINTS.read_text())
     is_written = describe.described(app, OPENAPI, entries) == OPENAPI
     assert is_written, "run .venv/bin/python docs/describe.py"
+    assert API["servers"] == [{"url": "."}], "where openapi.json is, also under a path prefix"
 
 
 def test_times_of_deployments_are_those_of_the_service() -> None:
