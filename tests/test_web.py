@@ -36,7 +36,7 @@ from helpers.paths import (
     YEAR,
     pages,
 )
-from helpers.stored import HIDDEN, add_hidden_user, change, count, hidden_rows, row, snapshot
+from helpers.stored import HIDDEN, add_hidden_user, change, count, hidden_rows, row, snapshot, write
 from models import DAY, ApiKey, HourlyUsage, User, db, now
 from ratelimit import Limiter
 from service.application import Service
@@ -661,22 +661,44 @@ def test_change_in_a_page_holds_from_the_next_request_on(ada: FlaskClient) -> No
     assert (ask_api(ada, key).status_code, count()) == (401, 0)
 
 
-def test_nothing_of_another_user_is_shown_or_changed(app: Flask, log_in: LogIn) -> None:
+def test_nothing_of_another_user_is_shown_or_changed(
+    app: Service, ada: FlaskClient, read: set[str]
+) -> None:
+    """Whatever a form or a parameter has, also an ID; and if the other user has just asked."""
     add_hidden_user()
-    ada = log_in("ada")
-    create_key(ada)
-    evil, before = evil_form(app, ada), hidden_rows()
-    assert len(before) >= 2
-    for path, send in [
-        *product(routes(app, "GET"), [ada.get]),
-        *product(set(routes(app, "POST")) - PUBLIC_FORMS, [ada.post]),
-    ]:
-        page = send(path, data=evil | {"current": ""}, follow_redirects=True, buffered=True)
-        assert db.is_closed(), f"{path} keeps a connection: use connection_context"
-        assert hidden_rows() == before, f"{path} changes rows of others: look among g.user's only"
-        assert path in TOTALS or not HIDDEN.search(page.text), (
-            f"{path} shows rows of others: ask for g.user's only, or see TOTALS"
-        )
+    name = api_keys.random_text(8)  # which nothing remembers from another test
+    own = secret_in(create_key(ada, name))[8:16]
+    evil = evil_form(app, ada)
+    write(User.password_hash, users.hash_password(PASSWORD))  # so both can log in
+    before = hidden_rows()
+    ids = [each["id"] for each in before if "id" in each]
+    requests = [
+        *((path, "GET", "query_string") for path in routes(app, "GET")),
+        *((path, "POST", "data") for path in set(routes(app, "POST")) - PUBLIC_FORMS),
+    ]
+    api_keys.create_key(users.find_user("HIDDEN") or User(), name)
+    rows = snapshot(())
+    for path, method, place in requests:
+        if method == "GET":
+            other = browser_of(app, "HIDDEN").get(path)
+            is_kept = own in other.text and own not in path
+            assert not is_kept, f"{path} remembers what another user has seen"
+        changes = [("", "")]
+        for field, value in changes:
+            sent = {place: evil | {field: value}}
+            browser = browser_of(app, "ada")
+            read.clear()  # of the log-in
+            page = browser.open(path, method=method, follow_redirects=True, **sent)
+            assert db.is_closed(), f"{path} keeps a connection: use connection_context"
+            what = f"{path} with {field}={value[:20]}"
+            assert hidden_rows() == before, (
+                f"{what} changes rows of others: look among g.user's only"
+            )
+            assert path in TOTALS or not HIDDEN.search(page.text), (
+                f"{what} shows rows of others: ask for g.user's only, or see TOTALS"
+            )
+            restore(rows)
+            changes += [] if field else product(sorted(read), ("", "x" * 9000, *map(str, ids)))
 
 
 @pytest.mark.usefixtures("with_sample")

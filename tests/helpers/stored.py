@@ -13,7 +13,7 @@ from peewee import AutoField, CharField, Field, ForeignKeyField, TextField, fn
 from accounts import api_keys, users
 from models import DAY, HOUR, TABLES, ApiKey, HourlyUsage, User, db, now
 
-HIDDEN = re.compile(r"HIDDEN|777,?[78]\d\d")  # also if requests of others are added
+HIDDEN = re.compile(r"HIDDEN|\b777,?[78]\d\d\b")  # also if requests of others are added
 OWN = re.compile(r"\b(?:ada|ci)\b|~\w+")  # what Ada's rows have, unless they are renamed
 ORDERED = re.compile(r"^((?!.* UNION ).* ORDER BY (?:[^()]|\([^()]*\))*?)( LIMIT .*)?$", re.DOTALL)
 TEXTS = (CharField, TextField)
