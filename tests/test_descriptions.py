@@ -10,10 +10,12 @@ import json
 import re
 import time
 from collections.abc import Callable, Iterator
+from html import unescape
 from io import BytesIO
 from itertools import product
 from typing import Any
 from unittest import mock
+from urllib.parse import urljoin
 
 import pytest
 from flask import Flask
@@ -107,7 +109,8 @@ def check_answer(operation: Operation, answer: TestResponse, what: str = "") -> 
     """The status is listed; the headers and fields are those of this status."""
     status, advice = str(answer.status_code), operation.advice
     assert status in operation.responses, (
-        f"{advice}: add the response {status} ({what}, {answer.request.url}): {answer.text[:200]}"
+        f"{advice}: add the response {status}, or raise an error that is described, such as "
+        f"auth.invalid_key() ({what}, {answer.request.url}): {answer.text[:200]}"
     )
     response = operation.responses[status]
     sent = API["components"]["headers"].keys() & set(answer.headers.keys())
@@ -347,7 +350,7 @@ def test_parameter_is_taken_within_its_bounds_only(
 ) -> None:
     """And one that is left out has the described default: there are more rows than that."""
     add_many_rows(row(key))
-    add_rows(row(hidden_key), "HIDDEN", 777_777)  # the latest row is not of the key
+    add_rows(row(hidden_key), "HIDDEN too", 777_778)  # the latest row is not of the key
     for name, schema in operation.query.items():
         advice = f"{operation.advice}: the schema of {name}, or check it in the view"
         assert "type" in schema or "enum" in schema, f"{advice}: type"
@@ -663,8 +666,11 @@ def test_page_changes_nothing(app: Flask, ada: FlaskClient) -> None:
         key: ApiKey = ApiKey.get()
     add_rows(key, "<i>", 1)
     before = snapshot()
-    for path in pages_of_ada(app):
+    paths = pages_of_ada(app)
+    for path in paths:
         page = ada.get(path)
+        links = re.findall(r'href="((?!/static|\w+:)[^"#]*\?[^"#]*)', page.text)
+        paths += [urljoin(path, unescape(link)) for link in links if "?" not in path]
         check_vary(path, page, ada.get(path, headers={"Origin": "https://a.example"}))
         assert page.mimetype != "text/html" or "<i>" not in page.text, f"{path}: no |safe"
         is_kept = page.headers.get("Cache-Control") != "no-store"
@@ -699,11 +705,13 @@ def test_list_of_a_page_has_an_end_and_an_order_and_is_not_remembered(
 
 
 def test_page_takes_any_parameter(app: Flask, ada: FlaskClient, read: set[str]) -> None:
+    before = snapshot()
     for path in pages_of_ada(app):
         read.clear()
         ada.get(path)
-        for name, value in product(sorted(read), (*NONSENSE, "'", "%", "\0")):
+        for name, value in product(sorted(read), (*NONSENSE, "1", "'", "%", "\0")):
             ada.get(path, query_string={name: value})
+            assert snapshot() == before, f"{path}?{name}={value} changes a row: let it be a POST"
 
 
 def test_page_whose_database_fails_at_any_statement_is_503(app: Service, ada: FlaskClient) -> None:
