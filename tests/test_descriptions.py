@@ -24,7 +24,7 @@ from peewee import FloatField, IntegerField
 from werkzeug.test import TestResponse
 
 import auth
-from accounts import api_keys
+from accounts import api_keys, users
 from conftest import NewKey
 from helpers import sample
 from helpers.described import (
@@ -544,10 +544,13 @@ def test_nothing_of_another_user_is_shown_or_changed(
 ) -> None:
     """Also if the client names their rows in the path, the query, or the body.
 
-    And if the other user has just asked the same.
+    And if the other user has just asked the same, also with a key of the same name.
     """
+    name = api_keys.random_text(8)  # which nothing remembers from another test
+    change(key, name=name)
     change(hidden_key, used=0)
     before = hidden_rows()
+    _, same = api_keys.create_key(users.find_user("HIDDEN") or User(), name)
     ids = {each["id"] for each in before if "id" in each}
     requests: list[dict[str, Any]] = [{}, *({"url": operation.url(str(value))} for value in ids)]
     example = operation.example if isinstance(operation.example, dict) else {}
@@ -555,8 +558,10 @@ def test_nothing_of_another_user_is_shown_or_changed(
     for request in requests:
         if operation.is_safe:
             ask(hidden_key, **request)
+            ask(same, **request)
         answer = ask(key, **request)
-        assert operation.path in TOTALS or not HIDDEN.search(answer.text), (
+        is_shown = HIDDEN.search(answer.text) or same[8:16] in answer.text
+        assert operation.path in TOTALS or not is_shown, (
             f"{operation} shows rows of others: ask for those of the key, or see TOTALS"
         )
         assert hidden_rows() == before, (
@@ -566,6 +571,20 @@ def test_nothing_of_another_user_is_shown_or_changed(
     with db.connection_context():  # as in another process: this one still knows the key
         owner.delete_instance(recursive=True)
     assert ask(key).status_code < 500, f"{operation}: it has to expect that the user is gone"
+
+
+@READING
+def test_rows_of_others_that_match_a_parameter_are_not_shown(
+    ask: Ask, operation: Operation, key: str, hidden_key: str
+) -> None:
+    for name, text in [(each["name"], each["example"]) for each in operation.parameters]:
+        if name in operation.query and isinstance(text, str):
+            url = operation.url(only_required=True, changes={name: text})
+            before = ask(key, url=url).text
+            add_rows(row(hidden_key), text, 777_778)
+            change(hidden_key, name=text[:64])
+            shown = without_numbers(before) != without_numbers(ask(key, url=url).text)
+            assert not shown, f"{operation} shows rows of others that match {name}: name the user"
 
 
 @READING
