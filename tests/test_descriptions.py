@@ -24,6 +24,7 @@ from peewee import FloatField, IntegerField
 from werkzeug.test import TestResponse
 
 import auth
+import describe
 from accounts import api_keys, users
 from conftest import NewKey
 from helpers import sample
@@ -32,7 +33,6 @@ from helpers.described import (
     NONSENSE,
     OPERATIONS,
     Operation,
-    errors_in,
     misfits,
     times_in,
     values_of,
@@ -60,7 +60,8 @@ from service.application import Service
 
 EVERY = [*OPERATIONS, *sample.OPERATIONS]
 READING = pytest.mark.parametrize("operation", [each for each in EVERY if each.is_safe], ids=str)
-KEY_ERRORS = {*errors_in(inspect.getsource(auth))}  # of each endpoint and socket with a key
+# Of each endpoint and socket with a key.
+KEY_ERRORS = {*describe.errors_in(inspect.getsource(auth))}
 UNSTORABLE = ("a\ud800", "a\0b")  # texts of JSON that SQLite or PostgreSQL cannot store
 WRONG: tuple[Any, ...] = (None, True, 7, -1, 10**30, 1.5, "", "x" * 5000, [], {}, [[]], *UNSTORABLE)
 NONCE = r'name="nonce" value="\w+"'
@@ -199,7 +200,7 @@ def test_entry_is_complete(operation: Operation) -> None:
 
 @pytest.mark.parametrize("name", SOCKETS["channels"])
 def test_rules_for_keys_hold_for_sockets(name: str) -> None:
-    inside = [*errors_in(inspect.getsource(auth.require_api_key))]
+    inside = [*describe.errors_in(inspect.getsource(auth.require_api_key))]
     assert not inside, f"sockets do not check {inside}: move the rule to auth.require_key"
     listed = {
         (each["status"], each["code"])

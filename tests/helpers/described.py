@@ -1,9 +1,7 @@
 """The operations of openapi.json: what a client sends to each, and what it should get."""
 
-import ast
 import json
 import re
-import textwrap
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
@@ -11,7 +9,6 @@ from typing import Any
 from urllib.parse import quote, urlencode
 
 from helpers.documents import API, resolved
-from service.responses import Problem
 
 JSON_TYPES: dict[type, str] = {
     **{dict: "object", list: "array", str: "string", bool: "boolean", type(None): "null"},
@@ -180,17 +177,6 @@ def operations(description: Any) -> Iterator[Operation]:
         for method, entry in methods.items():
             if method != "parameters":
                 yield Operation(description, path, method.upper(), entry)
-
-
-def errors_in(source: str) -> Iterator[tuple[int, str]]:
-    """The statuses and codes of the errors that are raised with a number."""
-    for node in ast.walk(ast.parse(textwrap.dedent(source))):
-        if isinstance(node, ast.Call) and ast.unparse(node.func).endswith(("Problem", "abort")):
-            given = [each.value for each in node.args if isinstance(each, ast.Constant)]
-            if given and isinstance(given[0], int):
-                has_code = ast.unparse(node.func).endswith("Problem") and len(given) > 1
-                default = Problem(given[0]).get_response().get_json()["code"]
-                yield given[0], str(given[1]) if has_code else default
 
 
 OPERATIONS = [*operations(API)]
