@@ -35,7 +35,7 @@ RULES = {
         [],
     ),
     # A path in the code lacks the prefix of SCRIPT_NAME.
-    "redirect to url_for(...)": (r"redirect\(f?[\"']", []),
+    "redirect to url_for(...)": (r"redirect\(f?[\"']/", []),
     # One that was made up has no password_hash, so `transaction` takes it for a changed account.
     "read the User, for example with User.get_or_none": (r"(?<!class )\bUser\(", []),
     # It has the password of the database.
