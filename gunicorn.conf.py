@@ -31,7 +31,7 @@ workers = 1 if settings.sqlite else settings.web_concurrency
 logger_class = RedactingLogger
 # No query and no referrer, because they may contain keys.
 access_log_format = '%(h)s "%(m)s %(U)s" %(s)s %(B)s %(L)ss'
-worker_connections = max_connections()
+worker_connections = max_connections()  # after load_settings, which raises the limit on files
 # Long enough for thousands of WebSockets that reconnect at once, and short enough for a new client
 # that waits behind one that opens and closes connections in a loop.
 backlog = 1024

@@ -123,6 +123,7 @@ def _store(key: ApiKey, most: int = MAX_KEYS) -> tuple[ApiKey, str]:
         advice = f"A user can have {most} {'key' if most == 1 else 'keys'}. Revoke one first."
         raise InvalidInput(key=advice if most else "Ask the operator of this service for a key.")
     key.id = random_text(8)
+    # The type of a row that was edited by hand may be unknown.
     secret = f"{PREFIXES.get(key.type, PREFIXES[DEFAULT_TYPE])}{key.id}_{random_text(32)}"
     secret += checksum(secret)
     key.digest = digest(secret)

@@ -79,12 +79,12 @@ class FastResponse(http.wsgi.Response):
 
         gunicorn would check them again. It has to see two of them, which it sends itself.
         """
-        values = dict(headers)
-        if values.keys() & {"Connection", "Date"}:
+        values = {name.lower(): value for name, value in headers}
+        if values.keys() & {"connection", "date"}:
             super().process_headers(headers)
             return
-        if "Content-Length" in values:
-            self.response_length = int(values["Content-Length"])
+        if "content-length" in values:
+            self.response_length = int(values["content-length"])
         self.headers.extend(headers)
 
     def write(self, arg: bytes) -> None:

@@ -58,7 +58,7 @@ SUPPORTED_OPTIONS = {
 
 
 def load_settings() -> Settings:
-    """The settings for gunicorn.conf.py; raises SettingsError."""
+    """Raise the limit on open files, and read and check the settings; raises SettingsError."""
     raise_file_limit()
     settings = load()
     if not settings.secret_key:

@@ -38,7 +38,7 @@ DEFAULTS = {
     413: ("content_too_large", "The request body is too large."),
     426: ("upgrade_required", "Connect with a WebSocket client."),
     500: ("internal_error", "Something went wrong on our side."),
-    503: ("unavailable", "The database cannot be used; try again shortly."),
+    503: ("unavailable", "The service or its database cannot be used; try again shortly."),
 }
 RFC_9110_TITLES = {413: "Content Too Large", 414: "URI Too Long"}  # werkzeug has older ones
 # The encoder is made once, because json.dumps would make one each time.
@@ -101,7 +101,8 @@ def rate_limited(allowance: Allowance) -> Problem:
     return Problem(
         429,
         "rate_limited",
-        f"The limit of {quota.limit:,} requests per {UNIT_NAMES[quota.seconds]} is used up.",
+        f"The limit of {quota.limit:,} request{'s' * (quota.limit > 1)} "
+        f"per {UNIT_NAMES[quota.seconds]} is used up.",
         headers={"Retry-After": str(allowance.seconds_left)},
         **{
             "type": "https://iana.org/assignments/http-problem-types#quota-exceeded",

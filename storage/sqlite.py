@@ -25,8 +25,7 @@ from storage.outage import RollbackMixin
 log = logging.getLogger(__name__)
 
 # `Usage.followed_by` in SQL. `Limiter.hit` keeps the row's `reset` as long as its window lasts. If
-# both are equal, this adds; if not, a new window has begun. No row has a later `reset`, because
-# what else writes it saves first.
+# both are equal, this adds; if not, a new window has begun, or the key has another tier.
 SAVE = """UPDATE api_key SET total = total + ?,
     used = ? + CASE WHEN reset = ? THEN used ELSE 0 END, reset = ?, last_used_at = ?
     WHERE id = ?"""

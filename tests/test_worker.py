@@ -37,7 +37,7 @@ def worker(monkeypatch: pytest.MonkeyPatch) -> Iterator[Worker]:
 
 
 def hello(environ: dict[str, Any], start_response: Any, body: bytes = b"Hello") -> list[bytes]:
-    start_response("200 OK", [("Content-Length", str(len(body)))])
+    start_response("200 OK", [("content-length", str(len(body)))])  # in any case
     return [body]
 
 

@@ -123,6 +123,7 @@ def throttle(quota: Quota, *counted_for: object) -> None:
     buckets. Python's hash of a string differs from process to process (unless PYTHONHASHSEED is
     set), so an attacker cannot aim at the bucket of another user.
     """
+    # A hash of numbers alone would be the same in all processes.
     bucket = f"{quota.tier} {hash((quota.tier, *counted_for)) % BUCKETS}"
     allowance = current_service().extensions["throttles"].hit(bucket, quota)
     if not allowance.accepted:

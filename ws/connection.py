@@ -270,7 +270,7 @@ class WebSocket:
                     continue  # it was asked for, so it needs no turn of its own
                 yield event
                 gevent.sleep(TURN_SECONDS)
-                if self.code:
+                if self.code:  # what came behind it is not handled
                     return
             try:
                 # None means that the client has left; wsproto makes a CloseConnection of it.
