@@ -5,13 +5,11 @@ may call a view, the headers of its responses, and the errors that it raises. Th
 openapi.json is written by hand.
 """
 
-import ast
 import inspect
 import json
 import re
 import sys
-import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +20,7 @@ sys.path.insert(0, str(HERE.parent))
 
 import auth  # noqa: E402
 from app import create_app  # noqa: E402
+from raised_errors import errors_in  # noqa: E402
 from service.responses import Problem, title_of  # noqa: E402
 from settings import load  # noqa: E402
 
@@ -115,17 +114,6 @@ def errors_of(source: str, needs_key: bool, entry: Any) -> dict[int, set[str]]:
     if needs_key:
         statuses |= {503} if "enforce_limit=False" in source else {429, 503}
     return {each: {code for status, code in found if status == each} for each in statuses}
-
-
-def errors_in(source: str) -> Iterator[tuple[int, str]]:
-    """The statuses and codes of the errors that are raised with a number."""
-    for node in ast.walk(ast.parse(textwrap.dedent(source))):
-        if isinstance(node, ast.Call) and ast.unparse(node.func).endswith(("Problem", "abort")):
-            given = [each.value for each in node.args if isinstance(each, ast.Constant)]
-            if given and isinstance(given[0], int):
-                has_code = ast.unparse(node.func).endswith("Problem") and len(given) > 1
-                default = Problem(given[0]).get_response().get_json()["code"]
-                yield given[0], str(given[1]) if has_code else default
 
 
 def error(status: int, codes: set[str], entry: Any, shared: Any) -> dict[str, Any]:

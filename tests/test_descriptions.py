@@ -24,7 +24,7 @@ from peewee import FloatField, IntegerField
 from werkzeug.test import TestResponse
 
 import auth
-import describe
+import raised_errors
 from accounts import api_keys, users
 from conftest import NewKey
 from helpers import sample
@@ -61,7 +61,7 @@ from service.application import Service
 EVERY = [*OPERATIONS, *sample.OPERATIONS]
 READING = pytest.mark.parametrize("operation", [each for each in EVERY if each.is_safe], ids=str)
 # Of each endpoint and socket with a key.
-KEY_ERRORS = {*describe.errors_in(inspect.getsource(auth))}
+KEY_ERRORS = {*raised_errors.errors_in(inspect.getsource(auth))}
 UNSTORABLE = ("a\ud800", "a\0b")  # texts of JSON that SQLite or PostgreSQL cannot store
 WRONG: tuple[Any, ...] = (None, True, 7, -1, 10**30, 1.5, "", "x" * 5000, [], {}, [[]], *UNSTORABLE)
 NONCE = r'name="nonce" value="\w+"'
@@ -200,7 +200,7 @@ def test_entry_is_complete(operation: Operation) -> None:
 
 @pytest.mark.parametrize("name", SOCKETS["channels"])
 def test_rules_for_keys_hold_for_sockets(name: str) -> None:
-    inside = [*describe.errors_in(inspect.getsource(auth.require_api_key))]
+    inside = [*raised_errors.errors_in(inspect.getsource(auth.require_api_key))]
     assert not inside, f"sockets do not check {inside}: move the rule to auth.require_key"
     listed = {
         (each["status"], each["code"])

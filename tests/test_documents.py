@@ -11,6 +11,7 @@ from flask import Flask
 from websockets.sync.client import ClientConnection, connect
 
 import describe
+import raised_errors
 import settings
 from app import API_VERSION
 from cli import PG_DUMP
@@ -225,7 +226,7 @@ def test_codes_of_errors_are_those_of_the_service() -> None:
     listed = {(row["status"], row["code"]) for row in API["x-codes"]}
     assert codes <= {code for _, code in listed}, "edit docs/endpoints.json: codes"
     for path in [path for path in sources() if path.parent.name != "web"]:
-        for status, code in describe.errors_in(path.read_text()):
+        for status, code in raised_errors.errors_in(path.read_text()):
             row = f'{{"status": {status}, "code": "{code}", "when": "...", "then": "..."}}'
             assert (status, code) in listed, f"edit docs/endpoints.json: codes: {row} for {path}"
 
