@@ -744,8 +744,7 @@ def test_preflight_and_405_name_the_methods_of_the_path(
 ) -> None:
     taken = {each.method for each in EVERY if each.path == operation.path}
     names = taken | {"OPTIONS"} | ({"HEAD"} if "GET" in taken else set())
-    refused = client.open(operation.url(), method="BREW")
-    assert set(refused.headers["Allow"].split(", ")) == names
+    assert {*client.open(operation.url(), method="BREW").headers["Allow"].split(", ")} == names
     answer = client.options(operation.url(), headers={"Access-Control-Request-Method": "GET"})
     assert (answer.status_code, answer.data) == (200, b"")
     told = f"OPTIONS gets a {answer.status_code} without a body."

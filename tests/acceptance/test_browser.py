@@ -235,17 +235,15 @@ def test_every_button_of_the_console_does_what_it_says(page: Page, server: Serve
     page.get_by_label("API key", exact=True).fill(server.new_key())
     Chromium(page).run(OPEN_ALL)
     pressed = "[data-send], [data-copy], [data-show], [data-connect], .socket form button"
-    others = page.locator(f"main button:not({pressed})")
-    expect(others, "press it in this test").to_have_count(0)
-    for button in page.locator("[data-show]").all():
-        for kind in ("text", "password"):
-            button.click()
-            field = page.locator(f"#{button.get_attribute('data-show')}")
-            expect(field).to_have_attribute("type", kind)
-            shown = page.locator(".secret").first.evaluate(
-                "it => getComputedStyle(it).webkitTextSecurity"
-            )
-            assert shown == {"text": "none", "password": "disc"}[kind], "the key in the code"
+    expect(page.locator(f"main button:not({pressed})"), "press it, too").to_have_count(0)
+    for button, kind in product(page.locator("[data-show]").all(), ("text", "password")):
+        button.click()
+        field = page.locator(f"#{button.get_attribute('data-show')}")
+        expect(field).to_have_attribute("type", kind)
+        shown = page.locator(".secret").first.evaluate(
+            "it => getComputedStyle(it).webkitTextSecurity"
+        )
+        assert shown == {"text": "none", "password": "disc"}[kind], "the key in the code"
     languages = page.get_by_label("Language of the code").locator("label").all()
     for language, button in product(languages, page.locator("[data-copy]").all()):
         language.click()
