@@ -4,7 +4,7 @@ import re
 
 from flask import Flask
 
-YEAR, STATUS = PUBLIC = ("/api/v1/demo/year", "/api/v1/status")
+YEAR, STATUS = "/api/v1/demo/year", "/api/v1/status"
 TEST, ME, STATS = PROTECTED = (
     "/api/v1/protected/test",
     "/api/v1/user/me",
