@@ -65,6 +65,7 @@ KEY_ERRORS = {*raised_errors.errors_in(inspect.getsource(auth))}
 UNSTORABLE = ("a\ud800", "a\0b")  # texts of JSON that SQLite or PostgreSQL cannot store
 WRONG: tuple[Any, ...] = (None, True, 7, -1, 10**30, 1.5, "", "x" * 5000, [], {}, [[]], *UNSTORABLE)
 NONCE = r'name="nonce" value="\w+"'
+PARTS = re.compile(r"\d+|\D+")
 SIZES = {"limit", "count", "size", "per_page", "page_size", "top"}  # parameters: of a list
 LIMITS = {
     *("RateLimit-Policy", "RateLimit"),
@@ -83,11 +84,17 @@ def operation(request: pytest.FixtureRequest) -> Operation:
 
 
 @pytest.fixture
-def hidden_key(key: str) -> str:
-    """The key of another user. Both have rows; those of Ada come first, as in the examples."""
+def hidden_key(key: str, operation: Operation) -> str:
+    """The key of another user. Both have rows; those of Ada come first, as in the examples.
+
+    What the parameters ask for, another user has.
+    """
     for number in range(1, 4):
         add_rows(row(key), f"~{number}", number)
-    return add_hidden_user()
+    hidden = add_hidden_user()
+    for each in operation.parameters:
+        add_rows(row(hidden), str(each["example"]), 777_778, is_full=True)
+    return hidden
 
 
 @pytest.fixture
@@ -550,9 +557,9 @@ def test_nothing_of_another_user_is_shown_or_changed(
     name = api_keys.random_text(8)  # which nothing remembers from another test
     change(key, name=name)
     change(hidden_key, used=0)
-    before = hidden_rows()
+    ids = {each["id"] for each in hidden_rows() if "id" in each}
     _, same = api_keys.create_key(users.find_user("HIDDEN") or User(), name)
-    ids = {each["id"] for each in before if "id" in each}
+    before = hidden_rows()
     requests: list[dict[str, Any]] = [{}, *({"url": operation.url(str(value))} for value in ids)]
     example = operation.example if isinstance(operation.example, dict) else {}
     requests += [operation.sent(example | {name: value}) for name in example for value in ids]
@@ -575,17 +582,37 @@ def test_nothing_of_another_user_is_shown_or_changed(
 
 
 @READING
-def test_rows_of_others_that_match_a_parameter_are_not_shown(
+def test_rows_of_others_change_no_answer(
     ask: Ask, operation: Operation, key: str, hidden_key: str
 ) -> None:
-    for name, text in [(each["name"], each["example"]) for each in operation.parameters]:
-        if name in operation.query and isinstance(text, str):
-            url = operation.url(only_required=True, changes={name: text})
-            before = ask(key, url=url).text
-            add_rows(row(hidden_key), text, 777_778)
-            change(hidden_key, name=text[:64])
-            shown = without_numbers(before) != without_numbers(ask(key, url=url).text)
-            assert not shown, f"{operation} shows rows of others that match {name}: name the user"
+    """Whatever is asked for: they are neither shown nor counted."""
+    urls = {operation.url(), operation.url(only_required=True)}
+    for name, schema in operation.query.items():
+        values = {value for value, fits in values_of(schema) if fits}
+        urls |= {operation.url(only_required=True, changes={name: value}) for value in values}
+
+    def send() -> dict[str, str]:
+        return {url: ask(key, url=url).text for url in urls}
+
+    check_beside_others(send, hidden_key, [each["example"] for each in operation.parameters])
+
+
+def check_beside_others(send: Callable[[], dict[str, str]], key: str, values: list[Any]) -> None:
+    """Where two texts are the same, a third one is, too, when another user has more rows."""
+    first, second = send(), send()
+    add_many_rows(row(key), 200, 210)
+    for value in values:
+        number = value if isinstance(value, int) else 777_778
+        add_rows(row(key), str(value), number, is_full=True)
+    change(key, total=888_888, used=888_888)
+    advice = "shows or counts rows of others: name the user in each query"
+    for what, text in send().items():
+        texts = [
+            PARTS.findall(re.sub(ANY_TIME, "", each)) for each in (first[what], second[what], text)
+        ]
+        assert len({*map(len, texts)}) == 1, f"{what} {advice}: {text}"
+        changes = [new for old, same, new in zip(*texts, strict=True) if old == same != new]
+        assert not changes, f"{what} {advice}: {changes}"
 
 
 @READING
@@ -722,6 +749,16 @@ def test_list_of_a_page_has_an_end_and_an_order_and_is_not_remembered(
         api_keys.create_key(owner, name)
     paths = pages_of_ada(app)
     check_lists(app, key, lambda: {path: re.sub(NONCE, "", ada.get(path).text) for path in paths})
+
+
+def test_rows_of_others_change_no_page(app: Service, ada: FlaskClient) -> None:
+    paths = pages_of_ada(app)
+
+    def send() -> dict[str, str]:
+        return {path: re.sub(NONCE, "", ada.get(path).text) for path in paths}
+
+    send()  # some leave a message for the next page
+    check_beside_others(send, add_hidden_user(), [])
 
 
 def test_page_takes_any_parameter(app: Flask, ada: FlaskClient, read: set[str]) -> None:

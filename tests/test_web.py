@@ -670,14 +670,13 @@ def test_nothing_of_another_user_is_shown_or_changed(
     own = secret_in(create_key(ada, name))[8:16]
     evil = evil_form(app, ada)
     write(User.password_hash, users.hash_password(PASSWORD))  # so both can log in
-    before = hidden_rows()
-    ids = [each["id"] for each in before if "id" in each]
+    ids = [each["id"] for each in hidden_rows() if "id" in each]
     requests = [
         *((path, "GET", "query_string") for path in routes(app, "GET")),
         *((path, "POST", "data") for path in set(routes(app, "POST")) - PUBLIC_FORMS),
     ]
     api_keys.create_key(users.find_user("HIDDEN") or User(), name)
-    rows = snapshot(())
+    before, rows = hidden_rows(), snapshot(())
     for path, method, place in requests:
         if method == "GET":
             is_kept = own in browser_of(app, "HIDDEN").get(path).text and own not in path

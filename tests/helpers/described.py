@@ -161,7 +161,7 @@ def values_of(schema: Any) -> Iterator[tuple[Any, bool]]:
         yield from (("x" * size, True), ("x" * (size + 1), False))
 
 
-ANY_TIME = r"[\d-]+[T ][\d:.]+"
+ANY_TIME = r"[\d-]+[T ][\d:.]+|\b[1-3]\d{9}\b"
 
 
 def times_in(text: str) -> list[float]:

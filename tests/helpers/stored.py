@@ -68,21 +68,23 @@ def add_hidden_user() -> str:
     return secret
 
 
-def add_rows(key: ApiKey, text: str, number: int) -> None:
+def add_rows(key: ApiKey, text: str, number: int, is_full: bool = False) -> None:
     """Store a row of the key's user in each table that was added to the first three.
 
-    It has this text in each column of texts, and this number wherever one is needed.
+    It has this text in each column of texts, and this number wherever one is needed, or is_full.
     """
     owners = {"user": key.user_id, "api_key": key.id}
     with db.connection_context():
         for table in TABLES[3:]:
             row: dict[str, object] = {}
             for name, field in table._meta.fields.items():
+                if isinstance(field, AutoField):
+                    continue
                 if isinstance(field, ForeignKeyField):
                     row[name] = owners.get(field.rel_model._meta.table_name, number)
                 elif isinstance(field, TEXTS):
                     row[name] = text
-                elif not (isinstance(field, AutoField) or field.null or field.default is not None):
+                elif is_full or not (field.null or field.default is not None):
                     row[name] = now() if name.endswith("_at") else number
             table.create(**row)
 
@@ -155,12 +157,15 @@ def stored_secrets() -> set[str]:
 
 
 def hidden_rows(counts: Collection[str] = COUNTS) -> list[dict[str, Any]]:
-    return [
-        row
-        for table, rows in snapshot(counts).items()
-        for row in rows
-        if HIDDEN.search(str([*row.values()]))
-    ]
+    """Those that are HIDDEN, and those that belong to them."""
+    found: list[dict[str, Any]] = []
+    hidden: set[tuple[Any, Any]] = set()
+    for table, row in [(table, row) for table, rows in snapshot(counts).items() for row in rows]:
+        owners = {(model, row[field.name]) for field, model in table._meta.refs.items()}
+        if HIDDEN.search(str([*row.values()])) or owners & hidden:
+            found.append(row)
+            hidden.add((table, row.get("id")))
+    return found
 
 
 @contextmanager
