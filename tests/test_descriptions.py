@@ -724,6 +724,8 @@ def test_page_changes_nothing(app: Flask, ada: FlaskClient) -> None:
         paths += [urljoin(path, unescape(link)) for link in links if "?" not in path]
         check_vary(path, page, ada.get(path, headers={"Origin": "https://a.example"}))
         assert page.mimetype != "text/html" or "<i>" not in page.text, f"{path}: no |safe"
+        is_raw = re.search(r">[^<]*\b1[6-9]\d{8}\b", page.text) and "-Reset: " not in page.text
+        assert not is_raw, f"{path} shows a time in Unix seconds: use display or relative_time"
         is_kept = page.headers.get("Cache-Control") != "no-store"
         assert is_kept == path.endswith("api.json"), f"{path} may be stored by a cache"
         assert not stored_secrets() & {*re.findall(r"[\w:$]+", page.text)}, (

@@ -58,6 +58,11 @@ TYPED = {
     "confirmed": "ada",
 }
 TYPED_IN = r'<(?:input|textarea)(?![^>]*"(?:hidden|radio|password)")([^>]*) name="(\w+)"([^>]*)>'
+# The ID of each field that needs a label of its own, or "".
+LABELLED = (
+    r'<(?:input|textarea|select)(?![^>]*(?: hidden|"hidden"|"radio"|"checkbox"))'
+    r'(?:(?=[^>]* id="([^"]+)")|)'
+)
 # Each field that has a maxlength: its name, this size, and all its attributes.
 SIZED = r'<(?:input|textarea)(?=[^>]* name="(\w+)")(?=[^>]* maxlength="(\d+)")([^>]*)>'
 PASSWORDS_ONLY = {"/log-in", f"{SECURITY}/password", f"{PROFILE}/delete"}  # keep nothing
@@ -770,6 +775,8 @@ def test_no_value_of_a_field_makes_a_page_fail_and_all_are_shown_as_text(
         assert not re.search(r'name="(?:password|current)" type="(?!password)', page.text), (
             f"{page.request.path}: a password is shown while it is typed"
         )
+        labels = {*re.findall(r' for="(.*?)"', page.text)}
+        assert {*re.findall(LABELLED, page.text)} <= labels, f"{path}: a field has no label"
         boxes |= {*re.findall(r'type="checkbox"[^>]* name="(\w+)"', page.text)}
         for start, name, rest in re.findall(TYPED_IN, page.text):
             typed_in[name] = typed_in.get(name, False) or " required" in start + rest
