@@ -776,7 +776,7 @@ def test_no_value_of_a_field_makes_a_page_fail_and_all_are_shown_as_text(
             f"{page.request.path}: a password is shown while it is typed"
         )
         labels = {*re.findall(r' for="(.*?)"', page.text)}
-        assert {*re.findall(LABELLED, page.text)} <= labels, f"{path}: a field has no label"
+        assert {*re.findall(LABELLED, page.text)} <= labels, f"{page.request.path}: no label"
         boxes |= {*re.findall(r'type="checkbox"[^>]* name="(\w+)"', page.text)}
         for start, name, rest in re.findall(TYPED_IN, page.text):
             typed_in[name] = typed_in.get(name, False) or " required" in start + rest
