@@ -3,14 +3,18 @@
 import os
 import re
 import signal
+import socket
 import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from conftest import StartServer, in_ci
-from helpers.paths import ECHO, STATUS, TEST, TIME
-from helpers.rawsocket import RawSocket, handshake_bytes
+from helpers.paths import ECHO, SECURITY, STATUS, TEST, TIME
+from helpers.rawsocket import RawSocket, form_bytes, handshake_bytes
 from helpers.server import (
     REPOSITORY,
     Server,
@@ -48,7 +52,8 @@ def test_every_command_leads_to_the_same_server(tmp_path: Path, command: list[st
     key = server.new_key()
     with server, RawSocket(server.start().port) as stream:
         stream.open(f"{TIME}?api_key={key}")
-        assert [stream.frame().json()["type"] for _ in range(2)] == ["auth_success", "time_update"]
+        for expected in ("auth_success", "time_update", "time_update"):
+            assert stream.frame().json()["type"] == expected
         assert server.ask(TEST, X_API_Key=key).status == 200
         assert server.send(f"GET {TIME}?api_key={key}\r\n\r\n".encode()).status == 400  # no version
         server.stop()
@@ -58,6 +63,10 @@ def test_every_command_leads_to_the_same_server(tmp_path: Path, command: list[st
     assert "sk_live_" not in server.log()
     assert re.search(rf'"GET {TEST}" 200 [1-9]\d+ ', server.log()), "an access log, with sizes"
     assert server.log_lines("Invalid request"), "the service's words for it"
+    assert server.log_lines(f"open {TIME} of key {key[8:16]}")
+    assert re.search(
+        rf"closed {TIME} of key {key[8:16]} after [1-9]\d*\.\d s: 1001\n", server.log()
+    )
 
 
 @pytest.mark.parametrize(
@@ -189,3 +198,75 @@ def test_second_service_on_the_same_file_is_refused(start_patched: StartServer) 
     os.kill(orphan, signal.SIGCONT)
     eventually(lambda: not listens("127.0.0.1", first.port))
     start_patched(impatient, DATABASE_URL=f"sqlite:///{link}")  # which waits for an answer
+
+
+# `python app.py` is the demo: it makes a user and a key, and prints what to do with them
+
+
+@pytest.fixture
+def demo(tmp_path: Path) -> Iterator[Server]:
+    """What `python app.py` starts, on a new database; it does not run yet."""
+    with Server(tmp_path, sys.executable, "app.py", SECRET_KEY="", WEB_CONCURRENCY="") as server:
+        yield server
+
+
+def test_first_start_prints_what_works_and_the_second_no_secret(demo: Server) -> None:
+    demo.start()
+    (key,) = set(re.findall(r"sk_live_\w+", demo.log()))
+    assert demo.ask(TEST, X_API_Key=key).json()["api_key_name"] == "demo"
+    pasted = re.findall(r"(?m)^ *((?:export|curl) .*)", demo.log())
+    assert len(pasted) == 6
+    typed = "\n".join(pasted).replace("curl ", "curl -sSf ")
+    assert bash(typed, demo.directory).count("{") == 5
+    (path,) = re.findall(rf'"ws://127.0.0.1:{demo.port}(.*)"', demo.log())
+    with RawSocket(demo.port) as client:
+        client.open(path.replace("$KEY", key))
+
+    password = re.findall(r"website as the user demo with the password (\S{16})\n", demo.log())[0]
+    answer = demo.send(form_bytes("/log-in", username="demo", password=password))
+    assert (answer.status, answer.headers["Location"]) == (303, SECURITY)
+    assert f"Listening at: {demo.url} " in demo.log(), "for this machine only"
+    demo.stop()
+
+    first = demo.log()
+    second = demo.start().log().removeprefix(first)
+    assert "sk_live_" not in second
+    assert second.count("flask user password demo, flask key create demo NAME") == 1
+
+
+@pytest.mark.parametrize("output", [in_ci(">&-"), ">/dev/full"])
+def test_secret_that_cannot_be_printed_makes_no_user(demo: Server, output: str) -> None:
+    demo.command = ["sh", "-c", f'exec "$@" {output}', "sh", *demo.command]
+    demo.start()
+    assert demo.log_lines("skipped the demo user: ")
+    assert "sk_live_" not in demo.log()
+    demo.stop()
+    assert demo.execute("SELECT username FROM user") == []
+
+
+@pytest.mark.parametrize(
+    ("number", "moment"), [in_ci(signal.SIGINT, "Listening at"), (signal.SIGTERM, "sk_live_")]
+)
+def test_signal_during_the_start_stops_the_demo_in_order(
+    demo: Server, number: signal.Signals, moment: str
+) -> None:
+    with ThreadPoolExecutor(1) as threads:
+        threads.submit(demo.start)
+        eventually(lambda: demo.log_lines(moment), 30)
+        os.kill(demo.pid, number)
+        signalled = time.monotonic()
+    assert demo.wait() == 0
+    # A worker is killed that has only just been forked, and hears no signal, or that takes 5 s.
+    is_killed = moment == "Listening at" or time.monotonic() - signalled > 5
+    assert is_killed or demo.stored == {"service.db"}
+
+
+def test_taken_port_is_one_line_and_spends_no_secret(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        message = start_refusal("app.py", tmp_path, PORT=str(port))
+    assert message == (
+        f"PORT: {port} on 127.0.0.1: Address already in use; "
+        f"is the service running already? If not, try PORT={port + 1}"
+    )
+    assert not (tmp_path / "demo.db").exists()
