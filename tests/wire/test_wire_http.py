@@ -8,7 +8,7 @@ from datetime import datetime
 import pytest
 
 from conftest import StartServer
-from helpers.paths import ECHO, ME, STATUS, TEST
+from helpers.paths import ECHO, ME, STATUS, TEST, TIME
 from helpers.rawsocket import (
     TEXT,
     RawSocket,
@@ -45,6 +45,8 @@ ODD = {  # with the status of the answer
     "line break in the path": (b"GET /api/v1/%0d%0aX:y HTTP/1.1\r\nHost: a\r\n\r\n", 404),
     "Latin-1 host": (request_bytes(STATUS, {"Host": "\xe9"}), 200),
     "Latin-1 key": (request_bytes(ME, {"Host": "a", "X-API-Key": "\xff"}), 401),
+    "key of a socket that is no UTF-8": (handshake_bytes(f"{TIME}?api_key=%ff%fe"), 401),
+    "empty key of a socket": (handshake_bytes(f"{TIME}?api_key="), 401),
     "empty path": (EMPTY_PATH + b"a\r\n\r\n", 200),
     "empty path, odd host": (EMPTY_PATH + b"[\r\n\r\n", 200),
     "header SCRIPT_NAME": (request_bytes(STATUS, {"Host": "a", "SCRIPT_NAME": "/other"}), 200),

@@ -12,7 +12,6 @@ import pytest
 from websockets.sync.client import connect
 
 from conftest import StartServer
-from helpers.documents import SOCKETS
 from helpers.paths import ECHO, TIME
 from helpers.rawsocket import (
     BINARY,
@@ -34,8 +33,8 @@ from helpers.server import (
     find_program,
     patience,
     serve_command,
-    within,
 )
+from ws.connection import REASONS
 
 MAX_BYTES = 65_536
 
@@ -109,7 +108,6 @@ CLOSES = {  # what a client sends, and the code with which the server closes the
     ),
     "too many bytes": (frame(TEXT, "é".encode() * 32_769), 1009),
 }
-DESCRIBED = {int(code): row for code, row in SOCKETS["x-close-codes"].items()}
 
 
 # Framing: RFC 6455 parts 5 to 8
@@ -119,7 +117,7 @@ DESCRIBED = {int(code): row for code, row in SOCKETS["x-close-codes"].items()}
 def test_bad_frame_closes_the_socket(server: Server, sent: bytes, code: int) -> None:
     with RawSocket(server.port).open(ECHO) as client:
         client.send(sent + frame(PING))  # which an open socket answers
-        assert client.frame() == closing(code, DESCRIBED[code]["reason"]), (
+        assert client.frame() == closing(code, REASONS[code]), (
             "close it at once, in `messages` or `_events` of ws/connection.py"
         )
         assert client.ended()
@@ -156,18 +154,6 @@ def test_a_ping_inside_a_message_is_answered_at_once(server: Server) -> None:
             assert client.frame() == (PONG, b"?")
             client.send(frame(CONTINUATION, half))
             assert len(client.frame().json()["message"]) == MAX_BYTES
-
-
-def test_log_says_how_long_whose_socket_was_open(server: Server, server_key: str) -> None:
-    who = f"{TIME} of key {server_key[8:16]}"
-    with RawSocket(server.port).open(f"{TIME}?api_key={server_key}") as client:
-        while b"time_update" not in client.frame().payload:
-            pass
-        client.frame()  # a second later
-        client.send(close_frame(1001))
-        assert client.close_code() == 1001
-    eventually(lambda: re.search(rf"closed {who} after [1-9]\d*\.\d s: 1001\n", server.log()))
-    assert server.log_lines(f"open {who}")
 
 
 @pytest.mark.parametrize(
@@ -233,38 +219,6 @@ def test_frames_in_the_packet_of_the_handshake_are_answered(server: Server) -> N
         assert client.ended()
 
 
-@pytest.mark.parametrize(
-    ("query", "code"),
-    [
-        ("", "missing_api_key"),
-        ("?api_key=", "missing_api_key"),
-        ("?api_key=nonsense", "invalid_api_key"),
-        ("?api_key=%ff%fe", "invalid_api_key"),
-    ],
-)
-def test_time_socket_does_not_open_without_a_good_key(
-    server: Server, query: str, code: str
-) -> None:
-    answer = server.send(handshake_bytes(TIME + query))
-    assert (answer.status, answer.json()["code"]) == (401, code)
-    assert answer.headers["WWW-Authenticate"] == 'ApiKey realm="api", header="X-API-Key"'
-
-
-def test_revoked_key_or_deleted_user_is_1008(start_server: StartServer) -> None:
-    server = start_server()
-    revoked, other = server.new_key(), server.new_key()
-    with server.connections(2) as (one, two):
-        one.open(f"{TIME}?api_key={revoked}")
-        two.open(f"{TIME}?api_key={other}")
-        for client, command in {
-            one: f"key revoke {revoked[8:16]}",
-            two: "user delete user1",
-        }.items():
-            server.flask(*command.split())
-            with within(2):
-                assert client.closing_frame() == closing(1008, DESCRIBED[1008]["reason"])
-
-
 @pytest.mark.one_process("each process caps its own sockets")
 def test_too_many_of_one_caller_and_of_all(start_server: StartServer) -> None:
     """An echo socket's caller is its address, a time socket's is its key."""
@@ -314,6 +268,6 @@ def test_frame_is_finished_before_1001(start_server: StartServer) -> None:
         os.kill(server.pid, signal.SIGTERM)
         while (found := reading.frame()).opcode == TEXT:
             assert len(found.json()["message"]) == MAX_BYTES
-        assert found == closing(1001, DESCRIBED[1001]["reason"])
+        assert found == closing(1001, REASONS[1001])
         assert server.wait() == 0
     assert len(server.log_lines(": 1001")) == len(server.log_lines(": 1006")) == 1
