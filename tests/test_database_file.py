@@ -84,11 +84,6 @@ def test_file_that_is_no_database_stays_as_it_was(config: Settings, tmp_path: Pa
     assert (file.read_text(), file.stat().st_mode & 0o777) == (text, 0o644)
 
 
-def store_users(number: int) -> None:
-    for n in range(number):
-        User.create(username=n, email=n, password_hash="x" * 4000)
-
-
 @pytest.mark.usefixtures("app")
 def test_full_disk_is_named_as_the_reason() -> None:
     """SQLite ends the transaction by itself then, and peewee's rollback of it fails."""
@@ -96,5 +91,5 @@ def test_full_disk_is_named_as_the_reason() -> None:
         db.execute_sql("PRAGMA cache_size = 10")  # so that it writes before the end
         db.execute_sql("PRAGMA max_page_count = 1")
         with pytest.raises(peewee.OperationalError) as failure, db.atomic():
-            store_users(300)
+            [User.create(username=n, email=n, password_hash="x" * 4000) for n in range(300)]
     assert reason_of(failure.value) == "database or disk is full"

@@ -74,12 +74,9 @@ class RawSocket(contextlib.AbstractContextManager["RawSocket"]):
             self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
         self.sock.settimeout(PATIENT_SECONDS)
         self._buffer = b""
-        try:
-            if port:
-                self.sock.connect(("127.0.0.1", port))
-        except OSError:
+        if port and (error := self.sock.connect_ex(("127.0.0.1", port))):
             self.sock.close()
-            raise
+            raise OSError(error, f"no connection to port {port}")
 
     def __exit__(self, *error: object) -> None:
         self.sock.close()
