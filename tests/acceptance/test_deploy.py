@@ -11,7 +11,6 @@ import ssl
 import subprocess
 import sys
 import threading
-import tomllib
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -303,12 +302,6 @@ def test_restart_fails_no_request(tmp_path: Path) -> None:
         server.start()
         done.set()
         assert [client.result() for client in clients] == [{200}] * 50
-
-
-def test_fly() -> None:
-    fly = tomllib.loads(shipped("fly.toml"))
-    assert str(fly["http_service"]["internal_port"]) == dockerfile("EXPOSE")
-    assert all((DEPLOY / fly["build"][name]).is_file() for name in ("dockerfile", "ignorefile"))
 
 
 def test_heroku_from_its_documented_block(tmp_path: Path, cluster: Cluster) -> None:

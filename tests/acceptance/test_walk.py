@@ -50,10 +50,6 @@ class Key:
     def id(self) -> str:
         return self.secret[8:16]
 
-    def used(self, reset: int) -> int:
-        """How many requests were made in the window that ends then."""
-        return [end for _, end in self.hits].count(reset)
-
     def check(self, path: str, answer: Answer, began: float) -> None:
         """The answer must be right; then it counts."""
         if not self.is_live:
@@ -63,7 +59,7 @@ class Key:
         reset = int(answer.headers["X-RateLimit-Reset"])
         assert reset % seconds == 0
         assert began < reset <= time.time() + seconds
-        left = limit - self.used(reset)
+        left = limit - [end for _, end in self.hits].count(reset)  # of what is used
         if left > 0:
             self.total, self.charted = self.total + 1, self.charted + 1
             self.hits.append((time.time(), reset))

@@ -317,23 +317,23 @@ class Server(contextlib.AbstractContextManager["Server"]):
         """The requests that were counted for the key before this question."""
         return self.ask(STATS, X_API_Key=key).json()["total_requests"] - 1
 
-    def flask(self, *args: str, input: str = "") -> str:
+    def flask(self, *args: str, input: str = "", cwd: Path = REPOSITORY) -> str:
         """What `flask ...` prints in this server's environment; it must succeed."""
-        with self.start_flask(*args) as process:
+        with self.start_flask(*args, cwd=cwd) as process:
             printed, errors = process.communicate(input)
         assert process.returncode == 0, errors
         return printed
 
-    def start_flask(self, *args: str, **how: Any) -> "subprocess.Popen[str]":
-        defaults: dict[str, Any] = {
-            "cwd": REPOSITORY,
-            "env": self.env,
-            "stdin": subprocess.PIPE,
-            "stdout": subprocess.PIPE,
-            "stderr": subprocess.PIPE,
-            "text": True,
-        }
-        return subprocess.Popen([sys.executable, "-m", "flask", *args], **defaults | how)
+    def start_flask(self, *args: str, cwd: Path = REPOSITORY) -> "subprocess.Popen[str]":
+        return subprocess.Popen(
+            [sys.executable, "-m", "flask", *args],
+            cwd=cwd,
+            env=self.env,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
 
     def new_key(self, name: str = "test key", tier: str = "free", type: str = "production") -> str:
         """A new key of a new user, written by hand: commands would take a second for them."""

@@ -11,7 +11,6 @@ from conftest import StartServer, in_ci
 from helpers.paths import ECHO, TEST
 from helpers.rawsocket import request_bytes
 from helpers.server import StartError, eventually, serve_command
-from server.log import redact
 
 ASCII = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "PYTHONIOENCODING": "ascii"}
 BUFFERED = {"PYTHONUNBUFFERED": ""}  # Python then writes the rest at its exit
@@ -56,10 +55,6 @@ def test_log_that_cannot_be_written_prints_no_secret(
     assert not [word for word in (*words, "Traceback", "Logging error") if word in written]
     if failure == "encoding" and output != "stderr":
         assert r'"GET /\xc3\xa9" 404' in written
-
-
-def test_line_is_short_whatever_has_been_removed() -> None:
-    assert len(redact("%41a " * 400)) == 1000
 
 
 def test_refused_start_has_its_status_on_a_full_disk(start_server: StartServer) -> None:

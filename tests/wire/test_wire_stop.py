@@ -106,7 +106,7 @@ BUG = """
 from ws.open_sockets import OpenSockets
 
 def close_ended(self, ended):
-    raise ValueError("a bug\\x1b[1m" * 1000)
+    raise ValueError("a bug\\x1b[1m %41a" * 1000)  # a line that gets longer by its redaction
 
 OpenSockets.close_ended = close_ended
 """
