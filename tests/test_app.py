@@ -1,12 +1,10 @@
 """The specification: endpoints, keys and limits, errors, and both sockets."""
 
-import json
 import time
 from typing import Any
 
 import pytest
 from flask.testing import FlaskClient
-from websockets.sync.client import connect
 
 import app as service
 from accounts import api_keys
@@ -14,7 +12,7 @@ from auth import EMPTY_KEY
 from helpers.clock import Clock
 from helpers.described import times_in
 from helpers.paths import GATE, ME, PROTECTED, STATS, STATUS, TEST, TIME, YEAR
-from helpers.rawsocket import Answer
+from helpers.rawsocket import Answer, RawSocket
 from helpers.server import Server, eventually, patience, random_key
 from settings import Settings
 
@@ -250,12 +248,12 @@ def are_in_order(updates: list[Any]) -> bool:
 
 
 def test_time_socket_greets_and_sends_each_second_once(server: Server, server_key: str) -> None:
-    with connect(f"{server.ws_url}{TIME}?api_key={server_key}") as ws:
-        assert json.loads(ws.recv()) == {"type": "auth_success", "api_key_name": "shared key"}
-        updates = [json.loads(ws.recv()) for _ in range(4)]
+    with RawSocket(server.port).open(f"{TIME}?api_key={server_key}") as ws:
+        assert ws.frame().json() == {"type": "auth_success", "api_key_name": "shared key"}
+        updates = [ws.frame().json() for _ in range(4)]
         while not are_in_order(updates[-4:]):  # if the machine pauses
             assert len(updates) < 30
-            updates.append(json.loads(ws.recv()))
+            updates.append(ws.frame().json())
     for update in updates:
         moment = update.pop("timestamp")
         assert is_now(moment)

@@ -56,15 +56,16 @@ def connected(worker: Worker, type: int = socket.SOCK_DGRAM) -> Iterator[Any]:
 
 def test_patches_spare_gunicorn_work(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(util, "http_date", lambda now: f"second {now:d}")
-    monkeypatch.setattr(gunicorn_patches, "time", Clock(5.9))
+    monkeypatch.setattr(gunicorn_patches, "time", clock := Clock())
     monkeypatch.setattr(wsgi, "WSGIErrorsWrapper", lambda cfg: object())
     gunicorn_patches.patch_gunicorn(worker.cfg)
     monkeypatch.delattr(Config, "__getattr__")  # plain attributes are left
     first, second = (wsgi.base_environ(worker.cfg)["wsgi.errors"] for _ in range(2))
     assert first is second
-    with connected(worker) as client:
-        client.sendall(GET)
-        assert b"\r\nDate: second 5\r\n" in client.recv(4096)
+    for clock.now, date in ((5.9, b"\r\nDate: second 5\r\n"), (7.1, b"\r\nDate: second 7\r\n")):
+        with connected(worker) as client:
+            client.sendall(GET)
+            assert date in client.recv(4096), "Date stands still: http_date has to read the clock"
 
 
 def test_request_of_a_kept_connection_waits_no_longer_than_the_first(

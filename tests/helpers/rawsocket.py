@@ -170,7 +170,9 @@ class RawSocket(contextlib.AbstractContextManager["RawSocket"]):
         try:
             data = self.sock.recv(1 << 20)
         except TimeoutError:
-            raise TimeoutError("the server says nothing: does something block the loop?") from None
+            raise TimeoutError(
+                "the server sends nothing: does something block the loop, or has a Ticker ended?"
+            ) from None
         if not data:
             raise ConnectionError(f"the server ended the connection after {self._buffer!r}")
         self._buffer += data

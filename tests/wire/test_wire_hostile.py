@@ -33,7 +33,10 @@ def test_body_without_end_is_not_read(
         client.send(request_bytes(path, headers, method) + part)
         assert client.answer().status == (413 if body == "10 GB" else ignored)
         with pytest.raises(ConnectionError):  # in time, whatever is still sent
-            client.fill(part, seconds=5, limit=100_000_000)
+            assert not client.fill(part, seconds=5, limit=100_000_000), (
+                "the server reads whatever a client sends: see half_close in "
+                "service/connections.py, which sleeps after each part"
+            )
 
 
 def test_page_does_not_wait_for_another_whose_form_is_late(server: Server) -> None:
