@@ -416,6 +416,7 @@ def check_lists(app: Service, key: ApiKey, send: Callable[[], dict[str, str]]) -
     A cache in a module would also show it to other users.
     """
     add_many_rows(key)
+    send()  # some leave a message for the next page
     some = send()
     add_many_rows(key, 100, 120)
     many = send()
@@ -426,6 +427,8 @@ def check_lists(app: Service, key: ApiKey, send: Callable[[], dict[str, str]]) -
         assert len(few) == len(all), (
             f"{what} grows with its rows without an end: for more than 100 rows, use limit(), and "
             "a parameter for the next ones"
+            if len(few) < len(all)
+            else f"{what}: two GETs differ: {str({*few.splitlines()} - {*all.splitlines()})[:500]}"
         )
         assert text == all, f"{what}: add order_by() to the query, with the id at its end"
     rename()
@@ -663,6 +666,10 @@ def check_outages(app: Service, name: str, send: Callable[[], int]) -> None:
     for number, statement in enumerate([*statements]):
         with outage(after=number) as made:
             status = send()
+        assert len(made) <= number + 1, (
+            f"{name} asks the database again after it has failed at {statement}, so its client "
+            "may wait twice: see error_page"
+        )
         # A row may have been remembered this time.
         assert status == 503 or len(made) <= number, (
             f"{name}: {status}, when the database fails at {statement}: let the error pass, it "

@@ -66,6 +66,7 @@ LABELLED = (
 # Each field that has a maxlength: its name, this size, and all its attributes.
 SIZED = r'<(?:input|textarea)(?=[^>]* name="(\w+)")(?=[^>]* maxlength="(\d+)")([^>]*)>'
 PASSWORDS_ONLY = {"/log-in", f"{SECURITY}/password", f"{PROFILE}/delete"}  # keep nothing
+NOTICE = '<div role="status"><p class="notice">'  # a message
 MARKUP = "<i>\"&'"
 ALLOWED_MARKUP = ("<i>@example.com", "https://example.com/<i>", "<i>long enough")  # by some rules
 # Markup, or an attribute without quotes; werkzeug writes the html of redirects.
@@ -276,13 +277,29 @@ def test_sixty_forms_a_minute_are_what_a_caller_sends(ada: FlaskClient, path: st
     assert send("2001:db8:0:1::1") != 429
 
 
-def test_twenty_accounts_an_hour_are_what_an_address_makes(app: Service) -> None:
+def test_twenty_accounts_an_hour_are_what_an_address_makes(
+    app: Service, client: FlaskClient, ada: FlaskClient
+) -> None:
+    """What a limit of a minute refuses uses up no limit of an hour."""
     clock = Clock()
     app.extensions["throttles"] = Limiter(clock.time)
-    assert {sign_up(app.test_client(), f"user{n}").status_code for n in range(20)} == {303}
+    sent: list[Callable[[], TestResponse]] = [
+        *[lambda: log_in_as(client, "ada", "wrong")] * 20,
+        *[lambda: sign_up(client, "bob")] * 20,
+        *[lambda: client.post("/log-out")] * 20,
+        *[lambda: create_key(ada)] * 30,
+    ]
+    assert [send().status_code for send in sent] == (
+        [422] * 20 + [429] * 20 + [303] * 20 + [429] * 30
+    )
+    clock.now += 60
+    made = {sign_up(app.test_client(), f"user{n}").status_code for n in range(20)}
+    assert (made, create_key(ada).status_code) == ({303}, 200), (
+        "what a limit of a minute has refused uses up one of an hour: count the minute's first"
+    )
     clock.now += 60
     refused = sign_up(app.test_client(), "user20")
-    assert (refused.status_code, refused.headers["Retry-After"]) == (429, "3540")
+    assert (refused.status_code, refused.headers["Retry-After"]) == (429, "3480")
     clock.now += 3600
     assert sign_up(app.test_client(), "user20").status_code == 303
 
@@ -806,6 +823,9 @@ def test_no_value_of_a_field_makes_a_page_fail_and_all_are_shown_as_text(
             assert not is_taken or answers[0].history or SECRET.search(answers[0].text), (
                 f"{to}: use redirect_with_message, or Reload sends the form again"
             )
+            assert name or NOTICE not in browser.get(answers[0].request.url).text, (
+                f"{to}: its message is shown again: use redirect_with_message, and session.pop"
+            )
             if answers[0].status_code == 422 and to not in PASSWORDS_ONLY:
                 others = fields.keys() & typed_in.keys() - ({name} if value != LONG else set())
                 lost = [each for each in others if escape(data[each]) not in answers[0].text]
@@ -1144,6 +1164,21 @@ def test_form_says_what_a_type_sets_and_no_page_names_a_command(ada: FlaskClient
         assert "<code>flask" not in file.read_text(), (
             f"visitors cannot run commands: name them in docs/operating.md, not in {file.name}"
         )
+
+
+@pytest.mark.parametrize("config", [{}, {"API_URL": "https://api.example.com"}], indirect=True)
+def test_page_of_a_visitor_is_the_same_whoever_was_the_first(
+    app: Flask, ada: FlaskClient, client: FlaskClient
+) -> None:
+    """Some are rendered once for all."""
+    at_the_start = {**app.extensions}
+    for path in PUBLIC_PAGES:
+        seen = set[str]()
+        for first in (client, ada):
+            app.extensions = {**at_the_start}
+            first.get(path)
+            seen.add(re.sub(r"\d+", "0", client.get(path).text))
+        assert len(seen) == 1, f"{path} shows to all what the first one sees: see reference()"
 
 
 @pytest.mark.parametrize("config", [{}, {"API_URL": "https://api.example.com"}], indirect=True)
