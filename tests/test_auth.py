@@ -3,6 +3,7 @@
 import re
 import secrets
 from collections.abc import Callable, Iterator
+from itertools import product
 
 import peewee
 import pytest
@@ -96,6 +97,19 @@ def test_successor_goes_on_with_the_window(owner: User, clock: Clock) -> None:
     clock.now += 1000
     with pytest.raises(InvalidInput, match="has ended"):
         rotate_key(owner, new[8:16])
+
+
+def test_successor_has_the_later_of_two_windows_or_more_of_the_same(owner: User) -> None:
+    """When it replaces both keys, and when one of them is revoked; every pair of windows."""
+    for one, other in product(product((1, 2), (0, 1, 2)), repeat=2):
+        _, first = api_keys.create_key(owner, "ci", reset=one[0], used=one[1])
+        second = rotate_key(owner, first[8:16])[2]
+        change(second, total=9, reset=other[0], used=other[1])
+        third = rotate_key(owner, second[8:16])[2]
+        assert row(third).usage[1:] == max(one, other), f"see api_keys.successor: {one}, {other}"
+        change(third, reset=one[0], used=one[1])
+        api_keys.revoke_key(owner, second[8:16], list)
+        assert row(third).usage[1:] == max(one, other), f"see revoke_key: {one}, {other}"
 
 
 def test_window_of_another_tier_is_not_taken_over(owner: User) -> None:
