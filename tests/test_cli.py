@@ -22,7 +22,10 @@ from helpers.commands import COMMANDS, run_commands
 from helpers.paths import TEST
 from helpers.server import clean_environment, eventually, writing
 from helpers.stored import (
+    HIDDEN,
+    OWN,
     add_hidden_user,
+    add_many_rows,
     change,
     count,
     hidden_rows,
@@ -168,6 +171,21 @@ def test_lists_have_an_order(cli: FlaskCliRunner, new_key: NewKey) -> None:
                 f"flask {command}: add order_by() to the query, with the id at its end"
             )
     assert len(made) == len(printed.splitlines())
+
+
+def test_list_of_a_user_is_that_of_all_without_the_rows_of_others(
+    cli: FlaskCliRunner, new_key: NewKey
+) -> None:
+    add_many_rows(row(new_key()), 1, 3)
+    add_hidden_user()
+    for command in map(str.split, COMMANDS):
+        if not re.search(r"\[USER\w*\]\n", cli.invoke(args=[*command, "--help"]).stdout):
+            continue
+        of_one, of_all = (cli.invoke(args=command + more).stdout for more in (["ada"], []))
+        advice = f"flask {' '.join(command)} ada: query = query.where(ROW.user == user)"
+        assert not HIDDEN.search(of_one), f"{advice}: {of_one}"
+        lacking = {*OWN.findall(of_all)} - {*OWN.findall(of_one), "ada"}
+        assert not lacking, f"{advice}, and show all of the user: {lacking}"
 
 
 def test_list_has_a_header_on_a_terminal(shell: dict[str, Any], key: str) -> None:

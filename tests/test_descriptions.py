@@ -43,6 +43,7 @@ from helpers.stored import (
     HIDDEN,
     OWN,
     add_hidden_user,
+    add_many_rows,
     add_rows,
     change,
     fields,
@@ -55,7 +56,7 @@ from helpers.stored import (
     turned,
     write,
 )
-from models import DAY, HOUR, TABLES, ApiKey, HourlyUsage, User, db, now
+from models import DAY, HOUR, TABLES, ApiKey, User, db
 from service.application import Service
 
 EVERY = [*OPERATIONS, *sample.OPERATIONS]
@@ -398,16 +399,6 @@ def parts_of(body: Any) -> Iterator[Any]:
     yield body
     for part in body.values() if isinstance(body, dict) else body if isinstance(body, list) else ():
         yield from parts_of(part)
-
-
-def add_many_rows(key: ApiKey, first: int = 4, last: int = 99) -> None:
-    """More than a parameter has by default; each with a text of its own, of four letters."""
-    hour = now() // HOUR * HOUR
-    for number in range(first, last + 1):
-        letters = "".join("abcdefghij"[int(digit)] for digit in str(1000 + number))
-        add_rows(key, f"~{letters}", number)
-        with db.connection_context():
-            HourlyUsage.create(hour=hour - number * HOUR, key_id=key.id, requests=1)
 
 
 def check_lists(app: Service, key: ApiKey, send: Callable[[], dict[str, str]]) -> None:

@@ -89,6 +89,16 @@ def add_rows(key: ApiKey, text: str, number: int, is_full: bool = False) -> None
             table.create(**row)
 
 
+def add_many_rows(key: ApiKey, first: int = 4, last: int = 99) -> None:
+    """More than a parameter has by default; each with a text of its own, of four letters."""
+    hour = now() // HOUR * HOUR
+    for number in range(first, last + 1):
+        letters = "".join("abcdefghij"[int(digit)] for digit in str(1000 + number))
+        add_rows(key, f"~{letters}", number)
+        with db.connection_context():
+            HourlyUsage.create(hour=hour - number * HOUR, key_id=key.id, requests=1)
+
+
 def rename() -> None:
     """Replace the texts that match OWN, as another process may; they stay different."""
     for field in fields(*TEXTS):
