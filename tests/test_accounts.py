@@ -15,6 +15,8 @@ from werkzeug.security import check_password_hash
 
 from accounts import api_keys, users
 from conftest import new_user
+from helpers.described import misfits, parts_of
+from helpers.documents import API, SOCKETS
 from helpers.server import REPOSITORY, sources
 from helpers.stored import rotate_key
 from models import FIELD_RULES, TABLES, ApiKey, Changed, InvalidInput, User, check_fields, db
@@ -87,6 +89,18 @@ def test_field_is_accepted_or_refused_by_its_name(field: str) -> None:
         assert not errors(**{field: text}), repr(text)
     for text in bad:
         assert errors(**{field: text}).keys() == {field}, repr(text)
+    name = field if hasattr(User, field) else f"api_key_{field}"
+    wrong = [
+        found
+        for description in (API, SOCKETS)
+        for part in parts_of(description)
+        if isinstance(part, dict) and name in part.get("properties", ())
+        for text in good
+        for found in misfits(text, part["properties"][name], description, name)
+    ]
+    assert not wrong, (
+        f"FIELD_RULES takes more: edit docs/openapi.json or docs/asyncapi.json: {wrong}"
+    )
 
 
 @pytest.mark.usefixtures("owner")

@@ -34,6 +34,7 @@ from helpers.described import (
     OPERATIONS,
     Operation,
     misfits,
+    parts_of,
     times_in,
     values_of,
 )
@@ -392,13 +393,6 @@ def sizes(texts: dict[Any, str]) -> dict[Any, int]:
         )
         for value, text in texts.items()
     }
-
-
-def parts_of(body: Any) -> Iterator[Any]:
-    """The body, and all that is in its objects and lists."""
-    yield body
-    for part in body.values() if isinstance(body, dict) else body if isinstance(body, list) else ():
-        yield from parts_of(part)
 
 
 def check_lists(app: Service, key: ApiKey, send: Callable[[], dict[str, str]]) -> None:

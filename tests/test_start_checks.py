@@ -6,7 +6,7 @@ import sys
 import pytest
 from gunicorn.config import Config
 
-from helpers.documents import section
+from helpers.documents import DOCUMENTS, section
 from helpers.server import REPOSITORY
 from server.lifecycle import SUPPORTED_OPTIONS, check_options
 from settings import Settings, SettingsError
@@ -38,6 +38,20 @@ WITHOUT_OPTION_NAMES = """
 """
 REFUSED, WITHOUT_OPTION = REFUSED_NAMES.split(), WITHOUT_OPTION_NAMES.split()
 SETTINGS = Config().settings
+# Each command of the documents and of what deploys the service: its file, and what stands behind
+# `gunicorn`, which in a Dockerfile is a list in JSON. Lines that are comments are left out.
+WRITTEN = {
+    (str(file.relative_to(REPOSITORY)), arguments.strip())
+    for file in [
+        *(*DOCUMENTS, *(REPOSITORY / "deploy").iterdir()),
+        *(REPOSITORY / "Procfile", REPOSITORY / "compose.yaml"),
+    ]
+    for arguments in re.findall(
+        r'(?m)(?:(?:^|[ /"`=])gunicorn|GUNICORN_CMD_ARGS(?:=|:|\n *value:) ?["\']?)(?![\w.])'
+        r'([^"\'`#\n]*)',
+        re.sub(r'(?m)^ *#.*|", *"', " ", file.read_text()),
+    )
+}
 
 
 def test_each_setting_of_gunicorn_was_decided_on() -> None:
@@ -61,3 +75,11 @@ def test_refused_option_is_one_line(
     monkeypatch.setattr(sys, "argv", ["gunicorn", "app:app", option, *value])
     with pytest.raises(SettingsError, match=f"^gunicorn: {option} is not supported; [^\n]*$"):
         check_options(config)
+
+
+@pytest.mark.parametrize(("file", "arguments"), sorted(WRITTEN))
+def test_written_command_has_supported_options(
+    config: Settings, monkeypatch: pytest.MonkeyPatch, file: str, arguments: str
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["gunicorn", *arguments.split()])
+    check_options(config)

@@ -161,6 +161,13 @@ def values_of(schema: Any) -> Iterator[tuple[Any, bool]]:
         yield from (("x" * size, True), ("x" * (size + 1), False))
 
 
+def parts_of(body: Any) -> Iterator[Any]:
+    """The body, and all that is in its objects and lists."""
+    yield body
+    for part in body.values() if isinstance(body, dict) else body if isinstance(body, list) else ():
+        yield from parts_of(part)
+
+
 ANY_TIME = r"[\d-]+[T ][\d:.]+|\b[1-3]\d{9}\b"
 
 
