@@ -126,8 +126,12 @@ def test_lists_have_all_columns_and_no_secret(cli: FlaskCliRunner, owner: User, 
     printed = done(cli.invoke(args=["key", "list"]))
     old, new = (line.split("\t") for line in printed.splitlines())
     # In the order of KEY_COLUMNS: created, last used, expires, rotated; a new one comes at the end.
-    moments = [f"1970-01-01T00:00:0{second}Z" for second in (1, 2, 3)]
-    moments.insert(2, "2100-01-01T00:00:00Z")
+    moments = [
+        "1970-01-01T00:00:01Z",
+        "1970-01-01T00:00:02Z",
+        "2100-01-01T00:00:00Z",
+        "1970-01-01T00:00:03Z",
+    ]
     assert old[:10] == [key[8:16], "ada", '"my', "production", "free", *moments, "7"]
     assert (new[0], new[6:10]) == (successor[8:16], [*["never"] * 3, "0"])
     known = {*KEY_COLUMNS, "user_id", "digest", "nonce", "reset", "used"}
@@ -223,16 +227,16 @@ NO_USER = "To create one: flask user create USERNAME EMAIL"
 NO_KEY = "There is no valid key with this ID."
 # Commands that name a user, or a key: one that is not there, or has ended; and wrong texts.
 MISTAKES = [
-    (f"{name} {arguments.replace('KEY', 'EXPIRED')}", NO_KEY if "KEY" in arguments else NO_USER)
-    for name, arguments in COMMANDS.items()
-    if re.search("KEY|bob", arguments) and name != "user create"
-]
-
-
-MISTAKES += [
-    (f"{name} {arguments}".replace(f" {word}", " a\x1b[2J", 1).replace("bob", "ada"), "")
-    for name, arguments in COMMANDS.items()
-    for word in re.findall("^[a-z]+|(?<= )[a-z@.]+", arguments)
+    *(
+        (f"{name} {arguments.replace('KEY', 'EXPIRED')}", NO_KEY if "KEY" in arguments else NO_USER)
+        for name, arguments in COMMANDS.items()
+        if re.search("KEY|bob", arguments) and name != "user create"
+    ),
+    *(
+        (f"{name} {arguments}".replace(f" {word}", " a\x1b[2J", 1).replace("bob", "ada"), "")
+        for name, arguments in COMMANDS.items()
+        for word in re.findall("^[a-z]+|(?<= )[a-z@.]+", arguments)
+    ),
 ]
 
 

@@ -3,7 +3,6 @@
 PostgreSQL needs `pytest --postgres`; test_wire_postgres.py has what a client sees.
 """
 
-import secrets
 import sqlite3
 import time
 from collections.abc import Callable, Iterator
@@ -429,7 +428,8 @@ def test_many_may_start_at_once_on_an_empty_database(cluster: Cluster) -> None:
 
 @in_postgres
 def test_role_that_may_create_nothing_can_start(cluster: Cluster, place: Settings) -> None:
-    url, role = str(place.database_url), f"guest_{secrets.token_hex(4)}"
+    url = str(place.database_url)
+    role = f"guest_of_{url.rpartition('/')[2]}"
     Cluster.query(url, f"CREATE ROLE {role} LOGIN PASSWORD '{cluster.password}'")
     grants = "SELECT, INSERT, UPDATE, DELETE"
     Cluster.query(url, f"GRANT {grants} ON ALL TABLES IN SCHEMA public TO {role}")
@@ -475,3 +475,23 @@ def test_encoding_or_collation_that_does_not_work_stops_the_start(
     refused = pytest.raises(SettingsError, match=f"^DATABASE_URL: PostgreSQL: {wrong}$")
     with refused if wrong else nullcontext():
         prepare_database(load({"DATABASE_URL": url}))
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("default_transaction_isolation", "serializable"),
+        ("default_transaction_read_only", "on"),
+        ("statement_timeout", "20"),
+        ("lock_timeout", "20"),
+        ("idle_in_transaction_session_timeout", "20"),
+    ],
+)
+def test_default_that_no_session_can_change_stops_the_start(
+    cluster: Cluster, name: str, value: str
+) -> None:
+    """Behind a pooler, that is any default with which requests would fail."""
+    url = cluster.new_database(**{name: value}) + "?target_session_attrs=any"
+    refused = f"^DATABASE_URL: PostgreSQL: {name} is {value}, and must be [^\n]*$"
+    with cluster.pooled() as port, pytest.raises(SettingsError, match=refused):
+        prepare_database(load({"DATABASE_URL": url.replace(f":{cluster.port}/", f":{port}/")}))

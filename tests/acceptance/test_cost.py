@@ -163,8 +163,9 @@ def test_chunks_of_a_form(proxied: Server) -> None:
     def form(part: bytes) -> Request:
         return lambda: header + part * (1 + 3_000_000 // len(part))
 
-    others = {name: form(part) for name, part in CHUNKS.items()}
-    assert_costs_little(proxied, form(b"0\r\n\r\n"), others)
+    assert_costs_little(
+        proxied, form(b"0\r\n\r\n"), {name: form(part) for name, part in CHUNKS.items()}
+    )
 
 
 @pytest.mark.parametrize("name", SMALL_PACKETS)

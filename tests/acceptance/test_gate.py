@@ -1,8 +1,6 @@
 """The gate in front of another API: what reaches that API, and what its clients get."""
 
-import os
 import re
-import signal
 import socketserver
 import subprocess
 from collections.abc import Callable, Iterator
@@ -464,14 +462,10 @@ def test_connections_are_used_again_and_only_a_204_passes(tmp_path: Path, name: 
 
 
 def test_frozen_service_lets_nothing_pass_and_clients_wait_for_11_seconds(gate: Gate) -> None:
-    key, worker = gate.service.new_key(), gate.service.worker_pid
-    os.kill(worker, signal.SIGSTOP)
-    try:
-        with tls(gate.port) as client:
-            client.sock.settimeout(11)
-            assert client.request("/", X_API_Key=key).status in (502, 503, 504)
-    finally:
-        os.kill(worker, signal.SIGCONT)
+    key = gate.service.new_key()
+    with gate.service.frozen(), tls(gate.port) as client:
+        client.sock.settimeout(11)
+        assert client.request("/", X_API_Key=key).status in (502, 503, 504)
     assert not gate.api.received
 
 

@@ -272,6 +272,16 @@ class Server(contextlib.AbstractContextManager["Server"]):
                 os.kill(self.pid, how)
                 assert self.wait() == 0
 
+    @contextlib.contextmanager
+    def frozen(self) -> Iterator[None]:
+        """Meanwhile, the worker does nothing; the kernel goes on accepting connections and data."""
+        worker = self.worker_pid
+        os.kill(worker, signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            os.kill(worker, signal.SIGCONT)
+
     def has_ended(self) -> bool:
         return self._process.poll() is not None
 
@@ -360,8 +370,11 @@ class Server(contextlib.AbstractContextManager["Server"]):
         )
 
     def sign_up(self, name: str) -> Answer:
-        email = f"{name}@example.com"
-        return self.send(form_bytes("/sign-up", username=name, email=email, password="long enough"))
+        return self.send(
+            form_bytes(
+                "/sign-up", username=name, email=f"{name}@example.com", password="long enough"
+            )
+        )
 
     def execute(self, sql: str, *values: object) -> list[Any]:
         """Do something to the database by hand, whichever it is, or ask it."""

@@ -5,7 +5,6 @@ import signal
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
 
@@ -14,7 +13,7 @@ from helpers.load import Load, accepted, refused
 from helpers.paths import ME, TEST, TIME, YEAR
 from helpers.postgresql import Cluster
 from helpers.rawsocket import RawSocket
-from helpers.server import eventually, patience, start_refusal, within, writing
+from helpers.server import eventually, patience, within, writing
 
 pytestmark = pytest.mark.postgres
 
@@ -178,27 +177,6 @@ def test_no_default_of_a_database_fails_a_request_or_a_command(
     new = server.flask("key", "create", "ada", name).strip()
     assert server.ask(TEST, X_API_Key=new).json()["api_key_name"] == name
     assert server.sign_up("bob").status == 303
-
-
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("default_transaction_isolation", "serializable"),
-        ("default_transaction_read_only", "on"),
-        ("statement_timeout", "20"),
-        ("lock_timeout", "20"),
-        ("idle_in_transaction_session_timeout", "20"),
-    ],
-)
-def test_default_that_no_session_can_change_stops_the_start(
-    cluster: Cluster, tmp_path: Path, name: str, value: str
-) -> None:
-    """Behind a pooler, that is any default with which requests would fail."""
-    with cluster.pooled() as port:
-        url = cluster.new_database(**{name: value}).replace(f":{cluster.port}/", f":{port}/")
-        pooled = {"DATABASE_URL": f"{url}?target_session_attrs=any"}
-        line = start_refusal("-m flask user list", tmp_path, **pooled)
-        assert f"DATABASE_URL: PostgreSQL: {name} is {value}, and must be " in line
 
 
 def test_idle_process_has_no_connection(own: Cluster, start_patched: StartServer) -> None:

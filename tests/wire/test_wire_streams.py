@@ -43,8 +43,7 @@ def test_stream_ends_with_its_key_and_at_a_stop(start_patched: StartServer) -> N
     streams = [first[each] for each in wait(first, MOMENT_SECONDS).not_done]
     assert sample.OPERATIONS[-1] in streams
     server.execute("DELETE FROM api_key")
-    left = [first[each] for each in wait(first, patience(2)).not_done]
-    late = [each for each in left if each.needs_key]
+    late = [first[each] for each in wait(first, patience(2)).not_done if first[each].needs_key]
     assert not late, (
         f"{late} outlive their keys: let their generators ask auth.find_key before each part"
     )
