@@ -47,8 +47,10 @@ from storage import key_store, postgres, sqlite
 from ws.connection import PING_SECONDS, STALLED_SECONDS
 
 DEPLOYING = (REPOSITORY / "docs/deploying.md").read_text()
-DEPLOYED = [*(REPOSITORY / "deploy").iterdir(), REPOSITORY / "compose.yaml"]
-DEPLOY = {path.name: path.read_text() for path in DEPLOYED}
+DEPLOY = {
+    path.name: path.read_text()
+    for path in (*(REPOSITORY / "deploy").iterdir(), REPOSITORY / "compose.yaml")
+}
 PLATFORMS = {
     "DYNO": "Heroku",
     "FLY_APP_NAME": "Fly",

@@ -153,14 +153,13 @@ def test_store_model_and_condition_agree_which_keys_have_ended(
     assert store.ended_digests(live + ended) == {key.digest for key in ended}
 
 
-WAITS = {"busy_timeout": 50}  # milliseconds
 SESSIONS = {  # what comments promise of SQLite's, where 2 is `full`, and of PostgreSQL's
     "Store": (
-        WAITS | {"synchronous": 1, "cache_size": -32_000},
+        {"busy_timeout": 50, "synchronous": 1, "cache_size": -32_000},
         {"synchronous_commit": "off", "statement_timeout": "500ms"},
     ),
     "PageDatabase": (
-        WAITS | {"synchronous": 2, "foreign_keys": 1},
+        {"busy_timeout": 50, "synchronous": 2, "foreign_keys": 1},
         {"synchronous_commit": "on", "statement_timeout": "500ms"},
     ),
     "CommandDatabase": (
@@ -491,7 +490,6 @@ def test_default_that_no_session_can_change_stops_the_start(
     cluster: Cluster, name: str, value: str
 ) -> None:
     """Behind a pooler, that is any default with which requests would fail."""
-    url = cluster.new_database(**{name: value}) + "?target_session_attrs=any"
     refused = f"^DATABASE_URL: PostgreSQL: {name} is {value}, and must be [^\n]*$"
-    with cluster.pooled() as port, pytest.raises(SettingsError, match=refused):
-        prepare_database(load({"DATABASE_URL": url.replace(f":{cluster.port}/", f":{port}/")}))
+    with cluster.pooled(**{name: value}) as url, pytest.raises(SettingsError, match=refused):
+        prepare_database(load({"DATABASE_URL": f"{url}?target_session_attrs=any"}))

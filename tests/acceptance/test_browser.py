@@ -331,15 +331,14 @@ def states(page: Page, server: Server) -> Iterator[str]:
         yield path
     page.goto("/")
     expect(press(page, ME, "Send")).to_contain_text("needs a key")
-    yield "401"
     page.get_by_label("API key", exact=True).fill(key)
-    expect(press(page, ME, "Send")).to_contain_text("200 OK")
+    expect(press(page, TEST, "Send")).to_contain_text("200 OK")
     expect(press(page, TIME, "Connect")).to_have_text("Connected")
     expect(press(page, ECHO, "Connect")).to_have_text("Connected")
     card(page, ECHO).get_by_role("button", name="Send").click()
     expect(page.get_by_role("log")).to_have_count(2)
     person.run(OPEN_ALL)
-    yield "console, live, all open"
+    yield "console, a 401, live, all open"
 
 
 # What is cut off, and live regions with text of their own, which Orca does not read.

@@ -392,8 +392,9 @@ def test_preflight_brings_no_body_to_the_api(
     gate: Gate, length: dict[str, str], body: bytes
 ) -> None:
     """Caddy can't remove it, and refuses the request."""
-    headers = {"Host": "localhost"} | PREFLIGHT | length
-    answer = gate.send(request_bytes("/", headers, "OPTIONS") + body)
+    answer = gate.send(
+        request_bytes("/", {"Host": "localhost"} | PREFLIGHT | length, "OPTIONS") + body
+    )
     assert (answer.status, len(gate.api.received)) in [(200, 1), (413, 0)]
     for received in gate.api.received:
         assert (received.line, bytes(received.body)) == ("OPTIONS / HTTP/1.1", b"")

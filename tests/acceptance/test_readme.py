@@ -49,11 +49,10 @@ class Checkout:
     """A copy of the project, in which bash runs pasted commands."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder / "copy"
         self.ports = {port: free_port() for port in ("8000", "8001", "8080", "8081", "9000")}
-        shutil.copytree(
+        self.folder = shutil.copytree(
             REPOSITORY,
-            self.folder,
+            folder / "copy",
             ignore=shutil.ignore_patterns(".git", ".venv*", ".*_cache", "*.db*", "node_modules"),
         )
         (self.folder / "web/static/fonts").mkdir()  # static files may stand in folders

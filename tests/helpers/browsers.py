@@ -98,8 +98,9 @@ class Firefox(Browser):
     def __init__(self, directory: Path, running: contextlib.ExitStack) -> None:
         port = free_port()
         profile = ["--profile", str(directory), f"--remote-debugging-port={port}"]
-        firefox = find_program("firefox-esr", "firefox")
-        start([firefox, "--headless", "--no-remote", *profile], running)
+        start(
+            [find_program("firefox-esr", "firefox"), "--headless", "--no-remote", *profile], running
+        )
         address = f"ws://127.0.0.1:{port}/session"
         self._socket = self.wait(lambda: running.enter_context(connect(address)), "Firefox")
         self._ask("session.new", capabilities={})

@@ -12,13 +12,23 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, suppress
+from functools import partialmethod
 from pathlib import Path
 from typing import Any
 
 import psycopg
 import pytest
 
-from helpers.server import POSTGRESQL, eventually, find_program, free_port, listens, serving
+from helpers.load import Load, Reply, refused
+from helpers.server import (
+    POSTGRESQL,
+    eventually,
+    find_program,
+    free_port,
+    listens,
+    patience,
+    serving,
+)
 
 OPTIONS = {
     "listen_addresses": "127.0.0.1",
@@ -55,8 +65,8 @@ class Cluster(AbstractContextManager["Cluster"]):
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL, **self._options)
 
     @contextmanager
-    def pooled(self) -> Iterator[int]:
-        """The port of a PgBouncer in front: it runs each transaction in one of two sessions."""
+    def pooled(self, **defaults: str) -> Iterator[str]:
+        """A new database behind a PgBouncer, which runs each transaction in one of two sessions."""
         port, file = free_port(), self._directory / "pgbouncer.ini"
         file.write_text(
             f"""[databases]
@@ -73,7 +83,7 @@ class Cluster(AbstractContextManager["Cluster"]):
         with subprocess.Popen(command, stderr=-3, **self._options) as process:
             try:
                 eventually(lambda: listens("127.0.0.1", port))
-                yield port
+                yield self.new_database(**defaults).replace(f":{self.port}/", f":{port}/")
             finally:
                 process.kill()
 
@@ -116,19 +126,25 @@ class Cluster(AbstractContextManager["Cluster"]):
         self._process.send_signal(signal.SIGINT)
         self._process.wait(timeout=20)
 
-    def freeze(self) -> None:
+    def freeze(self, number: signal.Signals = signal.SIGSTOP) -> None:
         """Stop all its processes; the kernel goes on accepting connections and data for them."""
-        self._send(signal.SIGSTOP)
-
-    def thaw(self) -> None:
-        self._send(signal.SIGCONT)
-
-    def _send(self, number: signal.Signals) -> None:
         pid = self._process.pid
         os.kill(pid, number)  # first, so that a frozen one makes no more children
         for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
             with suppress(ProcessLookupError):  # it has ended meanwhile
                 os.kill(int(child), number)
+
+    thaw = partialmethod(freeze, signal.SIGCONT)
+
+    def replies_through(self, outage: str, load: Load) -> list[Reply]:
+        """All replies to a load, from before an outage (the name of a method) until after it."""
+        eventually(lambda: len(load.replies) > 200)
+        getattr(self, outage)()
+        eventually(lambda: refused(load.replies) > 100, 10)
+        self.thaw() if outage == "freeze" else self.start()
+        back = time.monotonic()
+        eventually(lambda: load.statuses(max(back, time.monotonic() - 0.5)) == {200}, patience(5))
+        return load.stop()
 
     def __exit__(self, *error: object) -> None:
         if self._process.poll() is None:
@@ -179,8 +195,9 @@ class CitusCluster(ExitStack):
             server.query(server.url(), f"CREATE DATABASE {name}")
             server.query(server.url(name), "CREATE EXTENSION citus")
         url = self.coordinator.url(name)
-        port = self.coordinator.port
-        Cluster.query(url, "SELECT citus_set_coordinator_host('127.0.0.1', %s)", port)
+        Cluster.query(
+            url, "SELECT citus_set_coordinator_host('127.0.0.1', %s)", self.coordinator.port
+        )
         for node in self.nodes:
             Cluster.query(url, "SELECT citus_add_node('127.0.0.1', %s)", node.port)
         return url

@@ -241,11 +241,7 @@ class Server(contextlib.AbstractContextManager["Server"]):
     @property
     def stored(self) -> set[str]:
         """The names of the files that make up the database; the empty one is not a part of it."""
-        found: set[str] = set()
-        for path in self.database.parent.iterdir():
-            with contextlib.suppress(FileNotFoundError):  # SQLite has just removed it
-                found |= {path.name} if path.stat().st_size else set()
-        return found
+        return {path.name for path in self.database.parent.iterdir() if path.stat().st_size}
 
     def start(self, status: int = 200) -> "Server":
         """Start, also after a stop, and wait for an answer; raises StartError."""

@@ -1,6 +1,5 @@
 """The real server on a Citus cluster: a coordinator, and two nodes that hold the rows."""
 
-import time
 from collections.abc import Iterator
 
 import pytest
@@ -8,7 +7,7 @@ import pytest
 from conftest import StartServer
 from helpers.documents import blocks
 from helpers.load import Load, accepted
-from helpers.paths import KEYS, ME, PROFILE, SECURITY, STATS, STATUS, TEST, TIME
+from helpers.paths import KEYS, ME, PROFILE, SECURITY, STATS, TEST, TIME
 from helpers.postgresql import CitusCluster
 from helpers.rawsocket import RawSocket
 from helpers.server import REPOSITORY, Server, bash, clean_environment, eventually
@@ -83,16 +82,9 @@ def test_keys_that_ended_and_old_hours_are_deleted(server: Server) -> None:
 def test_node_that_was_away_serves_again_and_nothing_is_admitted_uncounted(
     citus: CitusCluster, server: Server, outage: str
 ) -> None:
-    keys, away = [server.new_key() for _ in range(20)], citus.nodes[1]
+    keys = [server.new_key() for _ in range(20)]
     with Load(server.port, *keys, rest=0.02) as load:
-        eventually(lambda: len(load.replies) > 500)
-        getattr(away, outage)()
-        eventually(lambda: 503 in load.statuses())
-        assert server.ask(STATUS).status == 200
-        back = time.monotonic()
-        away.thaw() if outage == "freeze" else away.start()
-        eventually(lambda: load.statuses(max(back, time.monotonic() - 0.5)) == {200}, 10)
-        replies = load.stop()
+        replies = citus.nodes[1].replies_through(outage, load)
     assert {reply.status for reply in replies} == {200, 503}
     [(counted,)] = server.execute("SELECT sum(total) FROM api_key")
     assert counted >= len(accepted(replies))

@@ -100,8 +100,7 @@ def test_file_is_complete_after_a_stop_although_another_program_has_it_open(
             other.execute("COMMIT")
         assert server.ask(TEST, X_API_Key=key).status == 200
         server.stop()
-        alone = server.directory / "alone.db"
-        shutil.copy(server.database, alone)
+        alone = shutil.copy(server.database, server.directory / "alone.db")
     with closing(sqlite3.connect(alone)) as copy:
         assert copy.execute("SELECT total FROM api_key").fetchall() == [(int(not is_older),)]
     assert bool(server.log_lines("another program still reads the database")) == is_older
@@ -179,8 +178,9 @@ NEW_COLUMNS = """
 @pytest.mark.ci
 def test_new_column_is_one_line(start_server: StartServer, tmp_path: Path) -> None:
     """The version before goes on with the same database."""
-    newer = tmp_path / "newer"
-    shutil.copytree(REPOSITORY, newer, ignore=shutil.ignore_patterns(".*", "tests", "*.db*"))
+    newer = shutil.copytree(
+        REPOSITORY, tmp_path / "newer", ignore=shutil.ignore_patterns(".*", "tests", "*.db*")
+    )
     models = (newer / "models.py").read_text()
     (newer / "models.py").write_text(models.replace(LAST_COLUMN, LAST_COLUMN + NEW_COLUMNS))
     server = start_server()

@@ -32,14 +32,7 @@ def test_outage_under_load_is_503_within_four_seconds_and_no_count_is_wrong(
     server = start_server(DATABASE_URL=own.new_database(), RATE_LIMITS="free=1000000/day")
     keys = [server.new_key() for _ in range(40)]
     with Load(server.port, *keys, connections=48, rest=0.02) as load:
-        eventually(lambda: len(load.replies) > 200)
-        getattr(own, outage)()
-        eventually(lambda: refused(load.replies) > 100, 10)
-        own.thaw() if outage == "freeze" else own.start()
-        back = time.monotonic()
-        eventually(lambda: load.statuses(max(back, time.monotonic() - 0.5)) == {200}, patience(5))
-        replies = load.stop()
-
+        replies = own.replies_through(outage, load)
     assert {reply.status for reply in replies} == {200, 503}
     assert max(reply.seconds for reply in replies if reply.status == 503) < patience(4)
     counted, total = len(accepted(replies)), sum(map(server.total, keys))
@@ -128,17 +121,15 @@ def test_pooler_that_gives_each_transaction_another_session_serves(
     own: Cluster, start_server: StartServer
 ) -> None:
     """Each statement comes often enough to be prepared; no setting reaches another client."""
-    url = own.new_database()
-    with own.pooled() as port:
-        pooled = url.replace(f":{own.port}/", f":{port}/")
-        server = start_server(DATABASE_URL=pooled, RATE_LIMITS="free=1000000/day")
+    with own.pooled() as url:
+        server = start_server(DATABASE_URL=url, RATE_LIMITS="free=1000000/day")
         keys = [server.new_key() for _ in range(3)]
         replies = Load(server.port, *keys, connections=8, requests=400).join()
         assert {reply.status for reply in replies} == {200}
         assert sum(map(server.total, keys)) == 400
         assert [server.sign_up(f"user-{n}").status for n in range(9)] == [303] * 9
         asked = "SELECT current_setting('statement_timeout')"
-        assert [own.query(pooled, asked) for _ in range(9)] == [[("0",)]] * 9
+        assert [own.query(url, asked) for _ in range(9)] == [[("0",)]] * 9
 
 
 # Where a session kept them, most of these would fail good requests and commands.

@@ -47,8 +47,9 @@ UNSUPPORTED = "is not supported; docs/deploying.md lists what is"
 def test_every_command_leads_to_the_same_server(tmp_path: Path, command: list[str]) -> None:
     """It makes no user beside others, not even as the demo."""
     (tmp_path / "psycopg.py").write_text("raise ImportError")  # SQLite needs no driver
-    access_log = "--access-logfile -"
-    server = Server(tmp_path, *command, GUNICORN_CMD_ARGS=access_log, PYTHONPATH=str(tmp_path))
+    server = Server(
+        tmp_path, *command, GUNICORN_CMD_ARGS="--access-logfile -", PYTHONPATH=str(tmp_path)
+    )
     key = server.new_key()
     with server, RawSocket(server.start().port) as stream:
         stream.open(f"{TIME}?api_key={key}")

@@ -123,7 +123,8 @@ def test_closed_terminal_saves_stops_and_frees_the_port(tmp_path: Path) -> None:
     eventually(lambda: not listens("127.0.0.1", server.port))
 
     eventually(lambda: server.execute("SELECT total FROM api_key") == [(7,)])
-    eventually(lambda: server.stored == {"service.db"})
+    eventually(lambda: not server.database.with_name("service.db-wal").exists())
+    assert server.stored == {"service.db"}
 
 
 @pytest.mark.one_process("with PostgreSQL it is a reload")
