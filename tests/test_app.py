@@ -223,7 +223,7 @@ def test_limit_refuses_the_sixth_of_five_calls(server: Server) -> None:
 # Errors
 
 
-@pytest.mark.parametrize("path", ["/api", "/api/", "/api/v1/nothing", "/api/v1/ws/nothing"])
+@pytest.mark.parametrize("path", ["/api", "/api/", "//api/v1/nothing", "/api/v1/ws/nothing"])
 def test_no_such_path(server: Server, path: str) -> None:
     assert problem(server.ask(path)) == {
         "type": "about:blank",

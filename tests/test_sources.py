@@ -43,6 +43,11 @@ RULES = {
         r"{[^{}]*database_url",
         [],
     ),
+    # In SQLite, one has no end.
+    "use BigIntegerField: in PostgreSQL, this ends at 2,147,483,647, or before": (
+        r"\b(Small)?IntegerField\b",
+        [],
+    ),
     # All of a row would undo what others have stored since it was read, such as counts.
     "use save(only=[...]), or update": (
         r"(?<!self|tore|iter)\.save\((?!only=|force_insert=)",
