@@ -407,7 +407,7 @@ def check_lists(app: Service, key: ApiKey, send: Callable[[], dict[str, str]]) -
     add_many_rows(key)
     send()  # some leave a message for the next page
     some = send()
-    add_many_rows(key, 100, 120)
+    add_many_rows(key, 105, 125)
     many = send()
     with turned():
         again = send()
@@ -559,9 +559,8 @@ def test_nothing_of_another_user_is_shown_or_changed(
     example = operation.example if isinstance(operation.example, dict) else {}
     requests += [operation.sent(example | {name: value}) for name in example for value in ids]
     for request in requests:
-        if operation.is_safe:
-            ask(hidden_key, **request)
-            ask(same, **request)
+        for other in (hidden_key, same) if operation.is_safe else ():
+            client.get(request.get("url", operation.url()), headers={"X-API-Key": other})
         answer = ask(key, **request)
         is_shown = HIDDEN.search(answer.text) or same[8:16] in answer.text
         assert operation.path in TOTALS or not is_shown, (

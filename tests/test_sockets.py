@@ -24,7 +24,7 @@ from helpers.documents import API, SOCKETS, resolved
 from helpers.paths import ECHO
 from helpers.rawsocket import PING, PONG, TEXT, UPGRADE, RawSocket, close_frame, closing, frame
 from helpers.server import sources
-from helpers.stored import add_hidden_user, change, outage, row
+from helpers.stored import add_hidden_user, add_rows, change, outage, row
 from service.application import Service
 from ws.connection import REASONS, SERVER_OPTIONS, CloseCode, WebSocket, plain_handshake
 from ws.open_sockets import Handler, open_sockets_of
@@ -288,9 +288,10 @@ def test_setting_of_0_admits_no_socket(app: Service, key: str, name: str) -> Non
 def test_first_frames_are_the_same_beside_another_user(app: Service, key: str, name: str) -> None:
     """They neither show nor count what is not the key's."""
     path, sent = SOCKETS["channels"][name]["address"], []
-    for is_beside_another in (False, True):
-        if is_beside_another:
-            add_hidden_user()
+    for numbers in ((), (0, 1, 20)):
+        other = add_hidden_user() if numbers else ""
+        for number in numbers:
+            add_rows(row(other), "HIDDEN", number, is_full=True)
         sent.append(re.sub(ANY_TIME, "", str(ask(app, path, {"X-API-Key": key}))))
         app.store.save()
         change(key, total=0, used=0, reset=0, last_used_at=None)  # as before

@@ -86,15 +86,15 @@ def add_rows(key: ApiKey, text: str, number: int, is_full: bool = False) -> None
                     row[name] = text
                 elif is_full or not (field.null or field.default is not None):
                     row[name] = now() if name.endswith("_at") else number
-            table.create(**row)
+            table.insert(row).on_conflict_ignore().execute()  # a number may be unique
 
 
-def add_many_rows(key: ApiKey, first: int = 4, last: int = 99) -> None:
-    """More than a parameter has by default; each with a text of its own, of four letters."""
+def add_many_rows(key: ApiKey, first: int = 4, last: int = 104) -> None:
+    """More than a page shows; each with a text of its own, of four letters."""
     hour = now() // HOUR * HOUR
     for number in range(first, last + 1):
         letters = "".join("abcdefghij"[int(digit)] for digit in str(1000 + number))
-        add_rows(key, f"~{letters}", number)
+        add_rows(key, f"~{letters}", number % 3 + 1)
         with db.connection_context():
             HourlyUsage.create(hour=hour - number * HOUR, key_id=key.id, requests=1)
 
