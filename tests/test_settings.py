@@ -6,12 +6,14 @@ import resource
 import sys
 from pathlib import Path
 from typing import Any
+from unittest import mock
 from urllib.parse import unquote
 
 import pytest
 from psycopg.conninfo import conninfo_to_dict
 
 from ratelimit import Quota
+from server import demo
 from settings import (
     HERE,
     VARIABLES,
@@ -70,9 +72,19 @@ RIGHT = [
 
 
 @pytest.mark.parametrize(("variable", "text", "value"), RIGHT)
-def test_setting_changes_its_field_alone(variable: str, text: str, value: object) -> None:
-    changes: dict[str, Any] = {variable.lower(): value}
-    assert load({variable: text}) == dataclasses.replace(load({}), **changes)
+def test_setting_changes_its_field_alone_and_the_demo_leaves_it(
+    variable: str, text: str, value: Any
+) -> None:
+    environ = {"SECRET_KEY": "sixteen in words", variable: text}
+    with (
+        mock.patch.dict("os.environ", environ, clear=True),
+        mock.patch("os.execv"),
+        mock.patch("sys.argv", ["app.py"]),
+        mock.patch("server.demo.refuse_used_port"),
+    ):
+        demo.main()
+        assert load() == load(environ), f"let main() of server/demo.py hand on {variable}"
+    assert load({variable: text}) == dataclasses.replace(load({}), **{variable.lower(): value})
 
 
 WRONG = {
