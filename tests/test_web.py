@@ -3,6 +3,7 @@
 Ada and Bob have accounts; Mallory knows their names and writes forms on another site.
 """
 
+import dataclasses
 import re
 import time
 from collections.abc import Callable
@@ -36,8 +37,18 @@ from helpers.paths import (
     YEAR,
     pages,
 )
-from helpers.stored import HIDDEN, add_hidden_user, change, count, hidden_rows, row, snapshot, write
-from models import DAY, ApiKey, HourlyUsage, User, db, now
+from helpers.stored import (
+    HIDDEN,
+    add_hidden_user,
+    add_many_rows,
+    change,
+    count,
+    hidden_rows,
+    row,
+    snapshot,
+    write,
+)
+from models import DAY, TABLES, ApiKey, HourlyUsage, User, db, now
 from ratelimit import Limiter
 from service.application import Service
 from service.timestamps import date_time, relative_time
@@ -719,8 +730,22 @@ def test_nothing_of_another_user_is_shown_or_changed(
 def test_limit_of_rows_is_told_by_its_refusal_and_holds_for_two_at_once(
     app: Service, ada: FlaskClient, asked: list[tuple[str, Any]]
 ) -> None:
-    """Each form, and each endpoint that takes a body, is sent until it stores nothing more."""
+    """Each form, and each endpoint that takes a body, is sent until it stores nothing more.
+
+    Another user has more rows than that, and the settings that limit rows are 3.
+    """
+    usual = app.settings
+    limited = {  # such as keys_per_user, because ApiKey is stored in api_key
+        (table, each.name)
+        for table, each in product(TABLES, dataclasses.fields(usual))
+        if each.type is int
+        and table._meta.table_name.rpartition("_")[2] in each.name.partition("_per_")[0]
+    }
+    lowered: dict[str, Any] = {name: 3 for _, name in limited}
+    app.settings = dataclasses.replace(usual, **lowered)
     headers = {"X-API-Key": secret_in(create_key(ada))}
+    own = snapshot()
+    add_many_rows(row(add_hidden_user()))
     requests = {
         **{(e.method, e.url()): e.sent(e.example) for e in [*OPERATIONS, *sample.OPERATIONS]},
         **{
@@ -728,22 +753,40 @@ def test_limit_of_rows_is_told_by_its_refusal_and_holds_for_two_at_once(
         },
     }
     kept = snapshot()
+    limits: dict[Any, int | None] = {}
     for (method, path), sent in requests.items():
+        how = {"method": method, "headers": headers} | sent
         for _ in range(120):
             sizes = [*map(len, snapshot().values())]
             asked.clear()
-            answer = browser_of(app, "ada").open(path, method=method, headers=headers, **sent)
+            answer = browser_of(app, "ada").open(path, **how)
             if sizes == [*map(len, snapshot().values())]:
                 break
-        found = {f"{n}" for n, rows in zip(sizes, kept.values(), strict=True) if n > len(rows) + 1}
-        if answer.status_code >= 400 and found:
+        added = {
+            table: size - len(rows) + len(own[table])
+            for size, (table, rows) in zip(sizes, kept.items(), strict=True)
+            if size > len(rows) + 1
+        }
+        if answer.status_code >= 400 and added:
             told = "".join(re.findall(r'role="alert">(.*?)</div>', answer.text)) or answer.text
-            assert found & {*re.findall(r"\d+", told)}, (
-                f"{path}: {found} rows are stored, and its refusal must say so: {told}"
+            assert {*added.values()} & {*map(int, re.findall(r"\d{1,9}", told))}, (
+                f"{path}: {added} rows are stored, and its refusal must say so: {told}"
             )
             assert any(sql.startswith("UPDATE") for sql, _ in asked), (
                 f"{path}: count and store in one `with transaction(user):`"
             )
+        for table, name in [each for each in limited if each[0] in added]:
+            most = added[table] if answer.status_code >= 400 else None
+            old = {getattr(usual, name)} - {3}
+            assert limits.setdefault((table, name), most) == most not in old, (
+                f"{path} stores {most or 'any number of'} rows, although {name} is 3: read it from "
+                "current_service().settings wherever such rows are stored"
+            )
+        restore(own)
+        is_refused = answer.status_code >= 400 and sizes == [*map(len, kept.values())]
+        assert not is_refused or browser_of(app, "ada").open(path, **how).status_code >= 400, (
+            f"{path} is refused because of the rows of others: count those of the user only"
+        )
         restore(kept)
 
 
