@@ -102,10 +102,12 @@ def caddy(folder: Path, name: str, port: int, changes: dict[str, str]) -> list[s
 
 
 @contextlib.contextmanager
-def proxy(name: str, folder: Path, service: int, api: int = 9000) -> Iterator[int]:
-    """A proxy runs with this file, in front of these ports; gives its own port."""
+def proxy(
+    name: str, folder: Path, service: int, api: int = 9000, more: dict[str, str] | None = None
+) -> Iterator[int]:
+    """A proxy runs with this file, with more changes, in front of these ports; gives its own."""
     (folder := folder / "proxy").mkdir()
-    port, changes = free_port(), {"127.0.0.1:8000": f"127.0.0.1:{service}"}
+    port, changes = free_port(), (more or {}) | {"127.0.0.1:8000": f"127.0.0.1:{service}"}
     if name.startswith("gate"):
         changes |= {"127.0.0.1:9000": f"127.0.0.1:{api}", "keys.example.com": KEYS_HOST}
     command = (nginx if "nginx" in name else caddy)(folder, name, port, changes)
