@@ -190,6 +190,9 @@ def test_list_of_a_user_is_that_of_all_without_the_rows_of_others(
         assert not HIDDEN.search(of_one), f"{advice}: {of_one}"
         lacking = {*OWN.findall(of_all)} - {*OWN.findall(of_one), "ada"}
         assert not lacking, f"{advice}, and show all of the user: {lacking}"
+        for name in ("ADA", "ada@example.com"):
+            assert cli.invoke(args=[*command, name]).stdout == of_one, f"{command}: user_named"
+        assert NO_USER in refused(cli.invoke(args=[*command, "nobody"])), f"{command}: user_named"
 
 
 def test_list_has_a_header_on_a_terminal(shell: dict[str, Any], key: str) -> None:
@@ -244,7 +247,6 @@ MISTAKES = [
     ("command", "words"),
     [
         *MISTAKES,
-        ("key list bob", NO_USER),
         ("user password ada --password-stdin", "password: Use 10 to 256 characters."),
         ("user create bob nowhere --password-stdin", "email: Enter an address"),
         ("key create ada ci --tier gold", "gold"),
