@@ -148,8 +148,10 @@ def walk(app: Service, commands: Iterator[tuple[str, str]]) -> Iterator[str]:
     for operation in ALL:
         how = operation.sent(operation.example) | {"headers": {"X-API-Key": key}}
         url = operation.url(changes=operation.largest)  # the largest numbers in its query
-        status = browser.open(url, method=operation.method, **how).status_code
-        assert status in (200, 201, 204), f"{operation} has a bug, see the log below: {status}"
+        answer = browser.open(url, method=operation.method, **how)
+        # More than 30 rows may be more than a user may have.
+        is_full = operation.method == "POST" and answer.status_code in (403, 409, 422)
+        assert answer.status_code < 300 or is_full, f"{operation} has a bug: {answer.text}"
         yield str(operation)
     yield post(f"{KEYS}/{made.id}/successor", grace="in 5 minutes")
     yield post(f"{KEYS}/{made.id}/revoke")

@@ -288,12 +288,17 @@ def test_first_screen_shows_an_answer_and_no_page_is_long(
 def test_chosen_shows_in_forced_colours(page: Page, server: Server) -> None:
     page.emulate_media(forced_colors="active")
     sign_up(Chromium(page), server)
-    tabs = page.get_by_label("Profile Settings", exact=True).get_by_role("link")
-    assert style(tabs.first, "borderBottomWidth") != style(tabs.last, "borderBottomWidth")
+    tab, other = [
+        style(page.locator(f".tabs {which}").first, "borderBottomWidth")
+        for which in ("[aria-current]", ":not([aria-current])")
+    ]
+    assert tab != other, "the current tab looks like the others"
     page.goto("/")
     assert page.evaluate("CSS.highlights.size") == 0, "code would look selected"
     labels = page.get_by_label("Language of the code").locator("label")
-    assert style(labels.first, "backgroundColor") != style(labels.last, "backgroundColor")
+    assert style(labels.first, "backgroundColor") != style(labels.last, "backgroundColor"), (
+        "the chosen language looks like the others"
+    )
 
 
 def states(page: Page, server: Server) -> Iterator[str]:

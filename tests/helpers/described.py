@@ -157,8 +157,9 @@ def values_of(schema: Any) -> Iterator[tuple[Any, bool]]:
     yield from ((high + 1, False), ("9" * 30, False)) if high is not None else ()
     yield from ((value, True) for value in schema.get("enum", ()))
     yield from (("x" * 20, False),) if "enum" in schema else ()
-    if size := schema.get("maxLength"):
-        yield from (("x" * size, True), ("x" * (size + 1), False))
+    if (size := schema.get("maxLength")) and "format" not in schema:  # such as an address
+        longest = "x" * size
+        yield from ((longest, not misfits(longest, schema, {})), (longest + "x", False))
 
 
 def parts_of(body: Any) -> Iterator[Any]:
