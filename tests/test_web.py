@@ -30,6 +30,7 @@ from helpers.paths import (
     KEYS,
     PROFILE,
     SECURITY,
+    SEVERAL,
     STATUS,
     TEST,
     TIME,
@@ -789,6 +790,43 @@ def test_limit_of_rows_is_told_by_its_refusal_and_holds_for_two_at_once(
             f"{path} is refused because of the rows of others: count those of the user only"
         )
         restore(kept)
+
+
+@pytest.mark.usefixtures("with_sample")
+def test_form_changes_only_the_row_in_its_path_and_says_whether_it_deletes(
+    app: Service, ada: FlaskClient
+) -> None:
+    """There are three rows in each table. What belongs to the row may also change."""
+    keys = [row(secret_in(create_key(ada, name))) for name in "abc"]
+    for number in range(1, 4):
+        add_rows(keys[0], f"~{number}", number)
+    before, said = snapshot(), dict[str, bool]()
+    for path, form in all_forms(app, ada).items():
+        rule = app.url_map.bind("").match(path, method="POST", return_rule=True)[0].rule
+        page = browser_of(app, "ada").post(path, data=form | {"nonce": ""}, follow_redirects=True)
+        after = snapshot()
+        others = [
+            each
+            for table, rows in before.items()
+            for each in rows
+            if each not in after[table] and owners(table, each).isdisjoint(path.split("/"))
+        ]
+        assert not others or "<" not in rule or rule in SEVERAL, (
+            f"{path} also changes {others}: name the ID in where(), or see SEVERAL"
+        )
+        deletes = any(len(rows) > len(after[table]) for table, rows in before.items())
+        for text in re.findall(f"{NOTICE}(.*?)</p>", page.text):
+            assert said.setdefault(re.sub("“.*?”", "", text), deletes) == deletes, (
+                f"{path} {'deletes' if deletes else 'keeps'} rows, but another form that says the "
+                f"same does not: {text}"
+            )
+        restore(before)
+
+
+def owners(table: Any, row: dict[str, Any]) -> set[str]:
+    """The IDs of a row, and of the rows to which it belongs; of its user only in the user's row."""
+    names = [field.name for field, model in table._meta.refs.items() if model is not User]
+    return {str(row.get(name)) for name in [*names, table._meta.primary_key.name]}
 
 
 # Forms of other tabs and other sites, and forms nobody should send
