@@ -12,6 +12,7 @@ import os
 import secrets
 import signal
 import socket
+import subprocess
 import time
 from collections.abc import Callable, Iterator
 from functools import partial, partialmethod
@@ -282,8 +283,9 @@ def start_server(tmp_path: Path, storage: Callable[[], dict[str, str]]) -> Itera
     """Starts servers for one test: `start_server(MAX_SOCKETS="3")`."""
     with contextlib.ExitStack() as running:
 
-        def start(*command: str, **environment: str) -> Server:
+        def start(*command: str, stdin: int = subprocess.DEVNULL, **environment: str) -> Server:
             server = Server(tmp_path / secrets.token_hex(4), *command, **(storage() | environment))
+            server.stdin = stdin
             return running.enter_context(server).start()
 
         yield start
@@ -293,7 +295,7 @@ def start_server(tmp_path: Path, storage: Callable[[], dict[str, str]]) -> Itera
 def start_patched(start_server: StartServer, tmp_path: Path) -> StartServer:
     """Starts a server whose gunicorn.conf.py ends with some more lines of Python."""
 
-    def start(lines: str, *command: str, **settings: str) -> Server:
+    def start(lines: str, *command: str, **settings: Any) -> Server:
         file, original = tmp_path / "patched.conf.py", str(REPOSITORY / "gunicorn.conf.py")
         file.write_text(f"__file__ = {original!r}\nexec(open(__file__).read())\n{lines}\n")
         return start_server(*command, GUNICORN_CMD_ARGS=f"--config {file}", **settings)

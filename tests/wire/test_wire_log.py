@@ -3,6 +3,8 @@
 import contextlib
 import os
 import secrets
+import socket
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -46,8 +48,8 @@ def test_log_that_cannot_be_written_prints_no_secret(
     asked = request_bytes(f"{TEST}?a={words[2]}", headers)
     others = asked.replace(TEST.encode(), b"/%C3%A9"), asked.replace(b"Cookie:", b"Cookie")
     assert [server.send(each).status for each in (asked, *others)] == [200, 404, 400]
-    with server.connections(2) as (socket, form):
-        socket.open(ECHO).send(b"\xff" * 20)
+    with server.connections(2) as (echo, form):
+        echo.open(ECHO).send(b"\xff" * 20)
         assert form.request("/log-in", "POST").status == 422  # without a length
         form.send(f"password={words[3]}".encode())
     server.stop()
@@ -68,7 +70,7 @@ import logging
 def attempt(step, attempt=lifecycle.attempt):
     attempt(step)
     try:
-        raise ValueError("a line of a traceback\\n" * 300)
+        raise ValueError("a line of a traceback\\n" * 900)
     except ValueError:
         logging.getLogger(__name__).exception("bug")
     with open({rounds!r}, "a") as rounds:
@@ -78,27 +80,47 @@ lifecycle.attempt, lifecycle.SAVE_SECONDS = attempt, 0.02
 """
 
 
-@pytest.mark.parametrize("output", [">{} 2>&1", in_ci("--error-logfile {}")])
+@pytest.mark.parametrize(
+    ("make", "options"),
+    [
+        (os.pipe, [">&0 2>&0"]),
+        # As under systemd; it cannot be opened again.
+        (lambda: [each.detach() for each in socket.socketpair()], [">&0 2>&0"]),
+        in_ci(os.pipe, ["", "--error-logfile", "/dev/stdin"]),
+    ],
+    ids=["pipe", "socket", "file of the log"],
+)
 def test_reader_that_pauses_holds_up_nobody(
-    start_patched: StartServer, tmp_path: Path, output: str
+    start_patched: StartServer,
+    tmp_path: Path,
+    make: Callable[[], Sequence[int]],
+    options: list[str],
 ) -> None:
-    """Neither requests, nor the background, nor a stop: the lines are dropped."""
-    rounds, path = tmp_path / "rounds", tmp_path / "pipe"
-    os.mkfifo(path)
+    """Neither requests, nor the background, nor a stop: the lines are dropped.
+
+    The output is the server's standard input, which the test has open, too.
+    """
+    rounds, pair = tmp_path / "rounds", make()
     with (
-        open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb", buffering=0) as reader,
-        open(path, "w") as writer,
+        open(pair[0], "rb", buffering=0) as reader,
+        open(pair[1], "wb") as writer,
+        contextlib.ExitStack() as finish,
     ):
-        option = output.format(path)
-        command = redirected(option) if ">" in option else [*serve_command(), *option.split()]
-        server = start_patched(TRACEBACKS.format(rounds=str(rounds)), *command)
+        os.set_blocking(pair[0], False)
+        finish.callback(lambda: print("heard at last:", (reader.readall() or b"").decode()))
+        server = start_patched(
+            TRACEBACKS.format(rounds=str(rounds)),
+            *redirected(options[0]),
+            *options[1:],
+            stdin=writer.fileno(),
+        )
         eventually(lambda: rounds.exists() and rounds.stat().st_size > 15)
         heard = reader.readall()
         eventually(lambda: rounds.stat().st_size > 30)
         key = server.new_key()
-        with server.connections(3) as (first, second, socket):
+        with server.connections(3) as (first, second, echo):
             assert first.request(TEST, X_API_Key=key).status == 200
-            socket.open(ECHO)
+            echo.open(ECHO)
             first.send(b"no request\r\n\r\n")
             assert first.answer().status == 400
             assert second.request("/").status == 200
