@@ -155,9 +155,8 @@ def received(ws: ClientConnection, types: set[str], when: str) -> list[Any]:
     """The messages that come until there was one of each type."""
     bodies: list[Any] = []
     with suppress(TimeoutError):
-        while not types <= {body["type"] for body in bodies}:
+        while missing := types - {body["type"] for body in bodies}:
             bodies.append(json.loads(ws.recv(timeout=10)))
-    missing = types - {body["type"] for body in bodies}
     assert not missing, (
         f"the socket sends no {missing} within 10 s {when}, only {bodies}: see Ticker"
     )
