@@ -135,7 +135,7 @@ FIELD_RULES = {
         rf"[^\ud800-\udfff]{{10,{MAX_PASSWORD}}}",  # without lone surrogates
         f"Use 10 to {MAX_PASSWORD} characters.",
     ),
-    "name": (rf"(?!{JOINER})\S.{{0,63}}", "Give the key a name of 1 to 64 printable characters."),
+    "name": (rf"(?!{JOINER})\S.{{0,63}}", "Use 1 to 64 printable characters."),
     "type": ("|".join(PREFIXES), f"Choose {' or '.join(map(str.capitalize, PREFIXES))}."),
 }
 

@@ -524,7 +524,7 @@ def test_bad_field_makes_no_key_and_a_bad_name_keeps_what_was_chosen(ada: FlaskC
     chosen = {"type": "development", "limit": "five", "expires": "90 days"}
     answer = create_key(ada, "two\nlines", **chosen)
     assert (answer.status_code, count()) == (422, 0)
-    assert re.search('role="alert"><p[^>]* id="name-note">Give the key a name', answer.text)
+    assert re.search('role="alert"><p[^>]* id="name-note">Use 1 to 64 printable', answer.text)
     assert re.findall('value="([^"]*)" (?:checked|selected)>', answer.text) == [*chosen.values()]
 
 
