@@ -50,7 +50,7 @@ from helpers.stored import (
     snapshot,
     write,
 )
-from models import DAY, TABLES, ApiKey, HourlyUsage, User, db, now
+from models import DAY, TABLES, ApiKey, Changed, HourlyUsage, User, db, now
 from ratelimit import Limiter
 from service.application import Service
 from service.timestamps import date_time, relative_time
@@ -598,6 +598,23 @@ def test_key_that_has_expired_is_gone(ada: FlaskClient) -> None:
         assert answer.request.path == SECURITY
         assert "There is no such key: it was revoked, or has expired." in answer.text
     assert key[8:16] not in ada.get(SECURITY).text
+
+
+@pytest.mark.parametrize(
+    ("path", "shown"),
+    [
+        (f"{SECURITY}/rows/1", SECURITY),
+        ("/settings/rows/1/edit", "/settings/rows"),
+        ("/rows/1", "/rows"),
+    ],
+)
+def test_form_of_a_row_that_is_gone_leads_to_its_tab_or_list(
+    app: Flask, log_in: LogIn, path: str, shown: str
+) -> None:
+    view = mock.Mock(side_effect=Changed("It is gone."))
+    app.add_url_rule(path, "web.gone", lambda: view(), methods=["POST"])
+    answer = log_in("ada").post(path, base_url="http://localhost/demo")
+    assert (answer.status_code, answer.location) == (303, f"/demo{shown}")
 
 
 def test_chart_shows_24_hours_of_all_keys_of_the_user(log_in: LogIn, ada: FlaskClient) -> None:

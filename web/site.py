@@ -3,7 +3,7 @@
 from contextlib import suppress
 
 import gevent
-from flask import Blueprint, Response, g, redirect, render_template, request
+from flask import Blueprint, Response, g, redirect, render_template, request, session, url_for
 from flask.typing import ResponseReturnValue
 from gevent.lock import BoundedSemaphore
 from peewee import PeeweeException
@@ -17,7 +17,7 @@ from service.connections import TURN_SECONDS
 from service.responses import is_api, title_of
 from service.timestamps import date_time, display, relative_time
 from web import console, log_in, profile_settings
-from web.forms import free_place, receive_form, redirect_with_message
+from web.forms import free_place, receive_form
 from web.log_in import PageSessions, load_user
 
 SECURITY_HEADERS = {
@@ -110,19 +110,24 @@ def add_security_headers(response: Response) -> Response:
 
 @bp.errorhandler(models.Changed)
 def nothing_was_changed(error: models.Changed) -> ResponseReturnValue:
-    """Say so on the API keys page, or on the log-in page if the account itself was changed."""
+    """Say so on the form's tab, or on the log-in page if the account itself was changed."""
     with suppress(PeeweeException):  # raised here, it would become a 500
         load_user()
-    page = "web.settings.keys" if g.user else "web.log_in.log_in_form"
-    return redirect_with_message(page, str(error))
+    session["message"] = str(error)
+    return redirect(form_tab() if g.user else url_for("web.log_in.log_in_form"), 303)
+
+
+def form_tab() -> str:
+    """The page of a form's address: a tab, such as /settings/security, or the list of its rows."""
+    parts = 3 if request.path.startswith("/settings") else 2
+    return request.root_path + "/".join(request.path.split("/")[:parts])
 
 
 def error_page(error: HTTPException) -> ResponseReturnValue:
     """An error in the pages' layout."""
-    # A GET of a form's address means that the user has reloaded the response to the form. Go to
-    # the form's tab: /settings/profile or /settings/security.
+    # A GET of a form's address means that the user has reloaded the response to the form.
     if error.code == 405 and request.method == "GET" and request.path.startswith("/settings"):
-        return redirect(request.root_path + "/".join(request.path.split("/")[:3]), 303)
+        return redirect(form_tab(), 303)
     # The user is not loaded yet for a path that does not exist. If the database has just failed,
     # another query might take as long again.
     if "user" not in g and error.code != 503:
