@@ -127,9 +127,9 @@ def set_password(username: str, password_stdin: bool) -> None:
 @user_group.command("delete")
 @click.argument("username")
 def delete_user(username: str) -> None:
-    """Delete a user and all their keys; a running server notices within two seconds."""
+    """Delete a user with everything in the account; a server notices within two seconds."""
     users.delete(user := user_named(username))
-    say(f"User {user.username} and all their API keys were deleted.")
+    say(f"User {user.username} was deleted, with everything in the account.")
 
 
 @key_group.command("create")

@@ -34,7 +34,7 @@ def change(user: User, **columns: str) -> None:
 
 
 def delete(user: User) -> None:
-    """Delete a user and all their keys; raises Changed."""
+    """Delete a user, and all rows that belong to them; raises Changed."""
     with transaction(user):
         user.delete_instance(recursive=True)
 

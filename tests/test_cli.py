@@ -307,7 +307,7 @@ def test_command_changes_nothing_that_it_does_not_name(
     [
         ("key tier KEY pro", "The tier of key ID is pro.", ["pro"]),
         ("key revoke KEY", "Key ID was revoked.", []),
-        ("user delete ADA", "User ada and all their API keys were deleted.", []),
+        ("user delete ADA", "User ada was deleted, with everything in the account.", []),
     ],
 )
 def test_change_is_made_and_said(

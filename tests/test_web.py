@@ -359,7 +359,7 @@ def test_account_is_deleted_with_its_keys_by_its_password_and_its_name(ada: Flas
         re.DOTALL,
     )
     deleted = ada.post(f"{PROFILE}/delete", data=right, follow_redirects=True)
-    assert "Your account and its keys are deleted." in deleted.text
+    assert "Your account is deleted, with everything in it." in deleted.text
     assert ask_api(ada, key).status_code == 401
     assert (count(), is_logged_in(ada)) == (0, False)
     assert log_in_as(ada, "ada").status_code == 422

@@ -75,7 +75,9 @@ def delete_account() -> ResponseReturnValue:
         raise InvalidInput(password="This is not your password.")
     users.delete(g.user)
     session.clear()
-    return redirect_with_message("web.console.home", "Your account and its keys are deleted.")
+    return redirect_with_message(
+        "web.console.home", "Your account is deleted, with everything in it."
+    )
 
 
 @bp.get("/security")
