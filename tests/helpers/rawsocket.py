@@ -31,13 +31,18 @@ class Headers(dict[str, str]):
         )
 
 
+class Body(dict[str, Any]):
+    def __missing__(self, name: str) -> Any:
+        raise AssertionError(f"the body has no {name}, only {dict(self)}")
+
+
 class Answer(NamedTuple):
     status: int
     headers: Headers
     body: bytes
 
     def json(self) -> Any:
-        return json.loads(self.body)
+        return json.loads(self.body, object_hook=Body)
 
 
 class Frame(NamedTuple):

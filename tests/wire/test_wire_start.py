@@ -30,6 +30,7 @@ from helpers.server import (
 )
 
 PYTHON = sys.executable
+UNIX = "--bind unix:/tmp/demo-$PORT.sock"  # a short path, as Unix sockets need
 UNSUPPORTED = "is not supported; docs/deploying.md lists what is"
 
 
@@ -41,7 +42,13 @@ UNSUPPORTED = "is not supported; docs/deploying.md lists what is"
         ),
         in_ci([PYTHON, "-m", "gunicorn"], id="gunicorn"),
         in_ci([PYTHON, "-m", "gunicorn", "app:app"], id="gunicorn app:app"),
-        pytest.param([*serve_command(), "--preload"], id="gunicorn -k gevent app:app --preload"),
+        pytest.param(
+            [
+                *("sh", "-c", f'exec "$@" --bind 127.0.0.1:$PORT {UNIX}', "sh"),
+                *(*serve_command(), "--preload"),
+            ],
+            id="gunicorn -k gevent app:app --preload --bind unix:PATH",
+        ),
     ],
 )
 def test_every_command_leads_to_the_same_server(tmp_path: Path, command: list[str]) -> None:
@@ -56,6 +63,8 @@ def test_every_command_leads_to_the_same_server(tmp_path: Path, command: list[st
         for expected in ("auth_success", "time_update", "time_update"):
             assert stream.frame().json()["type"] == expected
         assert server.ask(TEST, X_API_Key=key).status == 200
+        for path in Path("/tmp").glob(f"demo-{server.port}.sock"):
+            bash(f"curl -sSfm 20 --unix-socket {path} http://a{STATUS} http://a/log-in", tmp_path)
         assert server.send(f"GET {TIME}?api_key={key}\r\n\r\n".encode()).status == 400  # no version
         server.stop()
 
