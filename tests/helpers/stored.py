@@ -73,7 +73,7 @@ def add_rows(key: ApiKey, text: str, number: int, is_full: bool = False) -> None
 
     It has this text in each column of texts, and this number wherever one is needed, or is_full.
     """
-    owners = {"user": key.user_id, "api_key": key.id}
+    owners: dict[str, Any] = {"user": key.user_id, "api_key": key.id}
     with db.connection_context():
         for table in TABLES[3:]:
             row: dict[str, object] = {}
@@ -81,12 +81,14 @@ def add_rows(key: ApiKey, text: str, number: int, is_full: bool = False) -> None
                 if isinstance(field, AutoField):
                     continue
                 if isinstance(field, ForeignKeyField):
-                    row[name] = owners.get(field.rel_model._meta.table_name, number)
+                    row[name] = owners.get(field.rel_model._meta.table_name)
                 elif isinstance(field, TEXTS):
                     row[name] = text
                 elif is_full or not (field.null or field.default is not None):
                     row[name] = now() if name.endswith("_at") else number
-            table.insert(row).on_conflict_ignore().execute()  # a number may be unique
+            made = table.insert(row).on_conflict_ignore().execute()  # a number may be unique
+            # A row of a table that comes later may belong to this one.
+            owners[table._meta.table_name] = row.get(table._meta.primary_key.name, made)
 
 
 def add_many_rows(key: ApiKey, first: int = 4, last: int = 104) -> None:
