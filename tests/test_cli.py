@@ -120,7 +120,6 @@ def test_lists_have_all_columns_and_no_secret(cli: FlaskCliRunner, owner: User, 
         rotated_at=3,
         expires_at=4_102_444_800,
     )
-    new_user("bob")
     assert done(cli.invoke(args=["user", "list"])).startswith(
         f"{owner.id}\tada\tada@example.com\t1970-01-01T00:00:01Z\n"
     )
@@ -137,8 +136,6 @@ def test_lists_have_all_columns_and_no_secret(cli: FlaskCliRunner, owner: User, 
     assert (new[0], new[6:10]) == (successor[8:16], [*["never"] * 3, "0"])
     known = {*KEY_COLUMNS, "user_id", "digest", "nonce", "reset", "used"}
     assert known >= set(ApiKey._meta.columns), "name new columns at the end of KEY_COLUMNS"
-    lists = [done(cli.invoke(args=["key", "list", name])) for name in ("Ada", "bob")]
-    assert lists == [printed, ""]
 
 
 def test_usage_is_that_of_the_hours_of_the_clock_and_the_busiest_key_is_first(
@@ -155,14 +152,12 @@ def test_usage_is_that_of_the_hours_of_the_clock_and_the_busiest_key_is_first(
     with db.connection_context():
         HourlyUsage.insert_many(rows).execute()
     change(busy, total=1234)
-    new_user("bob")
     printed = done(cli.invoke(args=["usage"]))
     assert [line.split("\t") for line in printed.splitlines()] == [
         [busy[8:16], "ada", "ci", "2", "14", "1234"],
         [quiet[8:16], "ada", "ci", "3", "3", "0"],
         [idle[8:16], "ada", "ci", "0", "0", "0"],
     ]
-    assert [done(cli.invoke(args=["usage", name])) for name in ("ADA", "bob")] == [printed, ""]
 
 
 def test_lists_have_an_order(cli: FlaskCliRunner, new_key: NewKey) -> None:
@@ -186,7 +181,7 @@ def test_list_of_a_user_is_that_of_all_without_the_rows_of_others(
     for command in map(str.split, COMMANDS):
         if not re.search(r"\[USER\w*\]\n", cli.invoke(args=[*command, "--help"]).stdout):
             continue
-        of_one, of_all = (cli.invoke(args=command + more).stdout for more in (["ada"], []))
+        of_one, of_all = (cli.invoke(args=command + more).stdout for more in (["ADA"], []))
         advice = f"flask {' '.join(command)} ada: query = query.where(ROW.user == user)"
         assert not HIDDEN.search(of_one), f"{advice}: {of_one}"
         lacking = {*OWN.findall(of_all)} - {*OWN.findall(of_one), "ada"}
