@@ -19,7 +19,7 @@ from helpers import sample
 from helpers.commands import run_commands
 from helpers.described import OPERATIONS
 from helpers.paths import KEYS, PROFILE, SECURITY, pages
-from helpers.stored import stored_secrets
+from helpers.stored import change, stored_secrets
 from models import DEFAULT_TYPE, HOUR, TABLES, ApiKey, HourlyUsage, User, db, now
 from service.application import Service
 from settings import Settings
@@ -36,8 +36,9 @@ FILL = [
     f"""INSERT INTO user (id, username, email, password_hash, created_at)
     {USERS} SELECT i, 'user' || i, 'user' || i, '', 0 FROM n""",
     f"""INSERT INTO api_key (id, user_id, name, type, digest, created_at, expires_at)
-    {MANY_KEYS} SELECT 10000000 + i, i % 1000 + 1, 'k', 'production', '', 0, 9000000000 FROM n""",
-    f"INSERT INTO hourly_usage {USERS} SELECT i, 'a', 1 FROM n",
+    {MANY_KEYS} SELECT 10000000 + i, i % 1000 + 1, 'k', 'production', '', 0, i % 2 * 9000000000
+    FROM n""",
+    f"INSERT INTO hourly_usage {USERS} SELECT 0, i, 1 FROM n",
 ]
 # What an index finds: a row, the rows of a user, an hour of a key; what is old.
 ROW = {"id=?", "rowid=?", "<expr>=?"}
@@ -132,6 +133,8 @@ def walk(app: Service, commands: Iterator[tuple[str, str]]) -> Iterator[str]:
     assert user
     made, key = api_keys.create_key(user, "ci")
     fill(user, range(1, 31))
+    # As if a row was edited by hand.
+    change(key, type="odd\n\u20ac", created_at=10**13, last_used_at=-1)
     yield "the rows"
     for path, form in {
         "/log-out": {},
@@ -153,13 +156,13 @@ def walk(app: Service, commands: Iterator[tuple[str, str]]) -> Iterator[str]:
         is_full = operation.method == "POST" and answer.status_code in (403, 409, 422)
         assert answer.status_code < 300 or is_full, f"{operation} has a bug: {answer.text}"
         yield str(operation)
-    yield post(f"{KEYS}/{made.id}/successor", grace="in 5 minutes")
-    yield post(f"{KEYS}/{made.id}/revoke")
     app.store.flush()
     open_sockets_of(app).close_ended(app.store.ended_digests)
     keys = [ApiKey(id=f"{number:08}", digest=f"{number}") for number in range(1200)]
     assert len(app.store.ended_digests(keys)) == 1200
     yield "the background"
+    yield post(f"{KEYS}/{made.id}/successor", grace="in 5 minutes")
+    yield post(f"{KEYS}/{made.id}/revoke")
     for name, _ in commands:
         yield f"the command {name}"
 
