@@ -213,6 +213,12 @@ def test_handler_that_ends_closes_and_its_bug_is_logged(
     assert "private" not in caplog.text
 
 
+TOLD = {  # by the codes of refusals
+    "missing_api_key": "in the X-API-Key header, or as api_key in the query.",
+    "rate_limited": "The limit of 1 request per day is used up.",
+}
+
+
 def ask(app: Flask, url: str, headers: dict[str, str]) -> Response | str:
     """The refusal of a handshake, or what an accepted client gets, which leaves at once."""
     here, there = gsocket.socketpair()
@@ -268,10 +274,20 @@ def test_refusals_are_described_hold_no_place_and_count_nothing(
     assert isinstance(ask(app, path, good), str), "refusals in an outage hold a place"
     assert read <= query.keys(), f"{advice}: bindings: query: {read - query.keys()}"
     for answer in [each for each in answers if isinstance(each, Response)]:
-        what = answer.status_code, answer.get_json(force=True)["code"]
+        body = answer.get_json(force=True)
+        what = answer.status_code, body["code"]
         assert what in listed, f"{advice}: x-refusals: {what}"
+        assert TOLD.get(body["code"], "") in body["detail"], "edit the words of the refusal"
         wrong = listed[what] ^ NAMED & set(answer.headers.keys())
         assert not wrong, f"{advice}: x-refusals: the headers of {what}: {wrong}"
+
+
+def test_client_that_leaves_before_it_is_accepted_is_no_bug(
+    app: Service, ends: tuple[Any, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    ends[0].close()
+    assert Response.from_app(app, handshake(ECHO, ends[1])).status_code == 400
+    assert not caplog.messages, "see the error handler of SocketBlueprint"
 
 
 NONE = [{"MAX_SOCKETS": "0"}, {"MAX_SOCKETS_PER_CALLER": "0"}]
@@ -280,8 +296,10 @@ NONE = [{"MAX_SOCKETS": "0"}, {"MAX_SOCKETS_PER_CALLER": "0"}]
 @pytest.mark.parametrize("config", NONE, indirect=True)
 @pytest.mark.parametrize("name", SOCKETS["channels"])
 def test_setting_of_0_admits_no_socket(app: Service, key: str, name: str) -> None:
+    change(key, total=9, reset=1, used=9)  # in a window that has ended
     refusal = ask(app, SOCKETS["channels"][name]["address"], {"X-API-Key": key})
     assert isinstance(refusal, Response), "0 is not the default: see OpenSockets and register"
+    assert refusal.headers.get("X-RateLimit-Remaining", "1000") == "1000", "see KeyStore.peek"
 
 
 @pytest.mark.parametrize("name", SOCKETS["channels"])

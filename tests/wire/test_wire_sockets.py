@@ -167,6 +167,7 @@ def test_a_ping_inside_a_message_is_answered_at_once(server: Server) -> None:
         ({"Sec-WebSocket-Version": "13, 8"}, 426, "upgrade_required"),
         ({"Host": None}, 400, "bad_handshake"),
         ({"Host": "\xe9"}, 400, "bad_handshake"),
+        ({"Host": "a" * 256}, 400, "bad_handshake"),
         ({"Connection": "keep-alive"}, 400, "bad_handshake"),
         ({"Content-Length": "1"}, 400, "bad_handshake"),
         ({"Transfer-Encoding": "chunked"}, 400, "bad_handshake"),
@@ -198,6 +199,7 @@ def test_broken_handshake_is_refused(
         {"Connection": "keep-alive, UPGRADE", "Upgrade": "WebSocket"},
         {"Upgrade": "h2c, websocket"},
         {"X-Odd": "\xff"},
+        {"Host": "a" * 255, "Content-Length": "0"},
     ],
 )
 def test_odd_handshake_does_no_harm(server: Server, changes: dict[str, str | None]) -> None:
