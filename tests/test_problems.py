@@ -157,5 +157,5 @@ def test_outage_is_logged_once_a_minute(
     monkeypatch.setattr(outage, "_quiet_until", {})
     monkeypatch.setattr(outage, "time", clock := Clock())
     for clock.now in range(NOON, NOON + 180):
-        outage.log_outage(peewee.OperationalError("no x"))
+        outage.log_outage(peewee.OperationalError(f"no {clock.now}"))
     assert len(caplog.messages) == 3

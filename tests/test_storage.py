@@ -9,7 +9,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
-from contextlib import closing, nullcontext, suppress
+from contextlib import AbstractContextManager, closing, nullcontext, suppress
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -24,6 +24,7 @@ from helpers.clock import Clock
 from helpers.postgresql import Cluster
 from helpers.server import eventually, patience, within, writing
 from helpers.stored import change, rotate_key
+from helpers.stored import outage as broken_disk
 from models import DAY, HOUR, ApiKey, HourlyUsage, InvalidInput, User, db, now
 from ratelimit import Allowance, Limiter, Quota, Usage, window_end
 from settings import Settings, SettingsError, load
@@ -357,7 +358,8 @@ def test_save_that_fails_saves_nothing_and_the_next_one_all(store: KeyStore, new
     store.save()
     assert by_hand(saved) == [(3, 3)]
     store.hit(key_id, LONG)
-    store.save_and_close()
+    with broken_disk():  # whatever fails besides, a stop ends in order
+        store.save_and_close()
     assert by_hand(saved) == [(4, 4)]
 
 
@@ -421,10 +423,22 @@ def test_errors_of_postgresql_are_outages_or_mistakes(store: KeyStore) -> None:
         assert outage.is_outage(caught.value) == (code in OUTAGES), code
 
 
-def test_many_may_start_at_once_on_an_empty_database(cluster: Cluster) -> None:
-    settings = load({"DATABASE_URL": cluster.new_database()})
+@pytest.mark.parametrize(
+    "lacking",
+    [
+        ["DROP TABLE api_key"],
+        ["DROP INDEX api_key_expires_at", "ALTER TABLE api_key DROP COLUMN expires_at"],
+    ],
+    ids=["table", "column"],
+)
+def test_many_may_start_at_once_and_add_what_is_missing(
+    place: Settings, lacking: list[str]
+) -> None:
+    for sql in lacking:
+        by_hand(sql)
     with ThreadPoolExecutor(3) as threads:
-        assert list(threads.map(prepare_database, [settings] * 3)) == [None] * 3
+        assert list(threads.map(prepare_database, [place] * 3)) == [None] * 3
+    assert ["expires_at"] in [index.columns for index in db.get_indexes("api_key")]
 
 
 @in_postgres
@@ -510,15 +524,18 @@ def umask(request: pytest.FixtureRequest) -> Iterator[None]:
 @pytest.mark.usefixtures("umask")
 @pytest.mark.parametrize("mode", [None, 0o640])
 def test_file_is_for_its_owner(config: Settings, tmp_path: Path, mode: int | None) -> None:
-    """A file that has another mode keeps it."""
+    """A file that has another mode keeps it. Others could hold a lock that they can read."""
     if mode:
         (tmp_path / "test.db").touch()
         (tmp_path / "test.db").chmod(mode)
-    prepare_database(config)
+    prepare_database(config, is_service=True)
     with command_connection(config):
         User.create(username="ada", email="ada@example.com", password_hash="")
         modes = {path.name: path.stat().st_mode & 0o777 for path in tmp_path.glob("test.db*")}
-    assert modes == dict.fromkeys(("test.db", "test.db-wal", "test.db-shm"), mode or 0o600)
+    assert modes == {
+        **dict.fromkeys(("test.db", "test.db-wal", "test.db-shm"), mode or 0o600),
+        "test.db-lock": 0o600,
+    }
 
 
 @pytest.fixture
@@ -571,9 +588,12 @@ def test_file_that_is_no_database_stays_as_it_was(config: Settings, tmp_path: Pa
 
 
 @pytest.mark.usefixtures("app")
-def test_full_disk_is_named_as_the_reason() -> None:
+@pytest.mark.parametrize("connected", [lambda _: db.connection_context(), command_connection])
+def test_full_disk_is_named_as_the_reason(
+    config: Settings, connected: Callable[[Settings], AbstractContextManager[None]]
+) -> None:
     """SQLite ends the transaction by itself then, and peewee's rollback of it fails."""
-    with db.connection_context():
+    with connected(config):
         db.execute_sql("PRAGMA cache_size = 10")  # so that it writes before the end
         db.execute_sql("PRAGMA max_page_count = 1")
         with pytest.raises(peewee.OperationalError) as failure, db.atomic():
