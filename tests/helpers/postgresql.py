@@ -143,7 +143,11 @@ class Cluster(AbstractContextManager["Cluster"]):
         eventually(lambda: refused(load.replies) > 100, 10)
         self.thaw() if outage == "freeze" else self.start()
         back = time.monotonic()
-        eventually(lambda: load.statuses(max(back, time.monotonic() - 0.5)) == {200}, patience(5))
+        eventually(
+            lambda: load.statuses(max(back, time.monotonic() - 0.5)) == {200},
+            patience(5),
+            "all requests are served again: does get_connection give each connection back?",
+        )
         return load.stop()
 
     def __exit__(self, *error: object) -> None:
