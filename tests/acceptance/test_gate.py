@@ -14,7 +14,7 @@ from typing import ClassVar, NamedTuple
 import pytest
 
 from helpers.paths import GATE
-from helpers.rawsocket import TEXT, UPGRADE, Answer, Headers, frame, request_bytes
+from helpers.rawsocket import TEXT, UPGRADE, Answer, Named, frame, request_bytes
 from helpers.server import (
     Server,
     bash,
@@ -160,7 +160,7 @@ def ask(request: pytest.FixtureRequest, gate: Gate) -> Ask:
         output = subprocess.run(command, input=body, capture_output=True, timeout=20).stdout
         head, _, rest = output.partition(b"\r\n\r\n")
         line, *lines = head.decode("latin-1").split("\r\n")
-        return Answer(int(line.split()[1]), Headers(each.split(": ", 1) for each in lines), rest)
+        return Answer(int(line.split()[1]), Named(each.split(": ", 1) for each in lines), rest)
 
     return send
 

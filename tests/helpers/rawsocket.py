@@ -23,26 +23,23 @@ UPGRADE = {
 }
 
 
-class Headers(dict[str, str]):
-    def __missing__(self, name: str) -> str:
-        raise AssertionError(
-            f"the response has no header {name} (see API_HEADERS, or write_error in "
-            f"server/gunicorn_patches.py), only {[*self]}"
-        )
+class Named(dict[str, Any]):
+    """The headers of a response, or the fields of its body."""
 
-
-class Body(dict[str, Any]):
     def __missing__(self, name: str) -> Any:
-        raise AssertionError(f"the body has no {name}, only {dict(self)}")
+        raise AssertionError(
+            f"the response has no {name} (headers: see API_HEADERS, or write_error in "
+            f"server/gunicorn_patches.py), only {dict(self)}"
+        )
 
 
 class Answer(NamedTuple):
     status: int
-    headers: Headers
+    headers: Named
     body: bytes
 
     def json(self) -> Any:
-        return json.loads(self.body, object_hook=Body)
+        return json.loads(self.body, object_hook=Named)
 
 
 class Frame(NamedTuple):
@@ -102,7 +99,7 @@ class RawSocket(contextlib.AbstractContextManager["RawSocket"]):
         line, _, rest = head.decode("latin-1").partition("\r\n")
         parsed = Parser().parsestr(rest)
         del parsed["Server"]  # Caddy adds its own
-        headers = Headers(parsed.items())
+        headers = Named(parsed.items())
         assert len(headers) == len(parsed), f"a header comes twice: {head!r}"
         date = parsedate_to_datetime(headers["Date"]).timestamp() if "Date" in headers else None
         assert date is None or abs(date - time.time()) < 60, f"Date is not now: {head!r}"

@@ -30,7 +30,6 @@ from helpers.server import (
 )
 
 PYTHON = sys.executable
-UNIX = "--bind unix:/tmp/demo-$PORT.sock"  # a short path, as Unix sockets need
 UNSUPPORTED = "is not supported; docs/deploying.md lists what is"
 
 
@@ -44,8 +43,11 @@ UNSUPPORTED = "is not supported; docs/deploying.md lists what is"
         in_ci([PYTHON, "-m", "gunicorn", "app:app"], id="gunicorn app:app"),
         pytest.param(
             [
-                *("sh", "-c", f'exec "$@" --bind 127.0.0.1:$PORT {UNIX}', "sh"),
-                *(*serve_command(), "--preload"),
+                # Unix sockets need a short path.
+                *("sh", "-c", 'exec "$@" --bind 127.0.0.1:$PORT --bind unix:/tmp/demo-$PORT.sock'),
+                "sh",
+                *serve_command(),
+                "--preload",
             ],
             id="gunicorn -k gevent app:app --preload --bind unix:PATH",
         ),
