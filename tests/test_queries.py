@@ -19,7 +19,7 @@ from helpers import sample
 from helpers.commands import run_commands
 from helpers.described import OPERATIONS
 from helpers.paths import KEYS, PROFILE, SECURITY, pages
-from helpers.stored import change, stored_secrets
+from helpers.stored import change, fields, stored_secrets
 from models import DEFAULT_TYPE, HOUR, TABLES, ApiKey, HourlyUsage, User, db, now
 from service.application import Service
 from settings import Settings
@@ -41,7 +41,9 @@ FILL = [
     f"INSERT INTO hourly_usage {USERS} SELECT 0, i, 1 FROM n",
 ]
 # What an index finds: a row, the rows of a user, an hour of a key; what is old.
-ROW = {"id=?", "rowid=?", "<expr>=?"}
+ROW = {"id=?", "rowid=?", "<expr>=?"} | {
+    f"{each.column_name}=?" for each in fields(peewee.Field) if each.unique
+}
 LISTS = {"user list", "key list", "usage", "backup"}  # commands that read all rows
 STATEMENT = re.compile("(?!.*sqlite_master)(SELECT|INSERT|UPDATE|DELETE)")
 FEW = {"user_id=?", "key_id=?", "api_key_id=?", "hour=?", "hour<?", "expires_at<?"}

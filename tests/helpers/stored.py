@@ -71,7 +71,8 @@ def add_hidden_user() -> str:
 def add_rows(key: ApiKey, text: str, number: int, is_full: bool = False) -> None:
     """Store a row of the key's user in each table that was added to the first three.
 
-    It has this text in each column of texts, and this number wherever one is needed, or is_full.
+    It has this text in each column of texts, and this number wherever one is needed, or, if
+    is_full, in all that aren't made for each row, as an UUID is.
     """
     owners: dict[str, Any] = {"user": key.user_id, "api_key": key.id}
     with db.connection_context():
@@ -84,7 +85,9 @@ def add_rows(key: ApiKey, text: str, number: int, is_full: bool = False) -> None
                     row[name] = owners.get(field.rel_model._meta.table_name)
                 elif isinstance(field, TEXTS):
                     row[name] = text
-                elif is_full or not (field.null or field.default is not None):
+                elif not callable(field.default) and (
+                    is_full or not (field.null or field.default is not None)
+                ):
                     row[name] = now() if name.endswith("_at") else number
             made = table.insert(row).on_conflict_ignore().execute()  # a number may be unique
             # A row of a table that comes later may belong to this one.
