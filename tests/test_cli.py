@@ -164,12 +164,13 @@ def test_lists_have_an_order(cli: FlaskCliRunner, new_key: NewKey) -> None:
     for name in ("bob", "eve"):
         new_user(name)
     for text in "bac":
-        add_rows(row(new_key()), text, 1)
+        add_rows(row(new_key()), text, 1, is_full=text == "a")
     for command in [name for name, arguments in COMMANDS.items() if not arguments]:
         printed = done(cli.invoke(args=command.split()))
         with turned():
             assert printed == done(cli.invoke(args=command.split())), (
-                f"flask {command}: add order_by() to the query, with the id at its end"
+                f"flask {command}: add order_by() to the query, with the id at its end, and with "
+                "is_null() before a column that may be null"
             )
 
 

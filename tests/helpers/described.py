@@ -110,7 +110,10 @@ class Operation:
         """The path with the examples of its parameters, or with this value for each."""
         described = [each for each in self.parameters if each.get("required") or not only_required]
         values = {each["name"]: value or str(each["example"]) for each in described}
-        values |= {name: str(changed) for name, changed in (changes or {}).items()}
+        values |= {
+            name: changed if isinstance(changed, str) else json.dumps(changed)
+            for name, changed in (changes or {}).items()
+        }
         query = {name: values[name] for name in self.query.keys() & values.keys()}
         path = self.path.format(**{name: quote(text, safe="") for name, text in values.items()})
         return f"{path}?{urlencode(query)}"
@@ -155,7 +158,8 @@ def values_of(schema: Any) -> Iterator[tuple[Any, bool]]:
     yield from ((bound, True) for bound in (low, high) if bound is not None)
     yield from ((low - 1, False),) if low is not None else ()
     yield from ((high + 1, False), ("9" * 30, False)) if high is not None else ()
-    yield from ((value, True) for value in schema.get("enum", ()))
+    is_boolean = schema.get("type") == "boolean"
+    yield from ((value, True) for value in schema.get("enum", (True, False) if is_boolean else ()))
     yield from (("x" * 20, False),) if "enum" in schema else ()
     if (size := schema.get("maxLength")) and "format" not in schema:  # such as an address
         longest = "x" * size

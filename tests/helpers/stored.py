@@ -15,7 +15,10 @@ from models import DAY, HOUR, TABLES, ApiKey, HourlyUsage, User, db, now
 
 HIDDEN = re.compile(r"HIDDEN|\b777,?[78]\d\d\b")  # also if requests of others are added
 OWN = re.compile(r"\b(?:ada|ci)\b|~\w+")  # what Ada's rows have, unless they are renamed
-ORDERED = re.compile(r"^((?!.* UNION ).* ORDER BY (?:[^()]|\([^()]*\))*?)( LIMIT .*)?$", re.DOTALL)
+ORDERED = re.compile(
+    r"^((?!.* UNION ).* ORDER BY )((?:[^()]|\([^()]*\))*?)( LIMIT .*)?$", re.DOTALL
+)
+TERM = re.compile(r"((?:[^(),]|\([^()]*\))+?)( ASC| DESC)?(?=,|$)")  # of an order
 TEXTS = (CharField, TextField)
 NEEDED = {"id", "digest", "type"}  # so that a key is valid
 COUNTS = {"total", "reset", "used", "last_used_at"}
@@ -95,11 +98,11 @@ def add_rows(key: ApiKey, text: str, number: int, is_full: bool = False) -> None
 
 
 def add_many_rows(key: ApiKey, first: int = 4, last: int = 104) -> None:
-    """More than a page shows; each with a text of its own, of four letters."""
+    """More than a page shows, each with a text of its own; the first one has no nulls."""
     hour = now() // HOUR * HOUR
     for number in range(first, last + 1):
         letters = "".join("abcdefghij"[int(digit)] for digit in str(1000 + number))
-        add_rows(key, f"~{letters}", number % 3 + 1)
+        add_rows(key, f"~{letters}", number % 3 + 1, is_full=number == 4)
         with db.connection_context():
             insert = HourlyUsage.insert(hour=hour - number * HOUR, key_id=key.id, requests=1)
             insert.on_conflict_ignore().execute()  # an hour may have begun since the last call
@@ -125,14 +128,25 @@ def write(field: Field, value: object, where: object = True) -> bool:
         return bool(field.model.update({field: value}).where(where).execute())
 
 
+def reorder(query: re.Match[str]) -> str:
+    """The query with nulls on the other side, and with what is equal in a random order."""
+    terms = TERM.sub(
+        lambda term: f"{term[0]} NULLS {'FIRST' if term[2] == ' DESC' else 'LAST'}", query[2]
+    )
+    return f"{query[1]}{terms}, random(){query[3] or ''}"
+
+
 @contextmanager
 def turned() -> Iterator[None]:
-    """Meanwhile, rows come in another order, as they may, unless a query has a full ORDER BY."""
+    """Meanwhile, rows come in another order, as they may, unless a query has a full ORDER BY.
+
+    Nulls come where PostgreSQL has them: at the end, or with DESC at the beginning.
+    """
     execute = peewee.SqliteDatabase.execute_sql
 
     def turn(database: Any, sql: str, *values: Any) -> Any:
         execute(database, "PRAGMA reverse_unordered_selects = 1")
-        return execute(database, ORDERED.sub(r"\1, random()\2", sql), *values)
+        return execute(database, ORDERED.sub(reorder, sql), *values)
 
     with mock.patch.object(peewee.SqliteDatabase, "execute_sql", turn):
         yield
