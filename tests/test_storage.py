@@ -210,6 +210,12 @@ def test_row_whose_query_began_before_a_change_is_not_remembered(
     old = store.find(key_id)
     monkeypatch.undo()
     assert store.find(key_id) is not old
+    monkeypatch.setattr(
+        db.obj, "commit", lambda commit=db.obj.commit: store.find(key_id) and commit()
+    )
+    with transaction():
+        by_hand("UPDATE api_key SET name = 'new'")
+    assert getattr(store.find(key_id), "name", "") == "new", "clear the cache after the commit"
 
 
 def test_nothing_that_a_store_asks_waits_for_connections_of_pages(
