@@ -89,12 +89,9 @@ def test_only_what_is_a_bug_is_logged_as_one(
         "SELECT 1 FROM no_table",
     ],
 )
-def test_query_with_a_mistake_is_a_bug(
-    app: Flask, client: FlaskClient, caplog: pytest.LogCaptureFixture, sql: str
-) -> None:
+def test_query_with_a_mistake_is_a_bug(app: Flask, client: FlaskClient, sql: str) -> None:
     app.add_url_rule("/api/wrong", "wrong", lambda: current_service().store._query(sql))
     assert client.get("/api/wrong").status_code == 500
-    assert "Traceback" in caplog.text
 
 
 @pytest.mark.parametrize("abort", [abort, werkzeug.exceptions.abort], ids=["flask", "werkzeug"])

@@ -11,7 +11,7 @@ from service.client_address import client_network
 from settings import Settings, load
 
 FORWARDED = {
-    "X-Forwarded-Proto": "http, https",
+    "X-Forwarded-Proto": "http, HTTPS",
     "X-Forwarded-Host": "mallory.example",
     "X-Forwarded-Prefix": "/mallory",
     "Forwarded": "for=203.0.113.9;host=mallory.example",

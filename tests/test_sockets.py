@@ -131,6 +131,7 @@ def test_push_to_a_client_that_has_left_raises_nothing(accepted: Server, peer: R
     """It would end the ticker of all others."""
     serving, ws = start(accepted)
     peer.sock.close()
+    ws.ping()
     ws.send_now(b"late")
     assert serving.get(timeout=30) == CloseCode.ABNORMAL
 

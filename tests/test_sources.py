@@ -38,6 +38,11 @@ RULES = {
     "redirect to url_for(...)": (r"redirect\(f?[\"']/", []),
     # One that was made up has no password_hash, so `transaction` takes it for a changed account.
     "read the User, for example with User.get_or_none": (r"(?<!class )\bUser\(", []),
+    # An operator, or NTP, may set the clock of the machine.
+    "measure ages and waits by time.monotonic()": (
+        r"\btime\(\) [-+<>]|[-+<>]=? (?:time\.)?time\(\)",
+        ["web/log_in.py", "ws/ticker.py"],
+    ),
     # It has the password of the database.
     "say `settings.sqlite or 'PostgreSQL'` instead of the URL": (
         r"{[^{}]*database_url",
