@@ -70,8 +70,9 @@ def verify_password(user: User | None, password: str) -> bool:
 
     A text that is too long to be a password is not hashed: normalizing it could take 0.3 s.
     """
-    stored = user.password_hash if user else UNMATCHABLE_HASH
-    return len(password) <= MAX_PASSWORD and bool(_scrypt(check_password_hash, stored, password))
+    return len(password) <= MAX_PASSWORD and bool(
+        _scrypt(check_password_hash, user.password_hash if user else UNMATCHABLE_HASH, password)
+    )
 
 
 @cache

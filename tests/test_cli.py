@@ -188,8 +188,12 @@ def test_list_of_a_user_is_that_of_all_without_the_rows_of_others(
         lacking = {*OWN.findall(of_all)} - {*OWN.findall(of_one), "ada"}
         assert not lacking, f"{advice}, and show all of the user: {lacking}"
         for name in ("ADA", "ada@example.com"):
-            assert cli.invoke(args=[*command, name]).stdout == of_one, f"{command}: user_named"
-        assert NO_USER in refused(cli.invoke(args=[*command, "nobody"])), f"{command}: user_named"
+            assert cli.invoke(args=[*command, name]).stdout == of_one, (
+                f"{command} {name}: call user_named"
+            )
+        assert NO_USER in refused(cli.invoke(args=[*command, "nobody"])), (
+            f"{command} {name}: call user_named"
+        )
 
 
 def test_list_has_a_header_on_a_terminal(shell: dict[str, Any], key: str) -> None:

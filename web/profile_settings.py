@@ -117,7 +117,6 @@ def hourly_requests(user: User) -> dict[int, int]:
 def create_key() -> ResponseReturnValue:
     name, type = form_text("name"), form_text("type")
     check_fields(name=name, type=type)
-    tier = form_option("limit", tiers_for_users(current_service().settings.rate_limits))
     lifetime = LIFETIMES[form_option("expires", LIFETIMES)]
     end = now() + lifetime if lifetime else None
     # A nonce may be any text: its digest fits the column.
@@ -129,7 +128,7 @@ def create_key() -> ResponseReturnValue:
             name,
             type,
             current_service().settings.keys_per_user,
-            tier=tier,
+            tier=form_option("limit", tiers_for_users(current_service().settings.rate_limits)),
             expires_at=end,
             nonce=nonce,
         )
@@ -168,12 +167,11 @@ def rename_key(key_id: str) -> ResponseReturnValue:
 @bp.post("/security/keys/<key_id>/successor")
 @show_errors_on(partial(confirm_key_change, action="rotate"))
 def rotate_key(key_id: str) -> ResponseReturnValue:
-    grace = GRACES[form_option("grace", GRACES)]
     throttle(NEW_KEYS, g.user.id)
     old, key, secret = api_keys.rotate_key(
         g.user,
         key_id,
-        grace,
+        GRACES[form_option("grace", GRACES)],
         current_service().store.save,
         only_if_unused="unused" in request.form,
     )
