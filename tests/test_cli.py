@@ -179,9 +179,8 @@ def test_list_of_a_user_is_that_of_all_without_the_rows_of_others(
 ) -> None:
     add_many_rows(row(new_key()), 1, 3)
     add_hidden_user()
-    for command in map(str.split, COMMANDS):
-        if not re.search(r"\[USER\w*\]\n", cli.invoke(args=[*command, "--help"]).stdout):
-            continue
+    helps = {name: cli.invoke(args=[*name.split(), "--help"]).stdout for name in COMMANDS}
+    for command in [name.split() for name in helps if re.search(r"\[USER\w*\]\n", helps[name])]:
         of_one, of_all = (cli.invoke(args=command + more).stdout for more in (["ADA"], []))
         advice = f"flask {' '.join(command)} ada: query = query.where(ROW.user == user)"
         assert not HIDDEN.search(of_one), f"{advice}: {of_one}"
