@@ -196,9 +196,11 @@ def test_list_of_a_user_is_that_of_all_without_the_rows_of_others(
 
 
 def test_list_has_a_header_on_a_terminal(shell: dict[str, Any], key: str) -> None:
-    in_a_terminal = "import pty; pty.spawn(['sh', '-c', '$FLASK key list'])"
+    in_a_terminal = "import pty; pty.spawn(['sh', '-c', 'PYTHONIOENCODING=ascii $FLASK key list'])"
+    change(key, name="\u00e9")
     header, row = run(f'"$PYTHON" -c "{in_a_terminal}"', shell)[1].splitlines()
-    assert (header, row[:8]) == ("\t".join(KEY_COLUMNS), key[8:16])
+    assert (header, row[:18]) == ("\t".join(KEY_COLUMNS), f"{key[8:16]}\tada\t\\xe9\t")
+    assert run("$FLASK key list | true", shell)[2] == "", "whose reader has ended"
 
 
 @pytest.mark.usefixtures("owner")
@@ -211,6 +213,7 @@ def test_key_lasts_as_long_as_told(
     """This command writes a key to the descriptor of standard output itself."""
     cli.app.cli.main(["key", "create", "ada", "ci", "--expires", text], standalone_mode=False)
     made = row(capfd.readouterr().out)
+    assert (made.type, made.tier) == ("production", "free"), "unless it is told"
     assert made.expires_at - made.created_at in (seconds - 1, seconds)
 
 
@@ -249,7 +252,7 @@ MISTAKES = [
         *MISTAKES,
         ("user password ada --password-stdin", "password: Use 10 to 256 characters."),
         ("user create bob nowhere --password-stdin", "email: Enter an address"),
-        ("key create ada ci --tier gold", "gold"),
+        ("key create ada ci --tier gold", "no tier 'gold', only pro, free, five, once."),
         ("key tier KEY gold", "gold"),
         ("key revoke nobody's", NO_KEY),
     ],

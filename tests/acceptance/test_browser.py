@@ -352,7 +352,8 @@ FAULTS = """() => {
     const wide = all("html, pre, .scroll, .log, .bar").filter(e => e.scrollWidth > e.clientWidth)
     const bare = all("[role=status], [role=alert]").filter(
         e => [...e.childNodes].some(node => node.nodeType === 3 && node.data.trim()))
-    return [...wide, ...bare].map(element => element.outerHTML.slice(0, 200))
+    const tiny = all('html:not(:has([name=viewport]))') // on a phone
+    return [...wide, ...bare, ...tiny].map(element => element.outerHTML.slice(0, 200))
 }"""
 
 

@@ -136,6 +136,7 @@ ALWAYS = {
     "Content-Type": "application/problem+json",
     "Cache-Control": "no-store",
     "Access-Control-Allow-Origin": "*",
+    "Connection": "close",
 }
 POST = b"POST /log-in HTTP/1.1\r\nHost: a\r\n"
 MALFORMED = {  # requests, by the status and the detail of the answer
