@@ -167,6 +167,7 @@ def test_pages_work_without_a_script_and_without_a_mouse(page: Page, server: Ser
         for _ in range(80):
             page.keyboard.press("Tab")
             if wanted.evaluate("element => element == document.activeElement"):
+                assert style(wanted, "outlineStyle") == "solid", f"{name}: where is the focus?"
                 return page.keyboard.press("Enter")
         raise AssertionError(f"{name} cannot be reached")
 
@@ -207,17 +208,22 @@ def test_double_click_on_a_slow_server_makes_one_key(page: Page, server: Server)
 
 def test_console_is_live_and_its_command_works(page: Page, server: Server) -> None:
     """A key may be pasted with spaces; what is none gets into no command."""
+    used_up = server.new_key(tier="once")
+    assert server.ask(TEST, X_API_Key=used_up).status == 200
     page.goto("/")
     card(page, TEST).locator("summary").first.click()
     code = page.get_by_role("group", name=f"Shell code for {TEST}")
     for key, words in [
         ("", "This endpoint needs a key. Enter a key above, or create a free key."),
         ("$(reboot)", "This API key is not valid."),
+        (used_up, "The limit of 1 request per day is used up. Try again in "),
         (f" {server.new_key()} ", "Connected"),
     ]:
-        assert "$KEY" in code.text_content()
+        assert re.search(rf"\$KEY|{used_up}", code.text_content())
         page.get_by_label("API key", exact=True).fill(key)
         expect(press(page, TIME, "Connect")).to_contain_text(words)
+    allowance = page.locator(".allowance:has([value='0'])")  # of the one that is used up
+    expect(allowance).to_have_text("once: 0 of 1 left today")
     expect(code.locator("wbr")).to_have_count(4)  # an address breaks only after a slash
     assert '"success":true' in bash(code.text_content(), REPOSITORY)
 
@@ -230,8 +236,10 @@ def test_every_button_of_the_console_does_what_it_says(page: Page, server: Serve
     expect(page.locator(f"main button:not({pressed})"), "press it, too").to_have_count(0)
     for button, kind in product(page.locator("[data-show]").all(), ("text", "password")):
         button.click()
-        field = page.locator(f"#{button.get_attribute('data-show')}")
-        expect(field).to_have_attribute("type", kind)
+        field = f"#{button.get_attribute('data-show')}[type={kind}]"
+        expect(
+            page.locator(f"{field} + [aria-pressed={'false' if kind == 'password' else 'true'}]")
+        ).to_be_visible()
         shown = page.locator(".secret").first.evaluate(
             "it => getComputedStyle(it).webkitTextSecurity"
         )
@@ -244,6 +252,7 @@ def test_every_button_of_the_console_does_what_it_says(page: Page, server: Serve
             button.click()
             expect(button).to_have_text("Copied")
             assert page.evaluate("navigator.clipboard.readText()") == text
+            assert not re.search("KEY|import os", text), "the typed key is not in this code"
     for button in page.locator("[data-send]").all():
         button.click()
         expect(button.locator("xpath=ancestor::article")).to_contain_text(re.compile("20[04] "))
@@ -262,6 +271,10 @@ def test_every_button_of_the_console_does_what_it_says(page: Page, server: Serve
         expect(lines.last).to_contain_text(f'"message":"{message}"')
         expect(lines.nth(-2)).to_have_text(message)
     expect(lines).to_have_count(50)
+    hidden = lines.last.locator("..").evaluate(
+        "log => log.scrollHeight - log.clientHeight - log.scrollTop"
+    )
+    assert hidden < 10, "the log scrolls to its end"
 
 
 @pytest.mark.parametrize(("width", "most"), [(1280, 2200), (360, 3400)])
