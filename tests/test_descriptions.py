@@ -68,7 +68,7 @@ KEY_ERRORS = {*raised_errors.errors_in(inspect.getsource(auth))}
 UNSTORABLE = ("a\ud800", "a\0b")  # texts of JSON that SQLite or PostgreSQL cannot store
 WRONG: tuple[Any, ...] = (None, True, 7, -1, 10**30, 1.5, "", "x" * 5000, [], {}, [[]], *UNSTORABLE)
 NONCE = r'name="nonce" value="\w+"'
-PARTS = re.compile(r"\d+|\D+")
+PARTS = re.compile(r"\d+|\D+")  # of a text: its numbers, and what is between them
 SIZES = {"limit", "count", "size", "per_page", "page_size", "top"}  # parameters: of a list
 LIMITS = {
     *("RateLimit-Policy", "RateLimit"),
