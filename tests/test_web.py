@@ -1173,8 +1173,9 @@ def test_everything_has_the_security_headers(client: FlaskClient) -> None:
             "same-origin",
             "nosniff",
         )
-        kept = "no-cache" if path in static_urls else "no-store"
-        assert headers.get("Cache-Control") == kept, f"{path}: see add_security_headers"
+        assert headers.get("Cache-Control") == (
+            "no-cache" if path in static_urls else "no-store"
+        ), f"{path}: see add_security_headers"
         assert "Access-Control" not in str(headers), "pages are for their own origin only"
 
 

@@ -222,8 +222,8 @@ def test_console_is_live_and_its_command_works(page: Page, server: Server) -> No
         assert re.search(rf"\$KEY|{used_up}", code.text_content())
         page.get_by_label("API key", exact=True).fill(key)
         expect(press(page, TIME, "Connect")).to_contain_text(words)
-    allowance = page.locator(".allowance:has([value='0'])")  # of the one that is used up
-    expect(allowance).to_have_text("once: 0 of 1 left today")
+    # Of the key that is used up.
+    expect(page.locator(".allowance:has([value='0'])")).to_have_text("once: 0 of 1 left today")
     expect(code.locator("wbr")).to_have_count(4)  # an address breaks only after a slash
     assert '"success":true' in bash(code.text_content(), REPOSITORY)
 
@@ -271,10 +271,9 @@ def test_every_button_of_the_console_does_what_it_says(page: Page, server: Serve
         expect(lines.last).to_contain_text(f'"message":"{message}"')
         expect(lines.nth(-2)).to_have_text(message)
     expect(lines).to_have_count(50)
-    hidden = lines.last.locator("..").evaluate(
-        "log => log.scrollHeight - log.clientHeight - log.scrollTop"
-    )
-    assert hidden < 10, "the log scrolls to its end"
+    assert lines.last.evaluate(
+        "({ parentElement: log }) => log.scrollHeight - log.clientHeight - log.scrollTop < 10"
+    ), "the log scrolls to its end"
 
 
 @pytest.mark.parametrize(("width", "most"), [(1280, 2200), (360, 3400)])
