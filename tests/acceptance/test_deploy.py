@@ -13,6 +13,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -145,24 +146,47 @@ def logged(folder: Path) -> str:
 PROXIES = ["nginx.conf", "Caddyfile", "gate.nginx.conf", "gate.Caddyfile"]
 
 
-@pytest.mark.parametrize("name", PROXIES)
-def test_no_key_is_logged_in_whatever_form_and_whatever_fails(tmp_path: Path, name: str) -> None:
-    """The service is away, or the proxy may open no connection to it."""
-    host, key = KEYS_HOST if name.startswith("gate") else "localhost", random_key()
-    with proxy(name, tmp_path, free_port()) as port:
-        pid = int((tmp_path / "proxy/pid").read_text())
-        for number, query in enumerate(("?", "#?", "%3F", "/", "%3fapi%5fkey%3D")):
+@pytest.mark.parametrize(
+    ("name", "host", "asked"),
+    [
+        ("nginx.conf", "localhost", 1),
+        ("Caddyfile", "localhost", 1),
+        ("gate.nginx.conf", KEYS_HOST, 1),
+        ("gate.Caddyfile", KEYS_HOST, 1),
+        ("gate.nginx.conf", "localhost", 2),  # a pre-flight asks the API
+        ("gate.Caddyfile", "localhost", 2),
+    ],
+)
+def test_no_key_is_logged_in_whatever_form_and_whatever_fails(
+    tmp_path: Path, name: str, host: str, asked: int
+) -> None:
+    """The service and the API are away, or the proxy may open no connection to them.
+
+    The log says whom the proxy has asked in vain.
+    """
+    key = random_key()
+    ports = (free_port(), free_port())
+    preflight = {"Origin": "https://a", "Access_Control_Request_Method": "PUT"}
+    headers = preflight | {"Host": host, "X_API_Key": key, "Cookie": key, "Referer": key}
+    queries = enumerate(("?", "#?", "%3F", "/", "%3fapi%5fkey%3D"))
+    with proxy(name, tmp_path, *ports) as port:
+        for (number, query), method in product(queries, ("GET", "OPTIONS")):
             with tls(port, name=host) as client:
-                path = f"/{number}{query}{key}"
-                assert client.request(path, Host=host, X_API_Key=key, Cookie=key).status == 502
+                answer = client.request(f"/{number}{query}{key}", method, **headers)
+                assert answer.status in (502, 503)
         for odd in (["-X", key], ["-H", f"Host: {key}.test"]):
             curl = [find_program("curl"), "-sk", "--connect-to", f"{host}:443:127.0.0.1:{port}"]
             subprocess.run([*curl, *odd, f"https://{host}/odd"], check=True)
         with tls(port, name=host) as client:
+            pid = int((tmp_path / "proxy/pid").read_text())
             resource.prlimit(pid, resource.RLIMIT_NOFILE, (1, 1))
-            client.request(f"/last?api_key={key}", Host=host, Referer=key)
+            client.request(f"/last?api_key={key}", **headers)
         eventually(lambda: "/last" in logged(tmp_path))
-    assert all(f"/{number}" in logged(tmp_path) for number in range(5))
+    named = {
+        *(f"/{number}" for number in range(5)),
+        *(f"127.0.0.1:{each}" for each in ports[:asked]),
+    }
+    assert not [each for each in named if each not in logged(tmp_path)]
     assert key not in logged(tmp_path)
     assert "enabling automatic HTTP" not in logged(tmp_path), "Caddy has no port 80"
 
@@ -177,8 +201,10 @@ def test_proxy_passes_forms_sockets_and_addresses(tmp_path: Path, name: str) -> 
     ):
         with tls(port, name=host) as client:
             ours = f"Host: {host}:{port}\r\nOrigin: https://{host}:{port}".encode()
-            fields = {"username": "ada", "email": "ada@example.com", "password": "long enough"}
-            client.send(form_bytes("/sign-up", **fields).replace(b"Host: a", ours))
+            form = form_bytes(
+                "/sign-up", username="ada", email="a@b.example", password="long enough"
+            )
+            client.send(form.replace(b"Host: a", ours))
             answer = client.answer()
             assert answer.status == 303, "Origin is compared with Host"
             assert "Secure" in answer.headers["Set-Cookie"], "X-Forwarded-Proto says https"
@@ -191,8 +217,8 @@ def test_proxy_passes_forms_sockets_and_addresses(tmp_path: Path, name: str) -> 
                 client.send(frame(TEXT, "grüße".encode()))
                 assert client.frame().json()["message"] == "grüße"
             with tls(port, "127.0.0.2", host) as again:
-                headers = {"Host": host, "X-Forwarded-For": "198.51.100.7"}
-                assert again.handshake(ECHO, {**headers}).status == 429
+                spoofed = again.handshake(ECHO, {"Host": host, "X-Forwarded-For": "198.51.100.7"})
+                assert spoofed.status == 429
 
 
 def dockerfile(instruction: str) -> str:

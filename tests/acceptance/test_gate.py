@@ -496,26 +496,6 @@ def test_while_both_instances_are_frozen_nothing_passes_and_clients_wait_for_11_
     assert not api.received
 
 
-@pytest.mark.parametrize("name", GATES)
-def test_while_the_service_is_away_nothing_passes_and_no_key_is_logged(
-    tmp_path: Path, name: str
-) -> None:
-    """A pre-flight fails when the API is away, too."""
-    service, api, key = Server(tmp_path), Api(), random_key()
-    api_port = api.server_address[1]
-    with proxy(name, tmp_path, service.port, api_port) as port:
-        gate, more = Gate(port, service, api), {"Referer": key} | PREFLIGHT
-        with serving(api):
-            request = with_spoofed_headers("GET", f"/first?api_key={key}", key, more)
-            assert gate.send(request).status in (502, 503)
-        request = with_spoofed_headers("OPTIONS", f"/second?api_key={key}", key, more)
-        assert gate.send(request).status in (502, 503)
-        named = ("/first", "/second", f"127.0.0.1:{service.port}", f"127.0.0.1:{api_port}")
-        eventually(lambda: all(each in logged(tmp_path) for each in named))
-    assert not api.received
-    assert key not in logged(tmp_path)
-
-
 def test_compose_starts_the_same_caddyfile_with_other_addresses() -> None:
     """Docker is not needed for this; only Caddy has a port."""
     yaml = pytest.importorskip("yaml")
