@@ -13,8 +13,6 @@ from helpers.clock import NOON, Clock
 from ws import ticker
 from ws.connection import WebSocket
 
-APP = Flask("test")
-
 
 class Sleeper(Clock):
     """Stands in for `gevent`, too: a sleeper wakes in time, or later if `late` says so."""
@@ -43,7 +41,7 @@ class Sleeper(Clock):
         ws.messages = lambda: [Event().wait()]
 
         def serve() -> None:
-            with APP.app_context():
+            with Flask("test").app_context():
                 self.ticker.stream(ws)
 
         gevent.spawn(serve)

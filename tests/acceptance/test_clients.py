@@ -42,8 +42,9 @@ def test_a_generated_python_client_works(server: Server, server_key: str, tmp_pa
     call = "from demo_client.api.protected import get_usage\nprint(get_usage.sync(client=client))"
     given = f"url, key = {server.url!r}, {server_key!r}\n"
     assert "WARNING" not in run(program, *arguments, cwd=tmp_path).upper()
-    called = run(sys.executable, "-c", f"{given}{python}{call}", cwd=tmp_path)
-    assert "requests_remaining=" in called
+    assert "requests_remaining=" in run(
+        sys.executable, "-c", f"{given}{python}{call}", cwd=tmp_path
+    )
 
 
 @pytest.mark.parametrize("start", ["**429.**", "**401.**", "A message of more than"])

@@ -101,8 +101,9 @@ class Firefox(Browser):
         start(
             [find_program("firefox-esr", "firefox"), "--headless", "--no-remote", *profile], running
         )
-        address = f"ws://127.0.0.1:{port}/session"
-        self._socket = self.wait(lambda: running.enter_context(connect(address)), "Firefox")
+        self._socket = self.wait(
+            lambda: running.enter_context(connect(f"ws://127.0.0.1:{port}/session")), "Firefox"
+        )
         self._ask("session.new", capabilities={})
         self._window = self._ask("browsingContext.getTree")["contexts"][0]["context"]
         ask = partial(self._ask, context=self._window)
@@ -127,8 +128,11 @@ class Firefox(Browser):
         return str(answer["result"]["value"])
 
     def act(self, type: str, *actions: dict[str, object]) -> None:
-        devices = [{"type": type, "id": type, "actions": actions}]
-        self._ask("input.performActions", context=self._window, actions=devices)
+        self._ask(
+            "input.performActions",
+            context=self._window,
+            actions=[{"type": type, "id": type, "actions": actions}],
+        )
 
 
 class WebKit(Browser):
@@ -155,8 +159,9 @@ class WebKit(Browser):
             return json.load(answer)["value"]
 
     def evaluate(self, function: str, text: str) -> str:
-        script = f"return ({function})(arguments[0])"
-        return str(self._ask("/execute/sync", script=script, args=[text]))
+        return str(
+            self._ask("/execute/sync", script=f"return ({function})(arguments[0])", args=[text])
+        )
 
     def act(self, type: str, *actions: dict[str, object]) -> None:
         self._ask("/actions", actions=[{"type": type, "id": type, "actions": actions}])
