@@ -91,11 +91,13 @@ UNNOTICED = re.compile(
 )
 NOTICE = '<div role="status"><p class="notice">'  # a message
 MARKUP = "<i>\"&'"
-ALLOWED_MARKUP = ("<i>@example.com", "https://example.com/<i>", "<i>long enough")  # by some rules
 # Markup, or an attribute without quotes; werkzeug writes the html of redirects.
 UNSAFE = re.compile(r"""<i>|<(?!html)[a-z](?:"[^"]*"|'[^']*'|[^"'>])*=(?!["'])""")
 LONG = "x" * 300
-WRONG = ("", "-1", "\u00b2", "9" * 30, LONG, "a\tb", "\0", MARKUP, *ALLOWED_MARKUP)
+WRONG = (
+    *("", "-1", "\u00b2", "9" * 30, LONG, "a\tb", "\0", MARKUP),
+    *("<i>@example.com", "https://example.com/<i>", "<i>long enough"),  # markup that a rule allows
+)
 
 LogIn = Callable[[str], FlaskClient]
 
@@ -350,7 +352,6 @@ def test_thirty_keys_an_hour_are_what_a_user_gets(
 def test_account_is_deleted_with_its_keys_by_its_password_and_its_name(ada: FlaskClient) -> None:
     key = secret_in(create_key(ada))
     assert ask_api(ada, key).status_code == 200
-    assert f'href="{PROFILE}/delete"' in ada.get(PROFILE).text
     right = {"password": PASSWORD, "confirmed": "ada"}
     for wrong, words in [
         ({"password": "wrong"}, "This is not your password."),
@@ -1099,9 +1100,8 @@ def test_no_form_is_taken_from_another_site(
 ) -> None:
     """Nor are these counted."""
     create_key(ada)
-    evil, forms = evil_form(app, ada), routes(app, "POST")
-    assert set(forms) > PUBLIC_FORMS
-    for path in forms * 6:
+    evil = evil_form(app, ada)
+    for path in routes(app, "POST") * 6:
         answer = ada.post(path, data=evil, headers=headers)
         assert (answer.status_code, "Set-Cookie" in answer.headers) == (403, False), path
         assert "sent from another site" in answer.text
@@ -1283,7 +1283,8 @@ def test_path_prefix_is_part_of_all_links_and_forms_and_everything_is_linked(
         for lead in (*leads, answer.location or "/demo/"):
             assert lead.startswith("/demo/"), answer.request.path
             assert not SECRET.search(lead), f"{answer.request.path}: a key is in a link"
-            linked.add(lead.removeprefix("/demo").partition("#")[0])
+            # A form that its own page sends leads nobody there.
+            linked |= {lead.removeprefix("/demo").partition("#")[0]} - {answer.request.path}
     needed = {path for method in ("GET", "POST") for path in routes(app, method)}
     needed -= {path for path in needed if path.startswith(f"{KEYS}/ada/")}  # no key has this ID
     needed -= {f"{path_of(0)}/{action}" for action in ("rotate", "successor")}  # it is replaced
@@ -1300,8 +1301,8 @@ def test_pages_are_headed_as_the_links_that_lead_to_them(ada: FlaskClient) -> No
         (SECURITY, "API keys", "API keys"),
         (PROFILE, "Profile Settings", "Profile Settings"),
     ]:
-        page = ada.get(path).text
-        assert re.search(f'<a href="{path}" aria-current="[a-z]+">{link}</a>', page)
+        page = ada.get(path, base_url="http://localhost/demo").text
+        assert re.search(f'<a href="/demo{path}" aria-current="[a-z]+">{link}</a>', page)
         assert f"<h1>{heading}</h1>" in page
 
 
