@@ -84,9 +84,10 @@ def test_user_me(server: Server, server_key: str) -> None:
         WHERE id = (SELECT user_id FROM api_key WHERE id = ?)""",
         server_key[8:16],
     )
-    expired_id = server.new_key()[8:16]
     server.execute(
-        "UPDATE api_key SET user_id = ?, expires_at = 1 WHERE id = ?", user_id, expired_id
+        "UPDATE api_key SET user_id = ?, expires_at = 1 WHERE id = ?",
+        user_id,
+        server.new_key()[8:16],
     )
     assert get(server, ME, X_API_Key=server_key) == {
         "user_id": user_id,
@@ -223,7 +224,13 @@ def test_limit_refuses_the_sixth_of_five_calls(server: Server) -> None:
 # Errors
 
 
-@pytest.mark.parametrize("path", ["/api", "/api/", "//api/v1/nothing", "/api/v1/ws/nothing"])
+@pytest.mark.parametrize(
+    "path",
+    [
+        *("/api", "/api/", "//api/v1/nothing", "/api/v1/ws/nothing"),
+        *("/api/v1//status", "/api/v1/status//"),  # these are not redirected
+    ],
+)
 def test_no_such_path(server: Server, path: str) -> None:
     assert problem(server.ask(path)) == {
         "type": "about:blank",
@@ -232,11 +239,6 @@ def test_no_such_path(server: Server, path: str) -> None:
         "detail": "There is nothing here; openapi.json and asyncapi.json list the paths.",
         "code": "not_found",
     }
-
-
-@pytest.mark.parametrize("path", ["/api/v1//status", "/api/v1/status//"])
-def test_other_doubled_slash_is_no_redirect(client: FlaskClient, path: str) -> None:
-    assert client.get(path, base_url="http://mallory.example").status_code == 404
 
 
 # Sockets
