@@ -24,7 +24,7 @@ import settings
 from accounts import api_keys, users
 from helpers import sample
 from helpers.clock import Clock
-from helpers.described import ENDPOINTS, OPERATIONS
+from helpers.described import ENDPOINTS, NONSENSE, OPERATIONS
 from helpers.paths import (
     ECHO,
     KEYS,
@@ -61,7 +61,7 @@ SECRET = re.compile(r"sk_(?:live|test)_\w{8}_\w{38}")
 PUBLIC_FORMS = {"/sign-up", "/log-in", "/log-out"}
 PUBLIC_PAGES = {"/", "/console", "/sign-up", "/log-in", "/openapi.json", "/asyncapi.json"}
 EVIL = {"username": "mallory", "email": "m@example.com", "password": "chosen by Mallory"}
-# What fields are sent with that are empty, and what somebody might send instead.
+# What Ada types into fields that are empty, and what somebody might send instead.
 TYPED = {
     "username": "9.B_o-b",  # each kind of character
     "email": "bob@example.com",
@@ -127,11 +127,9 @@ def sign_up(browser: FlaskClient, name: str, **fields: str) -> TestResponse:
 
 
 def log_in_as(
-    browser: FlaskClient, username: str, password: str = PASSWORD, base_url: str | None = None
+    browser: FlaskClient, username: str, password: str = PASSWORD, **how: Any
 ) -> TestResponse:
-    return browser.post(
-        "/log-in", data={"username": username, "password": password}, base_url=base_url
-    )
+    return browser.post("/log-in", data={"username": username, "password": password}, **how)
 
 
 def create_key(
@@ -206,14 +204,13 @@ def test_twenty_passwords_a_minute_are_hashed_for_a_caller(
     names = ["ada", "Ada@example.com", "nobody", "somebody"] * 4
     assert {log_in_as(app.test_client(), name, "wrong").status_code for name in names} == {422}
     assert log_in_as(app.test_client(), "ada").status_code == 303
-    right = {"password": PASSWORD, "current": PASSWORD, "confirmed": "ada"}
-    assert ada.post(f"{SECURITY}/password", data=right).status_code == 303
+    assert ada.post(f"{SECURITY}/password", data=TYPED).status_code == 303
     monkeypatch.setattr(users, "_scrypt", mock.Mock(side_effect=AssertionError("hashed")))
     for refused in (
         log_in_as(app.test_client(), "ada"),
         sign_up(app.test_client(), "bob"),
-        ada.post(f"{SECURITY}/password", data=right),
-        ada.post(f"{PROFILE}/delete", data=right),
+        ada.post(f"{SECURITY}/password", data=TYPED),
+        ada.post(f"{PROFILE}/delete", data=TYPED),
     ):
         assert refused.status_code == 429
         assert 1 <= int(refused.headers["Retry-After"]) <= 60
@@ -222,9 +219,8 @@ def test_twenty_passwords_a_minute_are_hashed_for_a_caller(
 
 def attempt(app: Flask, caller: int, name: str, password: str = "wrong") -> int:
     """The status of a log-in from an address of its own."""
-    browser = app.test_client()
-    browser.environ_base["REMOTE_ADDR"] = f"192.0.2.{caller}"
-    return log_in_as(browser, name, password).status_code
+    address = {"REMOTE_ADDR": f"192.0.2.{caller}"}
+    return log_in_as(app.test_client(), name, password, environ_base=address).status_code
 
 
 def test_one_address_locks_no_account_and_five_do(app: Flask, ada: FlaskClient) -> None:
@@ -234,8 +230,7 @@ def test_one_address_locks_no_account_and_five_do(app: Flask, ada: FlaskClient) 
         assert {attempt(app, caller, "ada") for _ in range(19)} == {422}
     assert {attempt(app, 6, "ADA@example.com") for _ in range(3)} == {422}
     assert attempt(app, 7, "ada", PASSWORD) == 303, "the hundredth"
-    renamed = ada.post(PROFILE, data={"username": "countess", "email": "ada@example.com"})
-    assert renamed.status_code == 303
+    assert ada.post(PROFILE, data=TYPED | {"username": "countess"}).status_code == 303
     assert attempt(app, 7, "countess", PASSWORD) == 429
 
 
@@ -352,13 +347,12 @@ def test_thirty_keys_an_hour_are_what_a_user_gets(
 def test_account_is_deleted_with_its_keys_by_its_password_and_its_name(ada: FlaskClient) -> None:
     key = secret_in(create_key(ada))
     assert ask_api(ada, key).status_code == 200
-    right = {"password": PASSWORD, "confirmed": "ada"}
     for wrong, words in [
         ({"password": "wrong"}, "This is not your password."),
         ({"confirmed": ""}, "This is not your user name."),
         ({"confirmed": "bob"}, "This is not your user name."),
     ]:
-        refused = ada.post(f"{PROFILE}/delete", data=right | wrong)
+        refused = ada.post(f"{PROFILE}/delete", data=TYPED | wrong)
         assert (refused.status_code, is_logged_in(ada)) == (422, True)
         assert words in refused.text
     # So what a browser fills in, the password and the name that belongs to it, is never all.
@@ -368,7 +362,7 @@ def test_account_is_deleted_with_its_keys_by_its_password_and_its_name(ada: Flas
         ada.get(f"{PROFILE}/delete").text,
         re.DOTALL,
     )
-    deleted = ada.post(f"{PROFILE}/delete", data=right, follow_redirects=True)
+    deleted = ada.post(f"{PROFILE}/delete", data=TYPED, follow_redirects=True)
     assert "Your account is deleted, with everything in it." in deleted.text
     assert ask_api(ada, key).status_code == 401
     assert (count(), is_logged_in(ada)) == (0, False)
@@ -436,8 +430,7 @@ def test_form_that_waits_for_a_hash_spares_the_next_account(
         return verify_password(user, password)
 
     monkeypatch.setattr(users, "verify_password", replace_then_verify)
-    right = {"password": PASSWORD, "current": PASSWORD, "confirmed": "ada"}
-    answer = ada.post(form, data=right, follow_redirects=True)
+    answer = ada.post(form, data=TYPED, follow_redirects=True)
     assert answer.request.path == "/log-in"
     assert "The account was changed in the meantime, so nothing was done." in answer.text
     assert [user["password_hash"] for user in snapshot()[User]] == [""], "Bob's"
@@ -738,6 +731,7 @@ def test_change_in_a_page_holds_from_the_next_request_on(ada: FlaskClient) -> No
     assert (ask_api(ada, key).status_code, count()) == (401, 0)
 
 
+@pytest.mark.usefixtures("with_sample")
 def test_nothing_of_another_user_is_shown_or_changed(
     app: Service, ada: FlaskClient, read: set[str]
 ) -> None:
@@ -769,11 +763,15 @@ def test_nothing_of_another_user_is_shown_or_changed(
             assert hidden_rows() == before, (
                 f"{what} changes rows of others: look among g.user's only"
             )
+            assert method == "POST" or snapshot(()) == rows, (
+                f"{what} changes a row: let it be a POST"
+            )
             assert path in TOTALS or not HIDDEN.search(page.text), (
                 f"{what} shows rows of others: ask for g.user's only, or see TOTALS"
             )
             restore(rows)
-            changes += [] if field else product(sorted(read), ("", "x" * 9000, *map(str, ids)))
+            odd = ("", "x" * 9000) if method == "POST" else (*NONSENSE, "1", "'", "%", "\0")
+            changes += [] if field else product(sorted(read), (*odd, *map(str, ids)))
 
 
 @pytest.mark.usefixtures("with_sample")
