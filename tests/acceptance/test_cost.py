@@ -31,12 +31,12 @@ REPEATED = (
     *("a", ",", ";", "=", '"', "a,", "a=b; ", 'W/"a",', "0-1,", "[", "/", "\xe9", "("),
     *("demo_service=", "; demo_service=a.", "a;q=0.5,", "x*=''%41;"),
 )
-WITH_ENDS = (  # the part in the middle is repeated
+SHAPES = (  # the part in the middle is repeated
+    *[("", part, "") for part in REPEATED],
     *[("a=", " ", '"x;'), ("a=", "\t", '"x;'), ('a="', "\\", ""), ("x", " ", "x"), (";", " ", "x")],
     *[("demo_service=.", "a", ".aaaa.b"), ("bytes=", "0-1,", ""), ("Mon, ", "9", "")],
     *[('"', "a", ""), ("multipart/form-data; boundary=", "a", "")],
 )
-SHAPES = [*[("", part, "") for part in REPEATED], *WITH_ENDS]
 PAGES = ("/", "/static/app.css", STATUS)
 LETTERS = ("\u0344", "\u0f73", "\u0301", "\ufdfa", "\u3000", "\xe9", "\0", "<", "%26", "%ff", "@")
 FORMS = {  # the fields of each

@@ -110,8 +110,8 @@ class Gate(NamedTuple):
     port: int
     service: Server
     api: Api
-    name: str = ""
-    folder: Path = Path()
+    name: str
+    folder: Path
 
     def send(self, data: bytes) -> Answer:
         with tls(self.port) as client:
@@ -292,19 +292,16 @@ SPELLINGS = [
 ]
 
 
-def with_spoofed_headers(method: str, path: str, key: str, more: dict[str, str]) -> bytes:
-    names = [name for one in CALLER for name in (one, one.lower(), one.replace("-", "_"))]
-    spoofed = dict.fromkeys((*SPELLINGS, *names), "spoofed")
-    keys = dict.fromkeys(("X-API-Key", "X_API_Key", "X-API_Key"), key)
-    return request_bytes(path, {"Host": "localhost"} | spoofed | keys | more, method)
-
-
 # Proxies don't pass on what `Connection` names.
 @pytest.mark.parametrize("more", [{}, {"Connection": f"close, {', '.join(CALLER)}"}])
 def test_api_learns_from_the_service_who_calls_but_not_the_key(
     gate: Gate, key: str, more: dict[str, str]
 ) -> None:
-    assert gate.send(with_spoofed_headers("GET", "/", key, more)).status == 200
+    names = [name for one in CALLER for name in (one, one.lower(), one.replace("-", "_"))]
+    spoofed = dict.fromkeys((*SPELLINGS, *names), "spoofed")
+    keys = dict.fromkeys(("X-API-Key", "X_API_Key", "X-API_Key"), key)
+    headers = {"Host": "localhost"} | spoofed | keys | more
+    assert gate.send(request_bytes("/", headers)).status == 200
     (user,) = gate.service.execute("SELECT user_id FROM api_key WHERE id = ?", key[8:16])[0]
     assert [gate.api.only().values(name) for name in CALLER] == [
         [key[8:16]],

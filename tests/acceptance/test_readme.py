@@ -196,8 +196,9 @@ def test_gate_can_be_tried(checkout: Checkout, program: str) -> None:
 def test_program_makes_a_key(installed: Checkout) -> None:
     (program,) = blocks("python", (REPOSITORY / "docs/protecting-your-api.md").read_text())
     create = ".venv/bin/flask user create ada a@example.com --password-stdin <<< 'long enough'"
-    printed = installed.paste(f"{create}; .venv/bin/python -c '{program}'")
-    assert re.fullmatch(r"sk_live_\w{47}\n", printed)
+    assert re.fullmatch(
+        r"sk_live_\w{47}\n", installed.paste(f"{create}; .venv/bin/python -c '{program}'")
+    )
 
 
 def as_counted(text: str) -> list[str]:
