@@ -291,10 +291,9 @@ def test_client_that_leaves_before_it_is_accepted_is_no_bug(
     assert not caplog.messages, "see the error handler of SocketBlueprint"
 
 
-NONE = [{"MAX_SOCKETS": "0"}, {"MAX_SOCKETS_PER_CALLER": "0"}]
-
-
-@pytest.mark.parametrize("config", NONE, indirect=True)
+@pytest.mark.parametrize(
+    "config", [{"MAX_SOCKETS": "0"}, {"MAX_SOCKETS_PER_CALLER": "0"}], indirect=True
+)
 @pytest.mark.parametrize("name", SOCKETS["channels"])
 def test_setting_of_0_admits_no_socket(app: Service, key: str, name: str) -> None:
     change(key, total=9, reset=1, used=9)  # in a window that has ended

@@ -70,8 +70,7 @@ def test_rule_holds_in_all_files_but_these(advice: str) -> None:
 
 
 def test_columns_have_moments_of_their_rows_and_owners_that_exist() -> None:
-    columns = {(t, *each) for t in models.TABLES for each in t._meta.columns.items()}
-    for table, name, field in columns:
+    for table, name, field in {(t, *c) for t in models.TABLES for c in t._meta.columns.items()}:
         is_changing = field.default is None or callable(field.default)
         assert is_changing or not name.endswith("_at"), f"{table} {name}: default=now, not now()"
         is_owned = isinstance(field, ForeignKeyField) or not name.endswith("_id")

@@ -452,8 +452,9 @@ def test_role_that_may_create_nothing_can_start(cluster: Cluster, place: Setting
     url = str(place.database_url)
     role = f"guest_of_{url.rpartition('/')[2]}"
     Cluster.query(url, f"CREATE ROLE {role} LOGIN PASSWORD '{cluster.password}'")
-    grants = "SELECT, INSERT, UPDATE, DELETE"
-    Cluster.query(url, f"GRANT {grants} ON ALL TABLES IN SCHEMA public TO {role}")
+    Cluster.query(
+        url, f"GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA public TO {role}"
+    )
     prepare_database(load({"DATABASE_URL": url.replace("demo:", f"{role}:")}))
 
 

@@ -97,9 +97,12 @@ class Firefox(Browser):
 
     def __init__(self, directory: Path, running: contextlib.ExitStack) -> None:
         port = free_port()
-        profile = ["--profile", str(directory), f"--remote-debugging-port={port}"]
         start(
-            [find_program("firefox-esr", "firefox"), "--headless", "--no-remote", *profile], running
+            [
+                *(find_program("firefox-esr", "firefox"), "--headless", "--no-remote"),
+                *("--profile", str(directory), f"--remote-debugging-port={port}"),
+            ],
+            running,
         )
         self._socket = self.wait(
             lambda: running.enter_context(connect(f"ws://127.0.0.1:{port}/session")), "Firefox"

@@ -52,8 +52,7 @@ def test_limit_is_exact_over_two_processes(server: Server) -> None:
 def test_everything_that_a_user_does(server: Server) -> None:
     cookie = server.sign_up("ada").headers["Set-Cookie"].partition(";")[0]
     key = server.flask("key", "create", "ada", "ci").strip()
-    pages = (SECURITY, PROFILE, f"{KEYS}/{key[8:16]}/rotate")
-    for path in (TEST, ME, STATS, *pages):
+    for path in (TEST, ME, STATS, SECURITY, PROFILE, f"{KEYS}/{key[8:16]}/rotate"):
         assert server.ask(path, X_API_Key=key, Cookie=cookie).status == 200
     assert server.flask("usage").startswith(f"{key[8:16]}\tada\tci\t")
     lost = server.flask("key", "rotate", key[8:16]).strip()

@@ -158,9 +158,8 @@ def test_no_default_of_a_database_fails_a_request_or_a_command(
     )
     replies = Load(server.port, server.new_key(), connections=16, requests=400).join()
     assert {reply.status for reply in replies} == {200}
-    create = ("user", "create", "ada", "ada@example.com", "--password-stdin")
     server.env["PGAPPNAME"] = "command"
-    with server.start_flask(*create) as command:
+    with server.start_flask("user", "create", "ada", "a@b.example", "--password-stdin") as command:
         idle = "application_name = 'command' AND clock_timestamp() - state_change > '0.4s'"
         eventually(lambda: Cluster.query(url, f"SELECT 1 FROM pg_stat_activity WHERE {idle}"))
         assert command.communicate("long enough\n")[1] == "User ada was created.\n"

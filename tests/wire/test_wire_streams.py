@@ -27,8 +27,7 @@ MOMENT_SECONDS = 1
 def read(server: Server, operation: Operation, key: str) -> bytes:
     """The whole response; it is an error if the response is cut off."""
     client = HTTPConnection("127.0.0.1", server.port)
-    headers = {"X-API-Key": key, "Connection": "close"}
-    client.request("GET", operation.url(), headers=headers)
+    client.request("GET", operation.url(), headers={"X-API-Key": key, "Connection": "close"})
     return client.getresponse().read()
 
 
@@ -55,5 +54,6 @@ def test_stream_ends_with_its_key_and_at_a_stop(start_patched: StartServer) -> N
         f"{late} do not end at a stop: "
         "let their generators look at open_sockets_of(current_app).is_stopping"
     )
-    cut_off = [operation for each, operation in (first | second).items() if each.exception()]
-    assert not cut_off
+    assert not [operation for each, operation in (first | second).items() if each.exception()], (
+        "these are cut off"
+    )
