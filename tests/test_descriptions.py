@@ -57,7 +57,7 @@ from helpers.stored import (
     turned,
     write,
 )
-from models import DAY, HOUR, TABLES, ApiKey, User, db
+from models import DAY, HOUR, TABLES, ApiKey, User, db, now
 from service.application import Service
 from storage.key_store import FIND
 
@@ -461,11 +461,13 @@ def test_list_has_an_end_and_an_order_and_is_not_remembered(
 ) -> None:
     url = operation.url(only_required=True)
     check_lists(app, row(key), lambda: {str(operation): ask(key, url=url).text})
-    if order := re.search("(?i)(latest|newest|oldest) first", str(operation.entry)):
-        for table in [each for each in TABLES[3:] if hasattr(each, "created_at")]:
-            # Each in a second of its own.
-            write(table.created_at, table.created_at - 9999 + table._meta.primary_key)
-        times = re.findall(r'"created_at": ?"(.*?)"', ask(key, url=url).text)
+    if order := re.search("(?i)(latest|newest|oldest)( is| are)? first", str(operation.entry)):
+        made = [each for each in fields(IntegerField) if each.default is now]
+        for field in [each for each in made if each.model in TABLES[3:]]:
+            # Each row in a second of its own.
+            write(field, field - 9999 + field.model._meta.primary_key)
+        names = "|".join({field.name for field in made})
+        times = re.findall(rf'"(?:{names})": ?"(.*?)"', ask(key, url=url).text)
         assert times == sorted(times, reverse=order[1].lower() != "oldest"), (
             f"{operation} says {order[0]}: edit order_by(), or docs/endpoints.json"
         )

@@ -735,11 +735,17 @@ def test_change_in_a_page_holds_from_the_next_request_on(ada: FlaskClient) -> No
 def test_nothing_of_another_user_is_shown_or_changed(
     app: Service, ada: FlaskClient, read: set[str]
 ) -> None:
-    """Whatever a form or a parameter has, also an ID; and if the other user has just asked."""
-    add_hidden_user()
+    """Whatever a form or a parameter has, also an ID; and if the other user has just asked.
+
+    What the fields of forms contain, rows of the other user contain, too.
+    """
+    hidden = row(add_hidden_user())
     name = api_keys.random_text(8)  # which nothing remembers from another test
-    own = secret_in(create_key(ada, name))[8:16]
+    own = (secret := secret_in(create_key(ada, name)))[8:16]
+    add_rows(row(secret), "tea", 1)
     evil = evil_form(app, ada)
+    for text in {*evil.values()}:
+        add_rows(hidden, text, 777_777)
     write(User.password_hash, users.hash_password(PASSWORD))  # so both can log in
     ids = [each["id"] for each in hidden_rows() if "id" in each]
     requests = [

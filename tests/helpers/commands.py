@@ -1,5 +1,6 @@
 """Every command of `flask`, each with arguments, in an order in which each succeeds."""
 
+import re
 from collections.abc import Iterator
 from io import BytesIO, TextIOWrapper
 from pathlib import Path
@@ -41,6 +42,10 @@ def run_commands(
     """Run all of them in this process; gives each with what it prints to both outputs."""
     unknown = set(names(app.cli.commands)) ^ COMMANDS.keys()
     assert not unknown, f"edit COMMANDS in tests/helpers/commands.py: {unknown}"
+    for name, arguments in COMMANDS.items():
+        text = app.test_cli_runner().invoke(args=[*name.split(), "--help"]).stdout
+        lacking = {*re.findall(r"^  (--[\w-]+)  ", text, re.M)} - {*arguments.split(), "--help"}
+        assert not lacking, f"edit COMMANDS in tests/helpers/commands.py: {name}: {lacking}"
     connections, key = models.db.obj, ""  # a command uses another one
     for name, arguments in COMMANDS.items():
         line = f"{name} {arguments}".replace("KEY", key).replace("FOLDER", str(folder))
