@@ -220,14 +220,21 @@ TOLD = {  # by the codes of refusals
 }
 
 
+def leave(client: Any) -> None:
+    """End what a client sends, when the handler has sent its first frames."""
+    gevent.idle()
+    with suppress(OSError):  # it was refused meanwhile
+        client.shutdown(socket.SHUT_WR)
+
+
 def ask(app: Flask, url: str, headers: dict[str, str]) -> Response | str:
-    """The refusal of a handshake, or what an accepted client gets, which leaves at once."""
+    """The refusal of a handshake, or what an accepted client gets, which leaves soon."""
     here, there = gsocket.socketpair()
     # flask-sock ends a request of gunicorn with StopIteration. The service catches an Exception of
     # the handler, but no gevent.Timeout.
     try:
         with here, there, gevent.Timeout(10):
-            here.shutdown(socket.SHUT_WR)
+            gevent.spawn(leave, here)
             with suppress(StopIteration):
                 return Response.from_app(app, handshake(url, there, **headers))
             return str(here.recv(65_536), "latin-1")
