@@ -243,8 +243,9 @@ def test_codes_of_errors_are_those_of_the_service() -> None:
 
 def test_openapi_is_what_describe_writes(app: Flask) -> None:
     entries = json.loads(describe.ENDPOINTS.read_text())
-    is_written = describe.described(app, OPENAPI, entries) == OPENAPI
-    assert is_written, "run .venv/bin/python docs/describe.py"
+    assert describe.described(app, OPENAPI, entries) == OPENAPI, (
+        "run .venv/bin/python docs/describe.py"
+    )
     assert API["servers"] == [{"url": "."}], "where openapi.json is, also under a path prefix"
 
 

@@ -236,8 +236,7 @@ def test_first_start_prints_what_works_and_the_second_no_secret(demo: Server) ->
     assert demo.ask(TEST, X_API_Key=key).json()["api_key_name"] == "demo"
     pasted = re.findall(r"(?m)^ *((?:export|curl) .*)", demo.log())
     assert len(pasted) == 6
-    typed = "\n".join(pasted).replace("curl ", "curl -sSf ")
-    assert bash(typed, demo.directory).count("{") == 5
+    assert bash("\n".join(pasted).replace("curl ", "curl -sSf "), demo.directory).count("{") == 5
     (path,) = re.findall(rf'"ws://127.0.0.1:{demo.port}(.*)"', demo.log())
     with RawSocket(demo.port) as client:
         client.open(path.replace("$KEY", key))
