@@ -110,10 +110,11 @@ def test_password_is_asked_for_twice_and_hidden(cli: FlaskCliRunner) -> None:
 
 def test_lists_have_all_columns_and_no_secret(cli: FlaskCliRunner, owner: User, key: str) -> None:
     successor = rotate_key(owner, key[8:16])[2]
+    api_keys.create_key(new_user("aaron"), "a", "development")
     write(User.created_at, 1)
     change(
         key,
-        name='"my',
+        name='z"my',
         total=7,
         created_at=1,
         last_used_at=2,
@@ -124,7 +125,7 @@ def test_lists_have_all_columns_and_no_secret(cli: FlaskCliRunner, owner: User, 
         f"{owner.id}\tada\tada@example.com\t1970-01-01T00:00:01Z\n"
     )
     printed = done(cli.invoke(args=["key", "list"]))
-    old, new = (line.split("\t") for line in printed.splitlines())
+    old, new, last = (line.split("\t") for line in printed.splitlines())
     # In the order of KEY_COLUMNS: created, last used, expires, rotated; a new one comes at the end.
     moments = [
         "1970-01-01T00:00:01Z",
@@ -132,8 +133,10 @@ def test_lists_have_all_columns_and_no_secret(cli: FlaskCliRunner, owner: User, 
         "2100-01-01T00:00:00Z",
         "1970-01-01T00:00:03Z",
     ]
-    assert old[:10] == [key[8:16], "ada", '"my', "production", "free", *moments, "7"]
-    assert (new[0], new[6:10]) == (successor[8:16], [*["never"] * 3, "0"])
+    assert old[:10] == [key[8:16], "ada", 'z"my', "production", "free", *moments, "7"]
+    assert (new[0], new[6:10], last[1]) == (successor[8:16], [*["never"] * 3, "0"], "aaron"), (
+        "the last one is the newest key of the last user: docs/testing-clients.md relies on it"
+    )
     known = {*KEY_COLUMNS, "user_id", "digest", "nonce", "reset", "used"}
     assert known >= set(ApiKey._meta.columns), "name new columns at the end of KEY_COLUMNS"
 

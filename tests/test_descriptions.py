@@ -130,7 +130,10 @@ def check_answer(operation: Operation, answer: TestResponse, what: str = "") -> 
     wrong = sent ^ set(response.get("headers", ()))
     if answer.status_code >= 400 and status != "429":
         wrong -= LIMITS  # an error of the view, after the request was counted
-    assert not wrong, f"{advice}: the headers of {status}: {wrong}"
+    assert not wrong, (
+        f"{advice}: the headers of {status}: {wrong}; "
+        "or a Problem that was made once is raised again: make a new one for each answer"
+    )
     assert {"Retry-After", "WWW-Authenticate", *LIMITS} == {
         *answer.headers["Access-Control-Expose-Headers"].split(", ")
     }
@@ -243,6 +246,11 @@ def test_key_is_checked_and_each_request_counted(
     if not operation.needs_key:
         assert counted == 0, f"{operation} is public, so it counts nothing"
         assert operation.is_safe or snapshot() == before, f"anybody can store: {operation}"
+        change(key, expires_at=1)
+        app.store.clear_cache()
+        assert len({re.sub(ANY_TIME, "", ask(each).text) for each in (key, ended)}) == 1, (
+            f"{operation} remembers that a key was good: call auth.find_key for each request"
+        )
         return
     assert counted == 1, f"{operation} counts {counted} requests: use @require_api_key"
     assert set(answer.headers.keys()) >= LIMITS, f"{operation}: use @require_api_key"

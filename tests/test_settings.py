@@ -1,5 +1,6 @@
 """Every setting is read, and every wrong value is refused with the name of its variable."""
 
+import contextlib
 import dataclasses
 import re
 import resource
@@ -73,18 +74,19 @@ RIGHT = [
 
 @pytest.mark.parametrize(("variable", "text", "value"), RIGHT)
 def test_setting_changes_its_field_alone_and_the_demo_leaves_it(
-    variable: str, text: str, value: Any
+    tmp_path: Path, variable: str, text: str, value: Any
 ) -> None:
     environ = {"SECRET_KEY": "sixteen in words", variable: text}
     with (
+        contextlib.chdir(tmp_path),  # a path starts at the project's folder, wherever it is read
         mock.patch.dict("os.environ", environ, clear=True),
         mock.patch("os.execv"),
         mock.patch("sys.argv", ["app.py"]),
         mock.patch("server.demo.refuse_used_port"),
     ):
+        assert load({variable: text}) == dataclasses.replace(load({}), **{variable.lower(): value})
         demo.main()
         assert load() == load(environ), f"let main() of server/demo.py hand on {variable}"
-    assert load({variable: text}) == dataclasses.replace(load({}), **{variable.lower(): value})
 
 
 WRONG = {

@@ -66,13 +66,14 @@ def test_documents_list_the_supported_options() -> None:
     assert sorted(names[option] for option in listed) == sorted(SUPPORTED_OPTIONS)
 
 
+@pytest.mark.parametrize("value", ["1", "0"])
 @pytest.mark.parametrize("name", REFUSED)
 def test_refused_option_is_one_line(
-    config: Settings, monkeypatch: pytest.MonkeyPatch, name: str
+    config: Settings, monkeypatch: pytest.MonkeyPatch, name: str, value: str
 ) -> None:
     option = SETTINGS[name].cli[-1]
-    value = [] if SETTINGS[name].action in ("store_true", "store_const") else ["1"]
-    monkeypatch.setattr(sys, "argv", ["gunicorn", "app:app", option, *value])
+    values = [] if SETTINGS[name].action in ("store_true", "store_const") else [value]
+    monkeypatch.setattr(sys, "argv", ["gunicorn", "app:app", option, *values])
     with pytest.raises(SettingsError, match=f"^gunicorn: {option} is not supported; [^\n]*$"):
         check_options(config)
 

@@ -125,7 +125,10 @@ def test_limiter_and_database_have_the_same_rule_for_a_window(
     assert [remaining(store.hit(key.id, LONG)) for _ in range(2)] == granted
     store.save()
     saved = key_of(store, key.id)
-    assert saved.usage == after
+    assert (saved.usage, by_hand("SELECT coalesce(sum(requests), 0) FROM hourly_usage")) == (
+        after,
+        [(after.total - stored.total,)],
+    ), "the chart has each request that was counted, and none that was refused"
     assert saved.last_used_at == (pytest.approx(now(), abs=60) if after != stored else None), (
         "it is when a request was last counted, or saved"
     )
