@@ -308,6 +308,9 @@ def test_numbers_of_deployments_are_enough(monkeypatch: pytest.MonkeyPatch) -> N
         for site in DEPLOY[name].split("\nserver {")[1:]
     ]
     assert not [site for site in sites if "access_log " not in site], "say where this server logs"
+    assert {"off", "emerg", "demo_service", "gate"} == {
+        *re.findall(r"_log (?:.* )?(\S+);", "".join(sites))
+    }, "edit deploy/*.conf: access_log with a log_format of the file, error_log with emerg"
 
 
 @pytest.mark.parametrize(
@@ -327,7 +330,10 @@ def test_deployment_stores_the_database_where_it_is_kept(name: str, kept: str) -
 
 def test_unit_trusts_the_one_proxy_that_can_reach_it() -> None:
     """A client that could connect would choose its address; without PROXY_HOPS, all share one."""
-    assert re.findall("PROXY_HOPS=(.*)", DEPLOY["demo-service.service"]) == ["1"]
+    started = ("demo-service.service", "gate.compose.yaml")
+    assert not [name for name in started if not re.search(r'PROXY_HOPS(=|: ")1\b', DEPLOY[name])], (
+        "edit these files in deploy/: PROXY_HOPS"
+    )
     assert re.findall("ListenStream=(.*)", DEPLOY["demo-service.socket"]) == ["127.0.0.1:8000"]
 
 
