@@ -53,7 +53,9 @@ BUCKETS = forms.BUCKETS  # which the app of a test replaces
 
 
 def test_nothing_of_strangers_is_kept(app: Service, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert BUCKETS <= 20_000, "each bucket of each quota takes 200 bytes"
+    assert 10_000 <= BUCKETS <= 20_000, (
+        "each bucket of each quota takes 200 bytes; in few, whoever uses one up refuses others"
+    )
     monkeypatch.setattr(forms, "BUCKETS", 50)  # which are soon all in use
     client = app.test_client(use_cookies=False)
     # Half a second passes between two looks, so that nothing is kept of each second either.

@@ -22,7 +22,7 @@ from accounts import users
 from conftest import NewKey
 from helpers.described import ANY_TIME, values_of
 from helpers.documents import API, SOCKETS, resolved
-from helpers.paths import ECHO
+from helpers.paths import ECHO, TEST, TIME
 from helpers.rawsocket import PING, PONG, TEXT, UPGRADE, RawSocket, close_frame, closing, frame
 from helpers.server import sources
 from helpers.stored import HIDDEN, add_hidden_user, add_rows, change, outage, row
@@ -298,6 +298,26 @@ def test_client_that_leaves_before_it_is_accepted_is_no_bug(
     ends[0].close()
     assert Response.from_app(app, handshake(ECHO, ends[1])).status_code == 400
     assert not caplog.messages, "see the error handler of SocketBlueprint"
+
+
+@pytest.mark.parametrize(
+    ("name", "path", "scheme"),
+    [
+        (name, path, scheme)
+        for name, path, description in (("openapi", TEST, API), ("asyncapi", TIME, SOCKETS))
+        for scheme in description["components"]["securitySchemes"].values()
+    ],
+)
+def test_key_is_taken_where_it_is_described(
+    app: Flask, key: str, name: str, path: str, scheme: dict[str, str]
+) -> None:
+    url, headers = {
+        "header": (path, {scheme["name"]: key}),
+        "query": (f"{path}?{scheme['name']}={key}", {}),
+    }[scheme["in"]]
+    assert re.search(r"\[200 OK\]|HTTP/1.1 101 ", str(ask(app, url, headers))), (
+        f"edit docs/{name}.json: securitySchemes: {scheme['name']} in {scheme['in']}"
+    )
 
 
 @pytest.mark.parametrize(

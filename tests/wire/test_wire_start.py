@@ -172,11 +172,14 @@ def test_few_open_files_are_one_line(start_server: StartServer) -> None:
         start_server("sh", "-c", 'ulimit -n 127; exec "$@"', "sh", *serve_command())
 
 
-def test_half_of_the_files_that_may_be_open_are_connections() -> None:
+@pytest.mark.parametrize("limits", ["ulimit -n 1024", "ulimit -n 1024; ulimit -Sn 256"])
+def test_half_of_the_files_that_may_be_open_are_connections(limits: str) -> None:
     """So there is room for as many sockets as are admitted, and for requests."""
-    script = f"ulimit -n 1024; exec {PYTHON} -m gunicorn --print-config"
+    script = f"{limits}; exec {PYTHON} -m gunicorn --print-config"
     shown = bash(script, REPOSITORY, clean_environment(SECRET_KEY="sixteen in words"))
-    assert re.search(r"worker_connections += 512\n", shown), "see gunicorn.conf.py"
+    assert re.search(r"worker_connections += 512\n", shown), (
+        "edit gunicorn.conf.py: worker_connections after load_settings"
+    )
 
 
 def test_as_many_new_connections_wait_as_described(server: Server) -> None:
