@@ -209,6 +209,7 @@ def as_counted(text: str) -> list[str]:
 @pytest.mark.long
 def test_recipes_leave_the_tests_green(installed: Checkout) -> None:
     """All of them at once. Tests fail until the documents are right, and name those to edit."""
+    faulthandler.cancel_dump_traceback_later()  # pytest's, after three minutes
     described = []
     for recipe in RECIPES:
         installed.follow(recipe, "*.py", "*.html")
@@ -216,7 +217,9 @@ def test_recipes_leave_the_tests_green(installed: Checkout) -> None:
         described += [(recipe, file) for file in named]
     while described:
         with pytest.raises(AssertionError) as failed:
-            installed.paste(".venv/bin/pytest -n 2 tests/test_{documents,descriptions}.py")
+            installed.paste(
+                ".venv/bin/pytest -n 2 tests/test_{documents,descriptions}.py", seconds=900
+            )
         steps = [step for step in described if re.search(f"edit .*{step[1]}", str(failed.value))]
         assert steps, failed.value
         for step in steps:
@@ -225,7 +228,6 @@ def test_recipes_leave_the_tests_green(installed: Checkout) -> None:
         installed.paste(".venv/bin/python docs/describe.py")
     (checks,) = blocks("sh", section("Recipes", CONTRIBUTING))
     assert checks.endswith("pytest\n")
-    faulthandler.cancel_dump_traceback_later()  # pytest's, after three minutes
     # No recipe changes a log-in, say.
     new = re.findall(r"\+\+\+ b/(tests/.*test_\w+\.py)", "".join(map(Path.read_text, RECIPES)))
     tests = (
