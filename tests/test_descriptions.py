@@ -231,8 +231,11 @@ def test_key_is_checked_and_each_request_counted(
     key, ended = new_key(tier="once"), new_key()
     change(ended, expires_at=1)
     before = snapshot()
-    slashed = f"/////{operation.url()}"  # of the six at its start, the client sends two
-    refused = [ask(url=slashed, what="//api/").status_code, ask(ended).status_code]
+    refused = [
+        # Of the six slashes at its start, the client sends two.
+        ask(url=f"/////{operation.url()}", what="//api/").status_code,
+        ask(ended).status_code,
+    ]
     if operation.needs_key:
         advice = f'use @require_api_key, or {operation.advice}: "security": []'
         assert refused == [401, 401], f"{operation} is answered without a valid key: {advice}"

@@ -80,9 +80,11 @@ def test_no_query_of_pages_commands_and_background_scans(
                 assert len(values or ()) <= 999, f"{page}: more values than SQLite allows"
                 for step in other.execute(f"EXPLAIN QUERY PLAN {sql}", values or ()):
                     if is_slow(step[3]) and page.removeprefix("the command ") not in LISTS:
-                        advice = "use an index, or add it to FEW if that is few or rare, or the"
-                        advice += f" command to LISTS if it prints all rows: {step[3]}: {sql}"
-                        pytest.fail(f"{page}: {advice}", pytrace=False)
+                        pytest.fail(
+                            f"{page}: use an index, or add it to FEW if that is few or rare, or "
+                            f"the command to LISTS if it prints all rows: {step[3]}: {sql}",
+                            pytrace=False,
+                        )
                 seen.add(sql)
             asked.clear()
     assert len(seen) >= 25
