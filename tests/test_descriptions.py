@@ -770,8 +770,9 @@ def test_page_changes_nothing(app: Flask, ada: FlaskClient) -> None:
         assert "-Reset: " in page.text or not re.search(r">[^<]*\b1[6-9]\d{8}\b", page.text), (
             f"{path} shows a time in Unix seconds: use display or relative_time"
         )
-        is_kept = page.headers.get("Cache-Control") != "no-store"
-        assert is_kept == path.endswith("api.json"), f"{path} may be stored by a cache"
+        assert (page.headers.get("Cache-Control") == "no-store") != path.endswith("api.json"), (
+            f"{path} may be stored by a cache"
+        )
         assert not stored_secrets() & {*re.findall(r"[\w:$]+", page.text)}, (
             f"{path} shows the digest of a key, or a hash"
         )
