@@ -57,6 +57,26 @@ ODD = {  # with the status of the answer
     "header SCRIPT_NAME": (request_bytes(STATUS, {"Host": "a", "SCRIPT_NAME": "/other"}), 200),
     "header PATH_INFO": (request_bytes(STATUS, {"Host": "a", "PATH_INFO": "/other"}), 200),
     "CONNECT": (request_bytes("a:80", {"Host": "a"}, "CONNECT"), 404),
+    **{
+        f"form of the type {kind}": (
+            request_bytes("/log-out", {"Host": "a", "Content-Type": kind}, "POST"),
+            status,
+        )
+        for kind, status in {
+            "multipart/form-data; boundary=a": 415,
+            "text/plain": 415,
+            "application/json": 415,
+            "Application/X-WWW-Form-Urlencoded; charset=UTF-8": 303,
+        }.items()
+    },
+    # To parse thousands of fields would take as long as twenty other requests.
+    "form of 51 fields": (form_bytes("/log-out", **dict.fromkeys(map(str, range(51)), "")), 303),
+    "form of 52 fields": (form_bytes("/log-out", **dict.fromkeys(map(str, range(52)), "")), 413),
+    **{
+        f"host of {size} characters, {path}": (request_bytes(path, {"Host": "a" * size}), status)
+        for size, status in ((255, 200), (256, 400))
+        for path in ("/", STATUS)
+    },
     "folder of the static files": (request_bytes("/static/", {"Host": "a"}), 404),
     "file outside": (request_bytes("/static/../app.py", {"Host": "a"}), 404),
     "escaped file outside": (request_bytes("/static/%2e%2e/app.py", {"Host": "a"}), 404),
