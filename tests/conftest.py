@@ -24,7 +24,7 @@ from unittest import mock
 import greenlet  # type: ignore[import-untyped]
 import jinja2
 import pytest
-from flask import Flask, has_request_context
+from flask import Flask, has_request_context, request
 from flask.testing import FlaskClient, FlaskCliRunner
 from peewee import SqliteDatabase
 from werkzeug.datastructures import ImmutableMultiDict
@@ -174,11 +174,15 @@ def with_sample(app: Service) -> Iterator[None]:
 
 @pytest.fixture
 def read(app: Flask, monkeypatch: pytest.MonkeyPatch) -> set[str]:
-    """The names of the parameters, and of the fields of forms and of JSON, that views read."""
+    """The names of the parameters, and of the fields of forms and of JSON, that views read.
+
+    A GET has no form, though its page shows what the fields of one would contain.
+    """
     names: set[str] = set()
 
     def note(this: Any, method: Any, name: str, *rest: Any) -> Any:
-        names.add(name)
+        if request.method != "GET" or this is not request.form:
+            names.add(name)
         return method(this, name, *rest)
 
     def noting(kind: Any, *methods: str) -> Any:
