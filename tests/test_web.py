@@ -89,6 +89,7 @@ UNNOTICED = re.compile(
     r'role="alert"><p class="error" id="(?!key|type)(?!.*autofocus)',
     re.DOTALL,
 )
+UPDATED = ("changed_at", "edited_at", "modified_at", "updated_at")  # columns of added tables
 NOTICE = '<div role="status"><p class="notice">'  # a message
 MARKUP = "<i>\"&'"
 # Markup, or an attribute without quotes; werkzeug writes the html of redirects.
@@ -986,7 +987,7 @@ def test_text_that_just_fits_its_field_is_stored_and_shown_whole_and_may_be_empt
     app: Flask, ada: FlaskClient
 ) -> None:
     """Save without a change changes nothing, and what is longer than `maxlength` is refused."""
-    create_key(ada)
+    add_rows(row(secret_in(create_key(ada))), "tea", 1, is_full=True)
     before = snapshot()
 
     def is_taken(to: str, form: dict[str, str]) -> bool:
@@ -1006,6 +1007,16 @@ def test_text_that_just_fits_its_field_is_stored_and_shown_whole_and_may_be_empt
             for longest in taken[-1:]:
                 assert len(longest) == int(size), f"{to} allows another maxlength of {name}"
                 is_taken(to, form | {name: longest})
+                wrong = [
+                    column
+                    for table, rows in snapshot().items()
+                    for old, new in product(before[table], rows)
+                    if longest in new.values() and new.get("id") == old.get("id")
+                    for column in new
+                    if (column in UPDATED and new[column] == old[column])
+                    or (new[column] is None and old[column] is not None)
+                ]
+                assert not wrong, f"{to} must show {wrong}, or set it to the time of the change"
                 stored = str(snapshot()).count(longest)
                 shown = forms_of(ada.get(path)).get(to, form)
                 if shown.get(name) != form[name]:  # it shows what is stored
@@ -1058,8 +1069,9 @@ def fields_of(form: str) -> dict[str, str]:
     ):
         attributes = dict(re.findall(r' ([\w-]+)="(.*?)"', written))
         name = name if kind == "option" else attributes.get("name", "")
-        fields[name] = fields.get(name) or TYPED.get(name) or attributes.get("value", text.strip())
-    return {name: unescape(value) or "1" for name, value in fields.items() if name}
+        text = attributes.get("value", text.strip()) or "1" * (" required" in written)
+        fields[name] = fields.get(name) or TYPED.get(name) or unescape(text)
+    return {name: text for name, text in fields.items() if name}
 
 
 def restore(rows: dict[Any, list[dict[str, Any]]]) -> None:

@@ -75,7 +75,8 @@ def add_rows(key: ApiKey, text: str, number: int, is_full: bool = False) -> None
     """Store a row of the key's user in each table that was added to the first three.
 
     It has this text in each column of texts, and this number wherever one is needed, or, if
-    is_full, in all that aren't made for each row, as an UUID is.
+    is_full, in all that aren't made for each row, as an UUID is. Times are a minute ago, and come
+    in the order of their columns.
     """
     owners: dict[str, Any] = {"user": key.user_id, "api_key": key.id}
     with db.connection_context():
@@ -91,7 +92,7 @@ def add_rows(key: ApiKey, text: str, number: int, is_full: bool = False) -> None
                 elif not callable(field.default) and (
                     is_full or not (field.null or field.default is not None)
                 ):
-                    row[name] = now() if name.endswith("_at") else number
+                    row[name] = now() - 60 + len(row) if name.endswith("_at") else number
             made = table.insert(row).on_conflict_ignore().execute()  # a number may be unique
             # A row of a table that comes later may belong to this one.
             owners[table._meta.table_name] = row.get(table._meta.primary_key.name, made)
