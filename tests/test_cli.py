@@ -133,8 +133,9 @@ def test_lists_have_all_columns_and_no_secret(cli: FlaskCliRunner, owner: User, 
         "2100-01-01T00:00:00Z",
         "1970-01-01T00:00:03Z",
     ]
-    assert old[:10] == [key[8:16], "ada", 'z"my', "production", "free", *moments, "7"]
-    assert (new[0], new[6:10], last[1]) == (successor[8:16], [*["never"] * 3, "0"], "aaron"), (
+    assert old == [key[8:16], "ada", 'z"my', "production", "free", *moments, "7", ""]
+    ends = [*["never"] * 3, "0", key[8:16]]
+    assert (new[0], new[6:], last[1]) == (successor[8:16], ends, "aaron"), (
         "the last one is the newest key of the last user: docs/testing-clients.md relies on it"
     )
     known = {*KEY_COLUMNS, "user_id", "digest", "nonce", "reset", "used"}
@@ -154,11 +155,11 @@ def test_usage_is_that_of_the_hours_of_the_clock_and_the_busiest_key_is_first(
     ]
     with db.connection_context():
         HourlyUsage.insert_many(rows).execute()
-    change(busy, total=1234)
+    change(quiet, total=1234)
     printed = done(cli.invoke(args=["usage"]))
     assert [line.split("\t") for line in printed.splitlines()] == [
-        [busy[8:16], "ada", "ci", "2", "14", "1234"],
-        [quiet[8:16], "ada", "ci", "3", "3", "0"],
+        [busy[8:16], "ada", "ci", "2", "14", "0"],
+        [quiet[8:16], "ada", "ci", "3", "3", "1234"],
         [idle[8:16], "ada", "ci", "0", "0", "0"],
     ]
 
@@ -193,9 +194,10 @@ def test_list_of_a_user_is_that_of_all_without_the_rows_of_others(
             assert cli.invoke(args=[*command, name]).stdout == of_one, (
                 f"{command} {name}: call user_named"
             )
-        assert NO_USER in refused(cli.invoke(args=[*command, "nobody"])), (
-            f"{command} {name}: call user_named"
-        )
+        for name in ("nobody", ""):  # a variable of the shell that isn't set is no name
+            assert NO_USER in refused(cli.invoke(args=[*command, name])), (
+                f"{command} {name!r}: call user_named unless the name is None"
+            )
 
 
 def test_list_has_a_header_on_a_terminal(shell: dict[str, Any], key: str) -> None:
@@ -208,16 +210,33 @@ def test_list_has_a_header_on_a_terminal(shell: dict[str, Any], key: str) -> Non
 
 @pytest.mark.usefixtures("owner")
 @pytest.mark.parametrize(
-    ("text", "seconds"), [("5s", 5), ("15m", 900), ("24h", 86_400), ("90d", 7_776_000)]
+    ("options", "seconds", "type", "tier"),
+    [
+        ("--expires 5s", 5, "production", "free"),
+        ("--expires 15m --type development", 900, "development", "free"),
+        ("--expires 24h --tier pro", DAY, "production", "pro"),
+        ("--expires 99999d", 99_999 * DAY, "production", "free"),
+    ],
 )
-def test_key_lasts_as_long_as_told(
-    cli: FlaskCliRunner, capfd: pytest.CaptureFixture[str], text: str, seconds: int
+def test_key_is_as_told(
+    cli: FlaskCliRunner,
+    capfd: pytest.CaptureFixture[str],
+    options: str,
+    seconds: int,
+    type: str,
+    tier: str,
 ) -> None:
     """This command writes a key to the descriptor of standard output itself."""
-    cli.app.cli.main(["key", "create", "ada", "ci", "--expires", text], standalone_mode=False)
+    cli.app.cli.main(["key", "create", "ada", "ci", *options.split()], standalone_mode=False)
     made = row(capfd.readouterr().out)
-    assert (made.type, made.tier) == ("production", "free"), "unless it is told"
+    assert (made.type, made.tier) == (type, tier), "edit create_key in cli.py"
     assert made.expires_at - made.created_at in (seconds - 1, seconds)
+
+
+@pytest.mark.parametrize("text", ["90", "1w", "1.5h", "100000d", "24 h", ""])
+def test_duration_needs_a_number_and_a_unit(cli: FlaskCliRunner, key: str, text: str) -> None:
+    refusal = cli.invoke(args=["key", "rotate", key[8:16], "--grace", text]).stderr
+    assert "like 90d, 24h, 15m or 5s" in refusal, "edit duration() in cli.py"
 
 
 @pytest.mark.parametrize(("grace", "seconds"), [("", DAY), ("--grace 0", 0), ("--grace 5m", 300)])
@@ -348,17 +367,18 @@ def test_locked_database_is_one_line(
 @pytest.mark.parametrize(
     ("command", "words"),
     [
-        ("create ada ci > /dev/full", "No space left on device"),
-        ("rotate KEY > /dev/full", "No space left on device"),
-        ("rotate KEY >&-", "standard output is closed, so nothing was done"),
-        ("create ada ci --expires 0", "This key would have expired already."),
+        ("key create ada ci > /dev/full", "No space left on device"),
+        ("key rotate KEY > /dev/full", "No space left on device"),
+        ("key rotate KEY >&-", "standard output is closed, so nothing was done"),
+        ("key create ada ci --expires 0", "This key would have expired already."),
+        ("user password ada <&-", "standard input is closed, so there is no password to read"),
     ],
 )
 def test_key_that_nobody_could_use_is_not_made(
     shell: dict[str, Any], key: str, command: str, words: str
 ) -> None:
     before = row(key).__data__
-    status, _, error = run(f"$FLASK key {command.replace('KEY', key[:16])}", shell)
+    status, _, error = run(f"$FLASK {command.replace('KEY', key[:16])}", shell)
     assert (status, error.count("\n"), words in error) == (1, 1, True)
     assert (count(), row(key).__data__) == (1, before)
 
