@@ -74,9 +74,9 @@ def listens(address: str, port: int) -> bool:
 
 
 def serve_command() -> list[str]:
-    """The Procfile's command, run by this Python's own gunicorn."""
+    """The Procfile's command; unlike `python -m`, the program does not import from this folder."""
     command = (REPOSITORY / "Procfile").read_text().removeprefix("web: ")
-    return [sys.executable, "-m", *shlex.split(command)]
+    return shlex.split(f"{Path(sys.executable).parent}/{command}")
 
 
 def eventually(condition: Callable[[], Any], seconds: float = 20, what: object = "") -> Any:
@@ -265,7 +265,8 @@ class Server(contextlib.AbstractContextManager["Server"]):
             self.wait()
         else:
             with within(5):
-                os.kill(self.pid, how)
+                # A terminal sends any other to all processes.
+                (os.kill if how == signal.SIGTERM else os.killpg)(self.pid, how)
                 assert self.wait() == 0
 
     @contextlib.contextmanager

@@ -74,7 +74,7 @@ def test_what_arrives_before_and_during_a_stop_is_answered(start_server: StartSe
 
 
 def test_no_second_signal_loses_a_count(start_server: StartServer) -> None:
-    """Under load, beside idle connections, until the end; nothing of it leaves a traceback."""
+    """Nor one to all processes, under load, beside idle connections, until the end."""
     server = start_server(RATE_LIMITS="free=1000000/day")
     key = server.new_key()
     with server.connections(20) as idle, Load(server.port, key, connections=8) as load:
@@ -84,11 +84,13 @@ def test_no_second_signal_loses_a_count(start_server: StartServer) -> None:
         eventually(lambda: server.log_lines("Handling signal"))
         others = itertools.cycle([signal.SIGINT, signal.SIGTERM, signal.SIGQUIT])
         while not server.has_ended():
-            os.kill(server.pid, next(others))
+            os.killpg(server.pid, next(others))
             time.sleep(0.002)
         server.wait()  # the status may be that of a signal that came at the very end
         replies = load.stop()
-    assert server.start().total(key) == len(accepted(replies))
+    assert server.start().total(key) == len(accepted(replies)), (
+        "a signal ends a process at once: see STOPS in server/lifecycle.py"
+    )
 
 
 def test_background_goes_on_after_a_bug(start_patched: StartServer) -> None:
