@@ -188,7 +188,6 @@ def revoke_key(key_id: str) -> ResponseReturnValue:
 @show_errors_on(keys)
 def change_password() -> ResponseReturnValue:
     new = request.form.get("password", "")
-    check_fields(password=new)
     if not verify_throttled(g.user, g.user.username, request.form.get("current", "")):
         raise InvalidInput(current="This is not your current password.")
     password_hash = hash_throttled(new)
