@@ -1,11 +1,13 @@
 """The facts of the documents, compared with the code: what is told of both must be the same."""
 
+import builtins
 import json
 import re
 import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 from flask import Flask
@@ -32,6 +34,7 @@ from helpers.documents import (
     section,
     socket_operations,
 )
+from helpers.paths import STATUS
 from helpers.rawsocket import handshake_bytes
 from helpers.server import (
     REPOSITORY,
@@ -44,12 +47,16 @@ from ratelimit import UNITS
 from server import lifecycle, worker
 from service import application, connections, responses
 from storage import key_store, postgres, sqlite
-from ws.connection import PING_SECONDS, STALLED_SECONDS
+from web import forms
+from ws.connection import MAX_MESSAGE_BYTES, PING_SECONDS, STALLED_SECONDS
 
 DEPLOYING = (REPOSITORY / "docs/deploying.md").read_text()
 DEPLOY = {
     path.name: path.read_text()
-    for path in (*(REPOSITORY / "deploy").iterdir(), REPOSITORY / "compose.yaml")
+    for path in (
+        *(REPOSITORY / "deploy").iterdir(),
+        *(REPOSITORY / name for name in ("compose.yaml", "requirements.txt")),
+    )
 }
 PLATFORMS = {
     "DYNO": "Heroku",
@@ -224,11 +231,6 @@ def test_types_of_keys_are_described() -> None:
     )
 
 
-def test_units_are_those_of_the_limits() -> None:
-    (units,) = re.findall(r"the tiers.* per (.*) \|$", README, re.MULTILINE)
-    assert units.replace("or ", "").split(", ") == [*UNITS], "edit README.md: RATE_LIMITS"
-
-
 def test_codes_of_errors_are_those_of_the_service() -> None:
     described = API["components"]["responses"], SOCKETS["channels"]
     codes = set(re.findall(r'"code": "([a-z_]+)"', json.dumps(described)))
@@ -249,34 +251,142 @@ def test_openapi_is_what_describe_writes(app: Flask) -> None:
     assert API["servers"] == [{"url": "."}], "where openapi.json is, also under a path prefix"
 
 
-def test_times_of_deployments_are_those_of_the_service() -> None:
-    """A stop takes 5 seconds; a WebSocket is silent between two pings."""
-    for file, name in [
-        ("demo-service.service", "TimeoutStopSec="),
-        ("fly.toml", "kill_timeout = "),
-    ]:
-        assert int(re.findall(rf"(?m)^{name}(\d+)", DEPLOY[file])[0]) >= 2 * 5
-    lost = PING_SECONDS + STALLED_SECONDS  # a pong that comes at last puts the next ping off
-    assert int(re.findall(r"proxy_read_timeout (\d+)s;", DEPLOY["nginx.conf"])[0]) > lost
-    told = r"form slowly, is disconnected after (\d+) seconds,.* a ping, after (\d+)\."
-    (seconds,) = re.findall(told, (REPOSITORY / "SECURITY.md").read_text())
-    assert seconds == (str(worker.SEND_SECONDS), str(lost)), "edit SECURITY.md: seconds"
+def deployed(name: str, form: str) -> str:
+    """What a file in deploy/ says."""
+    return str(re.findall(form, DEPLOY[name])[0])
 
 
+def websockets(files: int) -> int:
+    """How many may be open, where so many files may be."""
+    with mock.patch("resource.getrlimit", return_value=(files, files)):
+        return settings.max_websockets()
+
+
+GUNICORN = (REPOSITORY / "gunicorn.conf.py").read_text()
+(IDLE,) = re.findall(r"keepalive = (\d+) if settings.proxy_hops else (\d+)", GUNICORN)
+WORDS = ["no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"]
+FIGURES = [  # what a document tells, and what is true
+    ("README.md", r"text message of up to ([\d,]+) bytes", f"{MAX_MESSAGE_BYTES:,}"),
+    ("README.md", r"tiers; .* per (.*?) \|", f"{', '.join(UNITS)}".replace(" day", " or day")),
+    ("SECURITY.md", r"form slowly, is disconnected after (\d+) seconds", worker.SEND_SECONDS),
+    ("SECURITY.md", r"a ping, after (\d+)\.", PING_SECONDS + STALLED_SECONDS),
+    ("SECURITY.md", r"arrive within (\d+) seconds, or (\d+) behind a proxy", IDLE[::-1]),
+    (
+        "SECURITY.md",
+        r"can send (\d+) forms and (\d+) passwords a minute, and create (\d+) accounts an hour",
+        tuple(str(each.limit) for each in (forms.FORMS, forms.PASSWORDS, forms.SIGN_UPS)),
+    ),
+    ("SECURITY.md", r"can try (\d+) passwords a minute", forms.PASSWORDS_FOR_ACCOUNT.limit),
+    ("SECURITY.md", r"have (\d+) keys, each with 100", settings.MAX_KEYS),
+    ("SECURITY.md", r"each with (\d+) time sockets", settings.load({}).max_sockets_per_caller),
+    (
+        "SECURITY.md",
+        r"valid for (\d+) days",
+        Flask.default_config["PERMANENT_SESSION_LIFETIME"].days,
+    ),
+    ("docs/asyncapi.json", r"ping every (\d+) seconds", PING_SECONDS),
+    ("docs/asyncapi.json", r"for (\d+) seconds is disconnected", STALLED_SECONDS),
+    ("docs/deploying.md", r"open for (\d+) seconds instead of (\d+)", IDLE),
+    ("docs/deploying.md", r"belong to user (\d+)", deployed("Dockerfile", r"--uid (\d+)")),
+    ("docs/deploying.md", r"-v demo-data:(\S+)", deployed("Dockerfile", r"sqlite:///(/\w+)/")),
+    ("docs/deploying.md", r"volumes create (\w+)", deployed("fly.toml", r'source = "(.*)"')),
+    ("docs/deploying.md", r"data -r (\w+)", deployed("fly.toml", r'primary_region = "(.*?)"')),
+    (
+        "docs/deploying.md",
+        r"/dev/stdin (\S+)",
+        deployed("demo-service.service", r"EnvironmentFile=(.*)"),
+    ),
+    (
+        "docs/deploying.md",
+        r"-p EnvironmentFile=(\S+)",
+        deployed("demo-service.service", r"EnvironmentFile=(.*)"),
+    ),
+    (
+        "docs/deploying.md",
+        r"git clone URL (\S+)",
+        deployed("demo-service.service", r"WorkingDirectory=(.*)"),
+    ),
+    ("docs/deploying.md", r"nologin (\S+)", deployed("demo-service.service", r"User=(.*)")),
+    ("docs/deploying.md", r"-p User=(\S+)", deployed("demo-service.service", r"User=(.*)")),
+    ("docs/growing.md", r"at most (\d+) connections: 7", postgres.KEY_CONNECTIONS + 3),
+    ("docs/growing.md", r"(\d+) for keys", postgres.KEY_CONNECTIONS),
+    ("docs/growing.md", r"(\d+) for pages", postgres.PAGE_CONNECTIONS),
+    ("docs/growing.md", r"at most (\w+) requests per round", WORDS[postgres.KEY_CONNECTIONS]),
+    ("docs/growing.md", r"a connection for ([\d.]+) s at most", postgres.CONNECTION_SECONDS),
+    ("docs/growing.md", r"to each statement for ([\d.]+) s\.", postgres.ANSWER_SECONDS),
+    ("docs/growing.md", r"503 within (\w+) seconds, pages", WORDS[round(postgres.HIT_SECONDS)]),
+    ("docs/operating.md", r"start waits up to (\w+) seconds", WORDS[sqlite.TRIES // 10]),
+    ("docs/operating.md", r"512 connections and (\d+) sockets", websockets(1024)),
+    ("docs/operating.md", r"([\d,]+) sockets need a limit of 12,000", f"{websockets(12_000):,}"),
+    ("docs/protecting-your-api.md", r"user may have (\d+) keys", settings.MAX_KEYS),
+    ("docs/protecting-your-api.md", r"up to (\d+) times an hour", forms.NEW_KEYS.limit),
+    ("docs/testing-clients.md", r"more than ([\d,]+) bytes", f"{MAX_MESSAGE_BYTES:,}"),
+]
+
+
+@pytest.mark.parametrize(("page", "told", "is_so"), FIGURES)
+def test_figures_are_those_of_the_service(page: str, told: str, is_so: object) -> None:
+    text = " ".join((REPOSITORY / page).read_text().split())
+    expected = is_so if isinstance(is_so, tuple) else str(is_so)
+    assert re.findall(told, text) == [expected], f"edit {page}: {told}"
+
+
+CODE = "".join(  # with the names of the files
+    f"{path} {path.read_text()} "
+    for path in (
+        *sources(),
+        *REPOSITORY.glob("[bdt]*/**/*.py"),
+        *REPOSITORY.glob("web/*/*.[hj]*"),
+        *REPOSITORY.glob("docs/*/*.patch"),
+    )
+)
 LINES = [  # of files in DEPLOY, with what users would notice without them
+    ("demo-service.service", "Requires=demo-service.socket", "a start listens on 127.0.0.1 only"),
+    ("demo-service.service", "StartLimitIntervalSec=0", "five failed starts end nothing for good"),
+    ("demo-service.service", "Type=notify", "systemd knows when it is ready"),
+    ("demo-service.service", "User=demo-service", "a hole in the service gives nobody root"),
+    ("demo-service.service", "WorkingDirectory=/srv/demo-service", "it finds gunicorn.conf.py"),
+    ("demo-service.service", "Environment=PROXY_HOPS=1", "clients have addresses of their own"),
     ("demo-service.service", "KillMode=mixed", "only the master gets the signal"),
     ("demo-service.service", "Restart=on-failure", "a crash ends no service for good"),
     ("demo-service.service", "UMask=0077", "nobody else on the machine reads what it writes"),
+    ("demo-service.service", "RestrictAddressFamilies=AF_INET AF_INET6 AF_UNIX", "it may notify"),
+    ("demo-service.service", "WantedBy=multi-user.target", "it starts with the machine"),
+    ("demo-service.socket", "ListenStream=127.0.0.1:8000", "nobody forges X-Forwarded-For"),
+    ("demo-service.socket", "WantedBy=sockets.target", "it starts with the machine"),
+    ("nginx.conf", "listen [::]:80;", "IPv6 is served"),
+    ("nginx.conf", "listen [::]:443 ssl;", "IPv6 is served"),
     ("Dockerfile", "RUN useradd .* && install -d -o app -g app -m 700 /data", "it may write there"),
     ("Dockerfile", "USER app", "a hole in the service gives nobody root"),
     ("Dockerfile", "EXPOSE 8000", "the port that a platform asks"),
+    ("Dockerfile", "ENV .*TMPDIR=/dev/shm.*", "it starts with --read-only"),
+    ("Dockerfile.dockerignore", "*", "the image has no secrets of a developer"),
+    ("Dockerfile.dockerignore", "**/*.db*", "the image has no database of a developer"),
     ("fly.toml", "internal_port = 8000", "it is the one that the image exposes"),
     ("fly.toml", 'dockerfile = "Dockerfile"', "the image is made of that file"),
     ("fly.toml", 'ignorefile = "Dockerfile.dockerignore"', "it has no database of a developer"),
     ("fly.toml", 'auto_stop_machines = "off"', "no pause closes WebSockets"),
+    ("fly.toml", "min_machines_running = 1", "no pause closes WebSockets"),
     ("fly.toml", "force_https = true", "no key is sent in the clear"),
+    ("fly.toml", 'memory = "512mb"', "5,000 sockets have room"),
+    ("fly.toml", f'path = "{STATUS}"', "a service that answers is healthy"),
+    ("render.yaml", f"healthCheckPath: {STATUS}", "a service that answers is healthy"),
+    ("render.yaml", "buildCommand: pip install -r requirements.txt", "all packages are there"),
+    ("render.yaml", "startCommand: gunicorn", "it is our server"),
+    ("render.yaml", "generateValue: true", "SECRET_KEY is made, and stays"),
+    ("render.yaml", "value: 3.1[1-5].*", "a Python that is supported"),
     ("compose.yaml", 'ports: ["127.0.0.1:8000:8000"]', "others reach no demo"),
+    ("compose.yaml", 'volumes: ["data:/var/lib/postgresql/data"]', "keys stay"),
     ("gate.compose.yaml", 'ports: ["127.0.0.1:443:443"]', "others reach no demo"),
+    (
+        "gate.compose.yaml",
+        'environment: {PROXY_HOPS: "1", API_URL: "https://localhost"}',
+        "users get the API's code",
+    ),
+    ("gate.compose.yaml", 'volumes: ["keys:/data"]', "keys stay"),
+    ("gate.compose.yaml", 'volumes: .* "certificates:/data"]', "certificates stay"),
+    ("requirements.txt", "-c constraints.txt", "everybody has the same versions"),
+    ("requirements.txt", "# .* file://.*", "Railway copies constraints.txt, too"),
 ]
 
 
@@ -284,17 +394,22 @@ LINES = [  # of files in DEPLOY, with what users would notice without them
 def test_deployment_has_the_lines_that_keep_its_promises(
     name: str, line: str, promise: str
 ) -> None:
-    form = re.escape(line).replace(r"\.\*", ".*")
-    assert re.search(rf"(?m)^ *{form}(  #|$)", DEPLOY[name]), promise
+    form = re.escape(line).replace(r"\.\*", ".*").replace(r"\[1\-5\]", "[1-5]")
+    assert re.search(rf"(?m)^ *{form}(  #|$)", DEPLOY[name]), f"edit {name}: {line}: {promise}"
 
 
-def test_numbers_of_deployments_are_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_numbers_of_deployments_are_enough() -> None:
     """For the sockets, for the longest wait, and for connections that nobody closes too soon."""
-    (limit,) = re.findall(r"\nLimitNOFILE=(\d+)", DEPLOY["demo-service.service"])
-    monkeypatch.setattr("resource.getrlimit", lambda _: (int(limit), int(limit)))
     most = settings.load({}).max_sockets
-    assert settings.max_websockets() >= most, "edit LimitNOFILE in deploy/demo-service.service"
-    assert int(re.findall(r"soft_limit = (\d+)", DEPLOY["fly.toml"])[0]) >= most
+    limit = int(deployed("demo-service.service", r"\nLimitNOFILE=(\d+)"))
+    assert websockets(limit) >= most, "edit LimitNOFILE in deploy/demo-service.service"
+    assert int(deployed("fly.toml", r"soft_limit = (\d+)")) >= most, "edit deploy/fly.toml"
+    # A pong that comes at last puts the next ping off.
+    silent = int(deployed("nginx.conf", r"proxy_read_timeout (\d+)s;"))
+    assert silent > PING_SECONDS + STALLED_SECONDS, "edit deploy/nginx.conf: proxy_read_timeout"
+    stops = r"(?:TimeoutStopSec=|kill_timeout = |_DRAINING_SECONDS=)(\d+)"
+    told = [int(each) for each in re.findall(stops, "".join([*DEPLOY.values(), DEPLOYING]))]
+    assert (len(told), min(told) >= 2 * 5) == (3, True), f"a stop takes 5 s: {told}: edit {stops}"
     idle = re.findall(r"keepalive(?:_timeout)? (\d+)s", "".join(DEPLOY.values()))
     assert sorted(idle) == ["1"] * 2 + ["60"] * 4, (
         "each proxy less than the 100 s of gunicorn.conf.py, and than the 2 s of other APIs"
@@ -328,15 +443,6 @@ def test_deployment_stores_the_database_where_it_is_kept(name: str, kept: str) -
     assert f"sqlite:///{Path('/var/lib', folder)}/demo.db" in DEPLOY[name]
 
 
-def test_unit_trusts_the_one_proxy_that_can_reach_it() -> None:
-    """A client that could connect would choose its address; without PROXY_HOPS, all share one."""
-    started = ("demo-service.service", "gate.compose.yaml")
-    assert not [name for name in started if not re.search(r'PROXY_HOPS(=|: ")1\b', DEPLOY[name])], (
-        "edit these files in deploy/: PROXY_HOPS"
-    )
-    assert re.findall("ListenStream=(.*)", DEPLOY["demo-service.socket"]) == ["127.0.0.1:8000"]
-
-
 def test_constants_add_up_to_what_is_promised() -> None:
     """Seconds. Tests replace some of them, and are patient on a busy machine."""
     # Within a second each, gunicorn sees a stop and ends connections, and a running save ends.
@@ -350,6 +456,9 @@ def test_constants_add_up_to_what_is_promised() -> None:
     connected += postgres.connection_pool("postgresql://", 1).reconnect_timeout
     assert connected < 5, "hits are back after an outage: psycopg would back off for minutes"
     assert postgres.KEY_CONNECTIONS * postgres.SHRINK_SECONDS < 60, "connections of the idle end"
+    assert int(re.findall(r"graceful_timeout = (\d+)", GUNICORN)[0]) >= 20, (
+        "a stop takes 5 s, and longer on a busy machine"
+    )
     assert 5 <= application.BODY_SECONDS <= worker.SEND_SECONDS, (
         "a form may take as long as it is told"
     )
@@ -357,21 +466,6 @@ def test_constants_add_up_to_what_is_promised() -> None:
         "a request asks four times at most: look-up, hit, what is left, owner"
     )
     assert postgres.MAX_WAITING * 18 < 10_000, "KiB that requests of an outage keep"
-    told = f"a ping every {PING_SECONDS} seconds.*, for {STALLED_SECONDS} seconds is disconnected"
-    assert re.search(told, SOCKETS["info"]["description"]), (
-        "edit docs/asyncapi.json: info: description: pings"
-    )
-
-
-def test_seconds_of_gunicorn_are_those_that_are_promised() -> None:
-    conf = (REPOSITORY / "gunicorn.conf.py").read_text()
-    told = re.findall(r"idle connections open for (\d+) seconds instead of (\d+)", DEPLOYING)
-    assert re.findall(r"keepalive = (\d+) if settings.proxy_hops else (\d+)", conf) == told, (
-        "edit docs/deploying.md: idle connections"
-    )
-    assert int(re.findall(r"graceful_timeout = (\d+)", conf)[0]) >= 20, (
-        "a stop takes 5 s, and longer on a busy machine"
-    )
 
 
 def test_commands_are_those_of_flask(app: Flask) -> None:
@@ -394,10 +488,42 @@ def test_every_requirement_is_pinned() -> None:
     assert {"flask", "psycopg", "ruff"} <= required <= {*re.findall("(?m)^(.+?)==", constraints)}
 
 
-def test_design_names_tests_that_exist() -> None:
-    named = re.findall(r"`(test_\w+)`", (REPOSITORY / "docs" / "design.md").read_text())
-    tests = "\n".join(file.read_text() for file in (REPOSITORY / "tests").rglob("test_*.py"))
-    assert set() < {*named} <= {*re.findall(r"def (test_\w+)\(", tests)}
+NAMES = r"`([^`\s]+)`"
+HEADER_NAMES = r"`([A-Z]\w*-[A-Z][\w-]+)"
+OTHERS = (  # what other programs say
+    *("Address already in use", "Connection in use", "No matching distribution found"),
+    *("No module named", "Could not locate a Flask application", "PYTHONSAFEPATH"),
+    *("No application module specified", "unable to open database file", "database is locked"),
+)
+
+
+@pytest.mark.parametrize(
+    ("page", "quoted"),
+    [
+        *((name, NAMES) for name in ("CONTRIBUTING.md", "README.md", "SECURITY.md")),
+        ("docs/design.md", NAMES),
+        ("docs/protecting-your-api.md", HEADER_NAMES),
+        ("docs/testing-clients.md", HEADER_NAMES),
+    ],
+)
+def test_names_in_documents_are_those_of_the_code(page: str, quoted: str) -> None:
+    """Of functions, tests, files, headers; what is `of` or `in` a file; and texts of pages."""
+    text = (REPOSITORY / page).read_text()
+    known = {*dir(builtins), *re.findall(r"\w+", CODE), *re.findall(r"[\w-]+", CODE)}
+    named = re.findall(r"[A-Za-z_][\w-]*\w", " ".join(re.findall(quoted, text)))
+    lost = {*named, *re.findall(r"[^*]\*(\w[^*]+)\*[^*]", text)} - known
+    lost = {each for each in lost if " " not in each or each not in CODE}
+    assert not lost, f"edit {page}: {lost}"
+    for name, file in re.findall(r"`(\w+)` (?:of|in) `([\w/]+\.\w+)`", text):
+        assert name in (REPOSITORY / file).read_text(), f"edit {page}: {name} is not in {file}"
+
+
+def test_troubleshooting_quotes_what_the_service_says() -> None:
+    page = (REPOSITORY / "docs/operating.md").read_text()
+    quoted = " ".join(row[0] for row in rows("Troubleshooting", page))
+    lost = {each for each in re.findall(r"`(?:\.\.\. )?([^`]+)`", quoted) if each not in CODE}
+    lost = {each for each in lost if not each.startswith(OTHERS)}
+    assert not lost, f"edit docs/operating.md: {lost}"
 
 
 def test_design_has_a_row_for_each_module() -> None:
