@@ -66,7 +66,6 @@ READING = pytest.mark.parametrize("operation", [each for each in EVERY if each.i
 UNSTORABLE = ("a\ud800", "a\0b")  # texts of JSON that SQLite or PostgreSQL cannot store
 WRONG: tuple[Any, ...] = (None, True, 7, -1, 10**30, 1.5, "", "x" * 5000, [], {}, [[]], *UNSTORABLE)
 NONCE = r'name="nonce" value="\w+"'
-PARTS = re.compile(r"\d+|\D+")  # of a text: its numbers, and what is between them
 SIZES = {"limit", "count", "size", "per_page", "page_size", "top"}  # parameters: of a list
 LIMITS = {
     *("RateLimit-Policy", "RateLimit"),
@@ -644,8 +643,9 @@ def check_beside_others(send: Callable[[], dict[str, str]], key: str, values: li
     change(key, total=888_888, used=888_888)
     advice = "shows or counts rows of others: name the user in each query"
     for what, text in send().items():
-        texts = [
-            PARTS.findall(re.sub(ANY_TIME, "", each)) for each in (first[what], second[what], text)
+        texts = [  # their numbers, and what is between them
+            re.findall(r"\d+|\D+", re.sub(ANY_TIME, "", each))
+            for each in (first[what], second[what], text)
         ]
         assert len({*map(len, texts)}) == 1, f"{what} {advice}: {text}"
         changes = [new for old, same, new in zip(*texts, strict=True) if old == same != new]

@@ -13,7 +13,9 @@ from settings import Settings, SettingsError
 
 # Gunicorn 27.0. If a setting is new, decide: do all promises of the service hold, whatever its
 # value? Then add it to SUPPORTED and to docs/deploying.md, else here. Is its default right?
-REFUSED_NAMES = """
+REFUSED = re.findall(
+    r"\w+",
+    """
     access_log_format asgi_disconnect_grace_period asgi_lifespan asgi_loop backlog ca_certs
     capture_output casefold_http_method cert_reqs certfile chdir ciphers control_socket
     control_socket_disable control_socket_mode daemon dirty_apps dirty_graceful_timeout
@@ -28,15 +30,16 @@ REFUSED_NAMES = """
     proxy_allow_ips proxy_protocol pythonpath raw_env raw_paste_global_conf reload reload_engine
     reload_extra_files reuse_port root_path sendfile spew ssl_version statsd_host statsd_prefix
     strip_header_spaces suppress_ragged_eofs syslog syslog_addr syslog_facility syslog_prefix
-    threads timeout umask user uwsgi_allow_ips websocket_max_message_size worker_connections
-"""
-WITHOUT_OPTION_NAMES = """
+    threads timeout umask user uwsgi_allow_ips websocket_max_message_size worker_connections""",
+)
+WITHOUT_OPTION = re.findall(
+    r"\w+",
+    """
     child_exit default_proc_name dirty_post_fork dirty_worker_exit dirty_worker_init logconfig_dict
     nworkers_changed on_dirty_starting on_exit on_reload on_starting post_fork post_request
     post_worker_init pre_exec pre_fork pre_request secure_scheme_headers ssl_context tmp_upload_dir
-    when_ready worker_abort worker_exit worker_int wsgi_app
-"""
-REFUSED, WITHOUT_OPTION = REFUSED_NAMES.split(), WITHOUT_OPTION_NAMES.split()
+    when_ready worker_abort worker_exit worker_int wsgi_app""",
+)
 SETTINGS = Config().settings
 # Each command of the documents and of what deploys the service: its file, and what stands behind
 # `gunicorn`, which in a Dockerfile is a list in JSON. Lines that are comments are left out.

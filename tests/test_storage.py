@@ -480,18 +480,20 @@ def test_useless_server_is_one_line(cluster: Cluster, right: str, wrong: str, re
 
 
 ICU = "ENCODING 'UTF8' LOCALE_PROVIDER icu ICU_LOCALE"
-DATABASES = {  # with what is wrong
-    "ENCODING 'SQL_ASCII'": "server_encoding is SQL_ASCII, and must be UTF8",
-    "ENCODING 'LATIN1'": "server_encoding is LATIN1, and must be UTF8",
-    "ENCODING 'EUC_JP'": "server_encoding is EUC_JP, and must be UTF8",
-    f"{ICU} 'tr-TR'": r"lower\('I'\) is \u0131, and must be i",
-    f"{ICU} 'az'": r"lower\('I'\) is \u0131, and must be i",
-    f"{ICU} 'lt-LT'": "",
-    "ENCODING 'UTF8'": "",
-}
 
 
-@pytest.mark.parametrize(("options", "wrong"), DATABASES.items())
+@pytest.mark.parametrize(
+    ("options", "wrong"),
+    {  # with what is wrong
+        "ENCODING 'SQL_ASCII'": "server_encoding is SQL_ASCII, and must be UTF8",
+        "ENCODING 'LATIN1'": "server_encoding is LATIN1, and must be UTF8",
+        "ENCODING 'EUC_JP'": "server_encoding is EUC_JP, and must be UTF8",
+        f"{ICU} 'tr-TR'": r"lower\('I'\) is \u0131, and must be i",
+        f"{ICU} 'az'": r"lower\('I'\) is \u0131, and must be i",
+        f"{ICU} 'lt-LT'": "",
+        "ENCODING 'UTF8'": "",
+    }.items(),
+)
 def test_encoding_or_collation_that_does_not_work_stops_the_start(
     cluster: Cluster, options: str, wrong: str
 ) -> None:

@@ -62,7 +62,6 @@ SECRET = re.compile(r"sk_(?:live|test)_\w{8}_\w{38}")
 # All other forms and pages need a log-in.
 PUBLIC_FORMS = {"/sign-up", "/log-in", "/log-out"}
 PUBLIC_PAGES = {"/", "/console", "/sign-up", "/log-in", "/openapi.json", "/asyncapi.json"}
-EVIL = {"username": "mallory", "email": "m@example.com", "password": "chosen by Mallory"}
 # What Ada types into fields that are empty, and what somebody might send instead.
 TYPED = {
     "username": "9.B_o-b",  # each kind of character
@@ -1091,7 +1090,7 @@ def evil_form(app: Flask, user: FlaskClient) -> dict[str, str]:
     """What Mallory sends to each form: every field of every form, in texts of his own."""
     return {
         name: text for fields in all_forms(app, user).values() for name, text in fields.items()
-    } | EVIL
+    } | {"username": "mallory", "email": "m@example.com", "password": "chosen by Mallory"}
 
 
 def fields_of(form: str) -> dict[str, str]:

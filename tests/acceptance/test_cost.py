@@ -44,12 +44,6 @@ FORMS = {  # the fields of each
     "/sign-up": {"username": "a", "email": "a@b.example", "password": "long enough"},  # too short
     KEYS: {"name": "a", "type": "unknown"},
 }
-CHUNKS = {  # what a form may consist of, without end
-    "smallest": b"1\r\nx\r\n",
-    "with the longest extensions": b"1;x=" + b"x" * HEADER + b"\r\nx\r\n",
-    "with leading zeros": b"1".zfill(HEADER) + b"\r\nx\r\n",
-    "no chunks, but trailers": b"0\r\n" + b"X: y\r\n" * FORM,
-}
 BY_LENGTH = {"Host": "a", "Content-Length": "16384"}
 SMALL_PACKETS = {
     "header": request_bytes(STATUS, {"Host": "a", "X": "x" * HEADER, "Y": "y" * HEADER}),
@@ -163,9 +157,13 @@ def test_chunks_of_a_form(proxied: Server) -> None:
     def form(part: bytes) -> Request:
         return lambda: header + part * (1 + 3_000_000 // len(part))
 
-    assert_costs_little(
-        proxied, form(b"0\r\n\r\n"), {name: form(part) for name, part in CHUNKS.items()}
-    )
+    others = {  # what it may consist of, without end
+        "smallest": form(b"1\r\nx\r\n"),
+        "with the longest extensions": form(b"1;x=" + b"x" * HEADER + b"\r\nx\r\n"),
+        "with leading zeros": form(b"1".zfill(HEADER) + b"\r\nx\r\n"),
+        "no chunks, but trailers": form(b"0\r\n" + b"X: y\r\n" * FORM),
+    }
+    assert_costs_little(proxied, form(b"0\r\n\r\n"), others)
 
 
 @pytest.mark.parametrize("name", SMALL_PACKETS)

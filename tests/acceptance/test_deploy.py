@@ -144,9 +144,6 @@ def logged(folder: Path) -> str:
     return "".join(path.read_text() for path in folder.glob("proxy/*.log"))
 
 
-PROXIES = ["nginx.conf", "Caddyfile", "gate.nginx.conf", "gate.Caddyfile"]
-
-
 @pytest.mark.parametrize(
     ("name", "host", "asked"),
     [
@@ -194,7 +191,7 @@ def test_no_key_is_logged_in_whatever_form_and_whatever_fails(
     assert "enabling automatic HTTP" not in logged(tmp_path), "Caddy has no port 80"
 
 
-@pytest.mark.parametrize("name", PROXIES)
+@pytest.mark.parametrize("name", ["nginx.conf", "Caddyfile", "gate.nginx.conf", "gate.Caddyfile"])
 def test_proxy_passes_forms_sockets_and_addresses(tmp_path: Path, name: str) -> None:
     """The gate does so under the name of its pages."""
     host = KEYS_HOST if name.startswith("gate") else "localhost"

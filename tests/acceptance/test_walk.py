@@ -17,8 +17,6 @@ NOTICED_SECONDS = 2  # until every process knows that a key was changed
 SAVED_SECONDS = 1.5  # until the database has what was counted: 1, and a pause of the machine
 TIERS = {"free": 40, "pro": 90, "quick": 6}
 LIMITS = "free=40/minute,pro=90/minute,quick=6/second"
-SAVED = """SELECT total, (SELECT coalesce(sum(requests), 0) FROM hourly_usage WHERE key_id = id)
-    FROM api_key WHERE id = ?"""
 
 
 @pytest.mark.long
@@ -143,7 +141,12 @@ class Walk:
 
     def saved(self, key: Key) -> tuple[int, int]:
         """How many requests the row of the key has, and its chart."""
-        ((total, charted),) = self.server.execute(SAVED, key.id)
+        ((total, charted),) = self.server.execute(
+            """SELECT total,
+            (SELECT coalesce(sum(requests), 0) FROM hourly_usage WHERE key_id = id)
+            FROM api_key WHERE id = ?""",
+            key.id,
+        )
         return total, charted
 
     def some_key(self) -> Key:

@@ -9,19 +9,6 @@ from conftest import StartServer
 from helpers.load import waits
 from helpers.server import REPOSITORY, Server
 
-SOME = [  # of ATTACKS; benchmarks/hostile.py makes all of them
-    *("endless_bodies", "large_headers", "hostile_values", "half_forms", "garbage", "sign_ups"),
-    *(
-        "pipelined_pages",
-        "own_pages",
-        "many_fields",
-        "long_queries",
-        "left_pages",
-        "unknown_keys",
-        "unknown_keys_of_sockets",
-        "unread_echoes",
-    ),
-]
 SHORT_SECONDS = 0.3  # which says enough; who waits for the end of a flood waits for ten
 TIMES = 30  # as long as beside two busy programs
 ATTACKERS = [sys.executable, str(REPOSITORY / "benchmarks" / "attacks.py")]
@@ -42,7 +29,22 @@ def wait_beside(server: Server, key: str, *command: str) -> float:
             program.wait()
 
 
-@pytest.mark.parametrize("attack", SOME)
+@pytest.mark.parametrize(
+    "attack",
+    [  # of ATTACKS; benchmarks/hostile.py makes all of them
+        *("endless_bodies", "large_headers", "hostile_values", "half_forms", "garbage", "sign_ups"),
+        *(
+            "pipelined_pages",
+            "own_pages",
+            "many_fields",
+            "long_queries",
+            "left_pages",
+            "unknown_keys",
+            "unknown_keys_of_sockets",
+            "unread_echoes",
+        ),
+    ],
+)
 def test_flood_does_not_keep_owners_of_keys_waiting(start_server: StartServer, attack: str) -> None:
     """On a server of its own: the attackers use up what this address may try."""
     server = start_server()

@@ -16,8 +16,9 @@ from storage.database import prepare_database
 
 pytestmark = pytest.mark.citus
 
-CHAPTER = (REPOSITORY / "docs" / "growing.md").read_text().partition("## Past one")[2]
-(DISTRIBUTE,) = blocks("sh", CHAPTER)
+(DISTRIBUTE,) = blocks(
+    "sh", (REPOSITORY / "docs" / "growing.md").read_text().partition("## Past one")[2]
+)
 LIMITS = "free=1000000/day,five=500/day"
 
 

@@ -132,26 +132,23 @@ def test_pooler_that_gives_each_transaction_another_session_serves(
         assert [own.query(url, asked) for _ in range(9)] == [[("0",)]] * 9
 
 
-# Where a session kept them, most of these would fail good requests and commands.
-DEFAULTS = {
-    "default_transaction_isolation": "repeatable read",
-    "statement_timeout": "50ms",
-    "lock_timeout": "10ms",
-    "idle_in_transaction_session_timeout": "1s",
-    "idle_session_timeout": "200ms",
-    "synchronous_commit": "off",
-    "standard_conforming_strings": "off",
-    "client_encoding": "LATIN1",
-    "timezone": "Asia/Tokyo",
-    "datestyle": "German",
-    "search_path": "elsewhere",
-}
-
-
 def test_no_default_of_a_database_fails_a_request_or_a_command(
     cluster: Cluster, start_server: StartServer
 ) -> None:
-    url = cluster.new_database(**DEFAULTS)
+    url = cluster.new_database(
+        # Where a session kept them, most of these would fail good requests and commands.
+        default_transaction_isolation="repeatable read",
+        statement_timeout="50ms",
+        lock_timeout="10ms",
+        idle_in_transaction_session_timeout="1s",
+        idle_session_timeout="200ms",
+        synchronous_commit="off",
+        standard_conforming_strings="off",
+        client_encoding="LATIN1",
+        timezone="Asia/Tokyo",
+        datestyle="German",
+        search_path="elsewhere",
+    )
     # The test's own sessions may take longer than idle_session_timeout on a busy machine.
     Cluster.query(f"{url}?options=-cidle_session_timeout%3D0", "CREATE SCHEMA elsewhere")
     server = start_server(
