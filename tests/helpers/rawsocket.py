@@ -19,7 +19,7 @@ UPGRADE = {
     "Connection": "Upgrade",
     "Upgrade": "websocket",
     "Sec-WebSocket-Version": "13",
-    "Sec-WebSocket-Key": "AAAAAAAAAAAAAAAAAAAAAA==",
+    "Sec-WebSocket-Key": "+/09AZazAAAAAAAAAAAAAA==",
 }
 
 
@@ -145,7 +145,7 @@ class RawSocket(contextlib.AbstractContextManager["RawSocket"]):
 
     def ended(self) -> bool:
         """Whether the server closes the connection, in good order, saying nothing more."""
-        return not self._buffer and self.sock.recv(65_536) == b""
+        return not self._buffer and self._receive() == b""
 
     def rest(self) -> int:
         """How many bytes still come before the server ends the connection, in whatever way."""
@@ -168,13 +168,17 @@ class RawSocket(contextlib.AbstractContextManager["RawSocket"]):
         self.sock.settimeout(PATIENT_SECONDS)
         return sent
 
-    def _more(self) -> None:
+    def _receive(self) -> bytes:
         try:
-            data = self.sock.recv(1 << 20)
+            return self.sock.recv(1 << 20)
         except TimeoutError:
             raise TimeoutError(
-                "the server sends nothing: does something block the loop, or has a Ticker ended?"
+                "the server neither sends something nor ends the connection: does something block "
+                "the loop, has a Ticker ended, or does WebSocket.close start no timer?"
             ) from None
+
+    def _more(self) -> None:
+        data = self._receive()
         if not data:
             raise ConnectionError(f"the server ended the connection after {self._buffer!r}")
         self._buffer += data

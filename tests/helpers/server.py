@@ -224,8 +224,11 @@ class Server(contextlib.AbstractContextManager["Server"]):
 
     @property
     def resident_kib(self) -> int:
-        status = Path(f"/proc/{self.worker_pid}/status").read_text()
-        return int(status.split("VmRSS:")[1].split()[0])
+        """Of all workers."""
+        return sum(
+            int(Path(f"/proc/{pid}/status").read_text().split("VmRSS:")[1].split()[0])
+            for pid in self.worker_pids
+        )
 
     @property
     def postgres(self) -> bool:
@@ -318,7 +321,7 @@ class Server(contextlib.AbstractContextManager["Server"]):
     def send(self, data: bytes) -> Answer:
         with RawSocket(self.port) as connection:
             connection.send(data)
-            return connection.answer()
+            return connection.answer(has_body=not data.startswith(b"HEAD "))
 
     def total(self, key: str) -> int:
         """The requests that were counted for the key before this question."""

@@ -83,6 +83,7 @@ ODD = {  # with the status of the answer
     "headers of 32 KiB": (large_headers(4), 200),
     "larger headers": (large_headers(5), 431),
     "upgrade of another path": (handshake_bytes(STATUS), 200),
+    "handshake with HEAD": (request_bytes(ECHO, UPGRADE, "HEAD"), 400),
     "handshake of HTTP/1.0": (request_bytes(ECHO, UPGRADE, version="HTTP/1.0"), 400),
     "upgrade, not connected": (handshake_bytes(STATUS, {"Connection": None}), 200),
 }
@@ -118,7 +119,7 @@ def test_file_that_a_client_has_is_not_sent_again(server: Server, path: str) -> 
 @pytest.mark.parametrize("name", ODD)
 def test_odd_request_is_answered(server: Server, name: str) -> None:
     request, status = ODD[name]
-    assert server.send(request).status == status
+    assert server.send(request).status == status, f"{name} (of a WebSocket: see HANDSHAKE)"
 
 
 def test_client_may_be_silent_for_longer_than_it_may_leave_a_response_unread(

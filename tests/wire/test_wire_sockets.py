@@ -28,6 +28,7 @@ from helpers.rawsocket import (
 )
 from helpers.server import (
     REPOSITORY,
+    USER_ID,
     Server,
     bash,
     eventually,
@@ -71,12 +72,14 @@ def test_kernel_keeps_128_kib_of_a_connection_in_each_direction(
     server: Server, server_key: str
 ) -> None:
     """However fast the client is, or was before it stopped to read."""
+    before = server.resident_kib
     with RawSocket(server.port).open(f"{TIME}?api_key={server_key}") as client:
         client.send(frame(TEXT, b"x" * MAX_BYTES) * 300)
         shown = bash(f"{find_program('ss')} -Htnm sport = :{server.port}", REPOSITORY)
     assert {*re.findall(r"[rt]b(\d+)", shown)} == {"131072"}, (
         "see SO_RCVBUF and SO_SNDBUF in lifecycle.serving"
     )
+    assert server.resident_kib - before < 8192, "a handler keeps the messages that it ignores"
 
 
 def test_client_that_answers_no_ping_is_lost(start_patched: StartServer) -> None:
@@ -166,6 +169,7 @@ def test_a_ping_inside_a_message_is_answered_at_once(server: Server) -> None:
     [
         ({"Sec-WebSocket-Key": None}, 400, "bad_handshake"),
         ({"Sec-WebSocket-Key": "\xe9" * 24}, 400, "bad_handshake"),
+        ({"Sec-WebSocket-Key": "A" * 21 + "=="}, 400, "bad_handshake"),
         ({"Sec-WebSocket-Version": None}, 400, "bad_handshake"),
         ({"Sec-WebSocket-Version": "8"}, 426, "upgrade_required"),
         ({"Sec-WebSocket-Version": "13, 8"}, 426, "upgrade_required"),
@@ -184,7 +188,9 @@ def test_broken_handshake_is_refused(
 ) -> None:
     """Before the key is looked for, so it is not counted."""
     answer = server.send(handshake_bytes(path, changes))
-    assert (answer.status, answer.json()["code"]) == (status, code)
+    assert (answer.status, f'"{code}"' in str(answer.body)) == (status, True), (
+        f"{answer}: see `check_handshake`"
+    )
     assert answer.headers["Content-Type"] == "application/problem+json"
     if status == 426:
         expected = {"Upgrade": "websocket", "Sec-WebSocket-Version": "13"}
@@ -230,6 +236,7 @@ def test_too_many_of_one_caller_and_of_all(start_server: StartServer) -> None:
     """An echo socket's caller is its address, a time socket's is its key."""
     server = start_server(MAX_SOCKETS="5", MAX_SOCKETS_PER_CALLER="2", PROXY_HOPS="1")
     first, second, third = (f"{TIME}?api_key={server.new_key()}" for _ in range(3))
+    server.execute("UPDATE api_key SET user_id = ?", USER_ID)  # all are keys of one user
     asked = [
         (ECHO, "2001:db8::1", 101),
         (ECHO, "2001:db8::2", 101),

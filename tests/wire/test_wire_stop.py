@@ -54,8 +54,7 @@ def test_everybody_is_told_and_nothing_is_lost(
 def test_what_arrives_before_and_during_a_stop_is_answered(start_server: StartServer) -> None:
     """A handshake is refused; a body that does not come does no harm."""
     server = start_server()
-    with server.connections(40) as pending, server.connections(3) as clients:
-        told, late, halted = clients
+    with server.connections(40) as pending, server.connections(3) as (told, late, halted):
         halted.send(request_bytes("/log-out", {"Host": "a", "Content-Length": "8"}, "POST"))
         told.open(ECHO)
         assert late.request(STATUS).status == 200
