@@ -49,6 +49,7 @@ from helpers.stored import (
     change,
     fields,
     hidden_rows,
+    neglected,
     outage,
     rename,
     row,
@@ -90,7 +91,7 @@ def hidden_key(key: str, operation: Operation) -> str:
     What the parameters ask for, another user has.
     """
     for number in range(1, 4):
-        add_rows(row(key), f"~{number}", number)
+        add_rows(row(key), f"~{number}", number, is_full=number == 1)
     hidden = add_hidden_user()
     for each in operation.parameters:
         add_rows(row(hidden), str(each["example"]), 777_778, is_full=True)
@@ -346,9 +347,14 @@ def test_body_is_taken_within_its_bounds(
 
     Each value is sent to a database of its own, because a user may have only a few rows.
     """
-    answer = ask(key, **operation.sent(operation.example | {name: value}))
+    before = snapshot()
+    others = {} if operation.method == "PATCH" else operation.example
+    answer = ask(key, **operation.sent(others | {name: value}))
     advice = f"{operation}: take {name} as it is described, and whole: {str(value)[:99]}"
     assert answer.status_code < 300, f"{advice}: {answer.text}"
+    assert next(objects(answer), {}).get(name, value) == value, f"{advice}: {answer.text}"
+    lost = neglected(before) - {name}
+    assert others or not lost, f"{operation}: keep {lost}, or set it to the time of the change"
     assert {*re.findall("x{9,}", str(snapshot()))} <= {value}, advice
 
 

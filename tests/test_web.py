@@ -46,6 +46,7 @@ from helpers.stored import (
     change,
     count,
     hidden_rows,
+    neglected,
     outage,
     row,
     snapshot,
@@ -90,7 +91,6 @@ UNNOTICED = re.compile(
     r'role="alert"><p class="error" id="(?!key|type)(?!.*autofocus)',
     re.DOTALL,
 )
-UPDATED = ("changed_at", "edited_at", "modified_at", "updated_at")  # columns of added tables
 NOTICE = '<div role="status"><p class="notice">'  # a message
 MARKUP = "<i>\"&'"
 # Markup, or an attribute without quotes; werkzeug writes the html of redirects.
@@ -1039,15 +1039,7 @@ def test_text_that_just_fits_its_field_is_stored_and_shown_whole_and_may_be_empt
             for longest in taken[-1:]:
                 assert len(longest) == int(size), f"{to} allows another maxlength of {name}"
                 is_taken(to, form | {name: longest})
-                wrong = [
-                    column
-                    for table, rows in snapshot().items()
-                    for old, new in product(before[table], rows)
-                    if longest in new.values() and new.get("id") == old.get("id")
-                    for column in new
-                    if (column in UPDATED and new[column] == old[column])
-                    or (new[column] is None and old[column] is not None)
-                ]
+                wrong = neglected(before)
                 assert not wrong, f"{to} must show {wrong}, or set it to the time of the change"
                 stored = str(snapshot()).count(longest)
                 shown = forms_of(ada.get(path)).get(to, form)

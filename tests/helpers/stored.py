@@ -4,6 +4,7 @@ import re
 import sqlite3
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
+from itertools import product
 from typing import Any
 from unittest import mock
 
@@ -21,6 +22,7 @@ ORDERED = re.compile(
 TERM = re.compile(r"((?:[^(),]|\([^()]*\))+?)( ASC| DESC)?(?=,|$)")  # of an order
 TEXTS = (CharField, TextField)
 NEEDED = {"id", "digest", "type"}  # so that a key is valid
+UPDATED = {"changed_at", "edited_at", "modified_at", "updated_at"}  # columns of added tables
 COUNTS = {"total", "reset", "used", "last_used_at"}
 
 
@@ -89,10 +91,12 @@ def add_rows(key: ApiKey, text: str, number: int, is_full: bool = False) -> None
                     row[name] = owners.get(field.rel_model._meta.table_name)
                 elif isinstance(field, TEXTS):
                     row[name] = text
+                elif name.endswith("_at") and (is_full or not field.null):
+                    row[name] = now() - 60 + len(row)
                 elif not callable(field.default) and (
                     is_full or not (field.null or field.default is not None)
                 ):
-                    row[name] = now() - 60 + len(row) if name.endswith("_at") else number
+                    row[name] = number
             made = table.insert(row).on_conflict_ignore().execute()  # a number may be unique
             # A row of a table that comes later may belong to this one.
             owners[table._meta.table_name] = row.get(table._meta.primary_key.name, made)
@@ -174,6 +178,18 @@ def snapshot(counts: Collection[str] = COUNTS) -> dict[Any, list[dict[str, Any]]
             for table in TABLES
             if table is not HourlyUsage or not counts
         }
+
+
+def neglected(before: dict[Any, list[dict[str, Any]]]) -> set[str]:
+    """The columns that are empty in a changed row, and the times of a change that aren't of it."""
+    return {
+        column
+        for table, rows in snapshot().items()
+        for old, new in product(before[table], rows)
+        if new != old and "id" in new and new["id"] == old["id"]
+        for column in new
+        if (old[column] == new[column] if column in UPDATED else old[column] and not new[column])
+    }
 
 
 def stored_secrets() -> set[str]:
