@@ -755,9 +755,9 @@ def ada(client: FlaskClient) -> FlaskClient:
     return client
 
 
+@db.connection_context()
 def pages_of_ada(app: Flask) -> list[str]:
-    with db.connection_context():
-        return pages(app, "GET", "ada", ApiKey.get().id)
+    return pages(app, "GET", "ada", ApiKey.get().id)
 
 
 def test_page_changes_nothing(app: Flask, ada: FlaskClient) -> None:

@@ -189,6 +189,7 @@ def test_no_command_shows_a_secret_or_a_key_that_has_ended(
         )
 
 
+@db.connection_context()
 def fill(user: User, numbers: range) -> None:
     """Store a row for each number in each table; what belongs to a user, to this one."""
     known = {
@@ -197,12 +198,11 @@ def fill(user: User, numbers: range) -> None:
         "hour": now() // HOUR * HOUR,
         "last_used_at": now(),
     }
-    with db.connection_context():
-        for table, number in product(TABLES, numbers):
-            row = {
-                name: known.get(name, number)
-                for name, field in table._meta.fields.items()
-                if name in known or not (field.null or field.default is not None)
-                if not isinstance(field, AutoField)
-            }
-            table.insert(row).on_conflict_ignore().execute()
+    for table, number in product(TABLES, numbers):
+        row = {
+            name: known.get(name, number)
+            for name, field in table._meta.fields.items()
+            if name in known or not (field.null or field.default is not None)
+            if not isinstance(field, AutoField)
+        }
+        table.insert(row).on_conflict_ignore().execute()

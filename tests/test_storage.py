@@ -89,11 +89,11 @@ def remaining(allowance: Allowance | None) -> int | None:
     return allowance.remaining if allowance.accepted else None
 
 
+@db.connection_context()
 def by_hand(sql: str) -> list[tuple[Any, ...]]:
     """The rows with which the database answers, if it does."""
-    with db.connection_context():
-        cursor = db.execute_sql(sql)
-        return list(cursor.fetchall()) if cursor.description else []
+    cursor = db.execute_sql(sql)
+    return list(cursor.fetchall()) if cursor.description else []
 
 
 def test_start_and_save_of_nothing_wait_for_nobody_who_is_writing(

@@ -157,9 +157,9 @@ def is_logged_in(browser: FlaskClient) -> bool:
     return browser.get(SECURITY).status_code == 200
 
 
+@db.connection_context()
 def stored_keys() -> list[ApiKey]:
-    with db.connection_context():
-        return list(ApiKey.select().order_by(ApiKey.created_at, ApiKey.rotated_at.is_null()))
+    return list(ApiKey.select().order_by(ApiKey.created_at, ApiKey.rotated_at.is_null()))
 
 
 def routes(app: Flask, method: str) -> list[str]:
@@ -1098,12 +1098,13 @@ def fields_of(form: str) -> dict[str, str]:
     return {name: text for name, text in fields.items() if name}
 
 
+@db.connection_context()
+@db.atomic()
 def restore(rows: dict[Any, list[dict[str, Any]]]) -> None:
-    with db.connection_context(), db.atomic():
-        for table in reversed(rows):
-            table.delete().execute()
-        for table, row in [(table, row) for table, kept in rows.items() for row in kept]:
-            table.insert(row).execute()
+    for table in reversed(rows):
+        table.delete().execute()
+    for table, each in [(table, each) for table, kept in rows.items() for each in kept]:
+        table.insert(each).execute()
 
 
 def check_texts() -> None:

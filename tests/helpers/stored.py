@@ -31,22 +31,23 @@ def rotate_key(user: User, key_id: str, grace: int = DAY) -> tuple[ApiKey, ApiKe
     return api_keys.rotate_key(user, key_id, grace, save_counts=list)
 
 
+@db.connection_context()
 def row(key: str) -> ApiKey:
-    with db.connection_context():
-        return ApiKey.get_by_id(key[8:16])
+    return ApiKey.get_by_id(key[8:16])
 
 
+@db.connection_context()
 def change(key: str, **columns: object) -> bool:
-    with db.connection_context():
-        update = ApiKey.update(**columns).where(ApiKey.id == key[8:16], ApiKey.valid())
-        return bool(update.execute())
+    update = ApiKey.update(**columns).where(ApiKey.id == key[8:16], ApiKey.valid())
+    return bool(update.execute())
 
 
+@db.connection_context()
 def count() -> int:
-    with db.connection_context():
-        return int(ApiKey.select().count())
+    return int(ApiKey.select().count())
 
 
+@db.connection_context()
 def add_hidden_user() -> str:
     """Store a user with a row in each table, and return the key; what others see has no HIDDEN.
 
@@ -63,8 +64,7 @@ def add_hidden_user() -> str:
         reset=hour + HOUR,
         used=777_777,
     )
-    with db.connection_context():
-        HourlyUsage.create(hour=hour, key_id=key.id, requests=777_777)
+    HourlyUsage.create(hour=hour, key_id=key.id, requests=777_777)
     owned = {User: user.id, ApiKey: key.id}
     for field in fields(*TEXTS):
         if field.model in owned and field.name not in NEEDED:
@@ -73,6 +73,7 @@ def add_hidden_user() -> str:
     return secret
 
 
+@db.connection_context()
 def add_rows(key: ApiKey, text: str, number: int, is_full: bool = False) -> None:
     """Store a row of the key's user in each table that was added to the first three.
 
@@ -81,36 +82,35 @@ def add_rows(key: ApiKey, text: str, number: int, is_full: bool = False) -> None
     in the order of their columns.
     """
     owners: dict[str, Any] = {"user": key.user_id, "api_key": key.id}
-    with db.connection_context():
-        for table in TABLES[3:]:
-            row: dict[str, object] = {}
-            for name, field in table._meta.fields.items():
-                if isinstance(field, AutoField):
-                    continue
-                if isinstance(field, ForeignKeyField):
-                    row[name] = owners.get(field.rel_model._meta.table_name)
-                elif isinstance(field, TEXTS):
-                    row[name] = text
-                elif name.endswith("_at") and (is_full or not field.null):
-                    row[name] = now() - 60 + len(row)
-                elif not callable(field.default) and (
-                    is_full or not (field.null or field.default is not None)
-                ):
-                    row[name] = number
-            made = table.insert(row).on_conflict_ignore().execute()  # a number may be unique
-            # A row of a table that comes later may belong to this one.
-            owners[table._meta.table_name] = row.get(table._meta.primary_key.name, made)
+    for table in TABLES[3:]:
+        row: dict[str, object] = {}
+        for name, field in table._meta.fields.items():
+            if isinstance(field, AutoField):
+                continue
+            if isinstance(field, ForeignKeyField):
+                row[name] = owners.get(field.rel_model._meta.table_name)
+            elif isinstance(field, TEXTS):
+                row[name] = text
+            elif name.endswith("_at") and (is_full or not field.null):
+                row[name] = now() - 60 + len(row)
+            elif not callable(field.default) and (
+                is_full or not (field.null or field.default is not None)
+            ):
+                row[name] = number
+        made = table.insert(row).on_conflict_ignore().execute()  # a number may be unique
+        # A row of a table that comes later may belong to this one.
+        owners[table._meta.table_name] = row.get(table._meta.primary_key.name, made)
 
 
+@db.connection_context()
 def add_many_rows(key: ApiKey, first: int = 4, last: int = 104) -> None:
     """More than a page shows, each with a text of its own; the first one has no nulls."""
     hour = now() // HOUR * HOUR
     for number in range(first, last + 1):
         letters = "".join("abcdefghij"[int(digit)] for digit in str(1000 + number))
         add_rows(key, f"~{letters}", number % 3 + 1, is_full=number == 4)
-        with db.connection_context():
-            insert = HourlyUsage.insert(hour=hour - number * HOUR, key_id=key.id, requests=1)
-            insert.on_conflict_ignore().execute()  # an hour may have begun since the last call
+        insert = HourlyUsage.insert(hour=hour - number * HOUR, key_id=key.id, requests=1)
+        insert.on_conflict_ignore().execute()  # an hour may have begun since the last call
 
 
 def rename() -> None:
@@ -127,10 +127,10 @@ def fields(*types: type[Field]) -> list[Field]:
     ]
 
 
+@db.connection_context()
 def write(field: Field, value: object, where: object = True) -> bool:
     """Give a column another value."""
-    with db.connection_context():
-        return bool(field.model.update({field: value}).where(where).execute())
+    return bool(field.model.update({field: value}).where(where).execute())
 
 
 def reorder(query: re.Match[str]) -> str:
@@ -157,27 +157,27 @@ def turned() -> Iterator[None]:
         yield
 
 
+@db.connection_context()
 def snapshot(counts: Collection[str] = COUNTS) -> dict[Any, list[dict[str, Any]]]:
     """All rows by table, without what counting a request changes.
 
     The driver itself is asked, so `outage` and the tests of queries don't see it.
     """
-    with db.connection_context():
-        return {
-            table: sorted(
-                (
-                    {
-                        name: value
-                        for name, value in zip(table._meta.sorted_field_names, row, strict=True)
-                        if name not in counts
-                    }
-                    for row in db.cursor().execute(*table.select().sql()).fetchall()
-                ),
-                key=str,
-            )
-            for table in TABLES
-            if table is not HourlyUsage or not counts
-        }
+    return {
+        table: sorted(
+            (
+                {
+                    name: value
+                    for name, value in zip(table._meta.sorted_field_names, row, strict=True)
+                    if name not in counts
+                }
+                for row in db.cursor().execute(*table.select().sql()).fetchall()
+            ),
+            key=str,
+        )
+        for table in TABLES
+        if table is not HourlyUsage or not counts
+    }
 
 
 def neglected(before: dict[Any, list[dict[str, Any]]]) -> set[str]:
