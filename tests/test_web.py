@@ -580,7 +580,7 @@ def test_key_ends_when_it_was_told_to(ada: FlaskClient) -> None:
         lifetime = made.expires_at and made.expires_at - made.created_at
         assert lifetime == (seconds and pytest.approx(seconds, abs=60)), expires
     write(ApiKey.created_at, ApiKey.expires_at.is_null(False))  # "never" is the oldest
-    write(ApiKey.expires_at, ApiKey.expires_at - 23 * DAY, ApiKey.name == "30 days")
+    write(ApiKey.expires_at, ApiKey.expires_at - 23 * DAY - 1, ApiKey.name == "30 days")
     page = ada.get(SECURITY).text
     assert re.findall(r'class="error">\s*<time.*?>(.*?)<', page) == ["in 7 days", "in 5 min"], (
         "a week before"
