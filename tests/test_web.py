@@ -971,6 +971,7 @@ def test_no_value_of_a_field_makes_a_page_fail_and_all_are_shown_as_text(
             answers = [browser.post(to, data=data, follow_redirects=True)]
             assert read <= shown, f"{to} reads {read - shown}, which no page shows as a field"
             is_taken = answers[0].status_code == 200
+            assert PASSWORD not in answers[0].text, f"{to} sends a password back"
             assert is_taken or name or to == "/log-in", (
                 f"{to} refuses {fields} without {boxes or 'boxes'}: add what it takes to TYPED"
             )
@@ -1192,7 +1193,7 @@ def test_everything_has_the_security_headers(client: FlaskClient) -> None:
         headers = client.get(path).headers
         assert "Strict-Transport-Security" not in headers
         secure = client.get(path, base_url="https://localhost").headers
-        assert secure["Strict-Transport-Security"] == "max-age=31536000"
+        assert secure.get("Strict-Transport-Security") == "max-age=31536000", path
         policy = dict(part.split(" ", 1) for part in headers["Content-Security-Policy"].split("; "))
         assert policy == {
             **dict.fromkeys(("default-src", "base-uri", "frame-ancestors"), "'none'"),
@@ -1245,20 +1246,40 @@ def test_console_shows_what_is_added_to_the_descriptions(app: Flask, client: Fla
         "/api/v1/greetings/{name}": (
             "A <code>greeting</code> <i>.",
             f'data-path="{path}"',
-            f'curl -H "X-API-Key: $KEY" {url}',
-            f"requests.get({url}, headers=headers)",
-            "<code>import os\nimport requests\n",
+            f'<code>curl -H "X-API-Key: $KEY" {url}</code>',
+            '<code>import os\nimport requests\n\nheaders = {"X-API-Key": os.environ["KEY"]}\n'
+            f"print(requests.get({url}, headers=headers).json())</code>",
+            '<code>const headers = { "X-API-Key": process.env.KEY };\n'
+            f"const response = await fetch({url}, {{ headers }});\n"
+            "console.log(await response.json());</code>",
         ),
         STATUS: (f'curl -H "X-API-Key: $KEY" http://localhost{STATUS}',),  # as Try it does
-        YEAR: (f"curl http://localhost{YEAR}", "<code>import requests\n"),
+        YEAR: (
+            f"<code>curl http://localhost{YEAR}</code>",
+            f'<code>import requests\n\nprint(requests.get("http://localhost{YEAR}").json())</code>',
+            f'<code>const response = await fetch("http://localhost{YEAR}");\n'
+            "console.log(await response.json());</code>",
+        ),
         "/api/v1/ws/count": (
             "API key<",
             f'data-check="{TEST}"',
-            'connect("ws://localhost/api/v1/ws/count?api_key=" + os.environ["KEY"])',
+            '<code>npx -y wscat -c "ws://localhost/api/v1/ws/count?api_key=$KEY"</code>',
+            "<code>import os\nfrom websockets.sync.client import connect\n\n"
+            'with connect("ws://localhost/api/v1/ws/count?api_key=" + os.environ["KEY"]) as socket:'
+            "\n    for message in socket:\n        print(message)</code>",
+            '("ws://localhost/api/v1/ws/count?api_key=" + process.env.KEY);\n'
+            "socket.onmessage = ({ data }) => console.log(data);</code>",
             'role="log" aria-live="off"',  # what comes by itself is not read aloud
         ),
         "/api/v1/ws/shout": (
-            *("public<", "<form", 'connect("ws://localhost/api/v1/ws/shout")'),
+            *("public<", "<form"),
+            '<code>npx -y wscat -c "ws://localhost/api/v1/ws/shout"</code>',
+            '<code>from websockets.sync.client import connect\n\nwith connect("ws://localhost'
+            '/api/v1/ws/shout") as socket:\n    socket.send("Hello")\n'
+            "    print(socket.recv())</code>",
+            '<code>const socket = new WebSocket("ws://localhost/api/v1/ws/shout");\n'
+            'socket.onopen = () => socket.send("Hello");\n'
+            "socket.onmessage = ({ data }) => console.log(data);</code>",
             'role="log" aria-live="polite"',
         ),
     }.items():
