@@ -4,6 +4,7 @@ import builtins
 import json
 import re
 import time
+from collections import Counter
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from unittest import mock
 
 import pytest
 from flask import Flask
+from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import ClientConnection, connect
 
 import describe
@@ -20,7 +22,7 @@ from app import API_VERSION
 from cli import PG_DUMP
 from conftest import StartServer
 from helpers.commands import names
-from helpers.described import misfits, times_in
+from helpers.described import ANY_TIME, misfits, times_in
 from helpers.documents import (
     API,
     CONTRIBUTING,
@@ -136,18 +138,29 @@ def test_every_setting_is_used() -> None:
 
 # A path that tells how many WebSockets there are in the server's memory, open or not. Nothing may
 # be left to the garbage collector: it comes so seldom that the memory would grow meanwhile.
-COUNT_WEBSOCKETS = """
-import gc
+# The response to another path takes as long as an outage of the database.
+WEBSOCKETS = """
+import gc, gevent, peewee
 gc.disable()
 from server import lifecycle
 from ws.connection import WebSocket
 
 def serving(worker, service, serving=lifecycle.serving):
     service.add_url_rule("/kept", "kept", kept)
+    service.add_url_rule("/outage", "outage", outage)
     return serving(worker, service)
 
 def kept():
     return str(sum(type(each) is WebSocket for each in gc.get_objects()))
+
+def outage(execute=peewee.SqliteDatabase.execute_sql):
+    peewee.SqliteDatabase.execute_sql = fail
+    gevent.sleep(1.5)
+    peewee.SqliteDatabase.execute_sql = execute
+    return ""
+
+def fail(*query):
+    raise peewee.OperationalError("disk I/O error")
 
 lifecycle.serving = serving
 """
@@ -182,7 +195,7 @@ def test_messages_are_described(start_patched: StartServer, name: str) -> None:
     assert operations, f"{advice}: an operation, with the messages that are sent"
     assert "summary" in SOCKETS["channels"][name], f"{advice}: summary"
     path = SOCKETS["channels"][name]["address"]
-    server = start_patched(COUNT_WEBSOCKETS, WEB_CONCURRENCY="1")
+    server = start_patched(WEBSOCKETS, WEB_CONCURRENCY="1")
     assert (server.send(handshake_bytes(path)).status == 401) == needs_key(name), (
         f"{advice}: security"
     )
@@ -221,6 +234,51 @@ def test_messages_are_described(start_patched: StartServer, name: str) -> None:
         assert body["type"] in schemas, f"{advice}: the message {body}"
         wrong = misfits(body, schemas[body["type"]], SOCKETS)
         assert not wrong, f"{advice}: {body['type']}: {'; '.join(wrong)}"
+
+
+def heard(ws: ClientConnection, seconds: float) -> list[tuple[str, str, str]]:
+    """What the messages of these seconds say: their types, fields, and values without times."""
+    said: list[tuple[str, str, str]] = []
+    end = time.monotonic() + seconds
+    with suppress(TimeoutError, ConnectionClosed):
+        while text := str(ws.recv(timeout=max(0, end - time.monotonic()))):
+            body = json.loads(re.sub(ANY_TIME, "", text))
+            said += [(body["type"], field, str(value)) for field, value in body.items()]
+    return said
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize(
+    "name",
+    [
+        name
+        for name in SOCKETS["channels"]
+        if any(each["action"] == "send" for each in socket_operations(name))
+    ],
+)
+def test_updates_go_on_and_are_those_of_a_new_client(start_patched: StartServer, name: str) -> None:
+    """Unless the socket is closed. What changes, or isn't the same for two clients, is ignored."""
+    server = start_patched(WEBSOCKETS, WEB_CONCURRENCY="1")
+    server.may_log_a_traceback = True  # of a Ticker, which closes its sockets in an outage
+    path = f"{server.ws_url}{SOCKETS['channels'][name]['address']}?api_key="
+    urls = [path + server.new_key() for _ in range(2)]
+    with connect(urls[0]) as old, connect(urls[1]) as other:
+        first = Counter(heard(old, 2.5))
+        fixed = {each for each in heard(other, 0) if first[each] > 1}
+        with connect(urls[0]) as new:  # which may be counted
+            fresh = heard(new, 1.5)
+        told = {each[:2] for each in heard(old, 2) if each in fresh}
+        stale = {each[:2] for each in fixed} - told & {each[:2] for each in fresh}
+        assert old.close_code or not stale, (
+            f"{name}: {stale} of an open socket are {fixed}, and of a new one {fresh}: ask again "
+            "before each update"
+        )
+        server.ask("/outage")
+        heard(old, 0)  # what came before
+        assert old.close_code or heard(old, 3) or max(first.values(), default=0) < 2, (
+            f"{name}: an outage has ended its updates, but not the socket: use a Ticker, or close "
+            "the socket when the greenlet that sends fails"
+        )
 
 
 def test_types_of_keys_are_described() -> None:

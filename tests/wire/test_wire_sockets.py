@@ -104,35 +104,37 @@ def test_client_that_answers_no_ping_is_lost(start_patched: StartServer) -> None
 
 
 @pytest.mark.parametrize(
-    ("sent", "code"),
+    ("sent", "code", "reason"),
     [
-        pytest.param(frame(TEXT, b"hi", masked=False), 1002, id="unmasked"),
-        pytest.param(frame(TEXT, b"\xff"), 1007, id="not UTF-8"),
-        pytest.param(frame(BINARY, b"hi"), 1003, id="binary"),
-        pytest.param(frame(TEXT, b"x" * (MAX_BYTES + 1)), 1009, id="too big"),
-        pytest.param(frame(TEXT, b"x" * 20_000_000), 1009, id="much too big"),
-        pytest.param(
-            frame(TEXT, b"x" * MAX_BYTES, fin=False) + frame(CONTINUATION, b"y", fin=False),
-            1009,
-            id="big pieces",
-        ),
-        pytest.param(frame(TEXT, "é".encode() * 32_769), 1009, id="too many bytes"),
+        pytest.param(sent, code, REASONS[code], id=name)
+        for name, sent, code in (
+            ("unmasked", frame(TEXT, b"hi", masked=False), 1002),
+            ("not UTF-8", frame(TEXT, b"\xff"), 1007),
+            ("binary", frame(BINARY, b"hi"), 1003),
+            ("too big", frame(TEXT, b"x" * (MAX_BYTES + 1)), 1009),
+            ("much too big", frame(TEXT, b"x" * 20_000_000), 1009),
+            (
+                "big pieces",
+                frame(TEXT, b"x" * MAX_BYTES, fin=False) + frame(CONTINUATION, b"y", fin=False),
+                1009,
+            ),
+            ("too many bytes", frame(TEXT, "é".encode() * 32_769), 1009),
+        )
+    ]
+    # The answer to a close of the client has its code, and no reason.
+    + [
+        pytest.param(close_frame(code), code, "", id=f"closed with {code}")
+        for code in (None, 1000, 1008, 4999)
     ],
 )
-def test_bad_frame_closes_the_socket(server: Server, sent: bytes, code: int) -> None:
+def test_close_has_its_code_and_its_reason(
+    server: Server, sent: bytes, code: int | None, reason: str
+) -> None:
     with RawSocket(server.port).open(ECHO) as client:
         client.send(sent + frame(PING))  # which an open socket answers
-        assert client.frame() == closing(code, REASONS[code]), (
+        assert client.frame() == closing(code, reason), (
             "close it at once, in `messages` or `_events` of ws/connection.py"
         )
-        assert client.ended()
-
-
-@pytest.mark.parametrize("code", [None, 1000, 1008, 4999])
-def test_answer_to_a_close_has_its_code_and_no_reason(server: Server, code: int | None) -> None:
-    with RawSocket(server.port).open(ECHO) as client:
-        client.send(close_frame(code))
-        assert client.frame() == closing(code)
         assert client.ended()
 
 
