@@ -46,11 +46,11 @@ OPEN_BLOCK = re.compile(r"(?ms)^[ \t]*# (?:@open|location = /health).*?^[ \t]*# 
 def shipped(name: str, changes: dict[str, str] | None = None) -> str:
     """The text of a file in deploy/ with these parts replaced; each must be there.
 
-    The block for a path without a key is no comment here.
+    The block for a path without a key is no comment here, nor are limits.
     """
     text = OPEN_BLOCK.sub(
         lambda block: re.sub(r"(?m)^([ \t]*)# ?", r"\1", block[0]), (DEPLOY / name).read_text()
-    )
+    ).replace("# limit_req", "limit_req")
     for old, new in (changes or {}).items():
         assert old in text, f"{name} has no {old!r}"
         text = text.replace(old, new)

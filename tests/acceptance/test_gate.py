@@ -21,6 +21,7 @@ from helpers.server import (
     clean_environment,
     eventually,
     find_program,
+    free_port,
     random_key,
     serving,
 )
@@ -78,6 +79,7 @@ class Handler(BaseHTTPRequestHandler):
             head = (
                 f"{status or 200} Fine\r\nRateLimit: its own\r\nRateLimit-Policy: its own\r\n"
                 "X-Accel-Redirect: /elsewhere\r\nX-Accel-Limit-Rate: 1\r\n"
+                "X-Accel-Buffering: yes\r\n"
                 f"{large}{length}Connection: close"
             )
             parts = [b"", b""] if self.command == "HEAD" else [b"<", b"API>"]
@@ -113,8 +115,8 @@ class Gate(NamedTuple):
     name: str
     folder: Path
 
-    def send(self, data: bytes) -> Answer:
-        with tls(self.port) as client:
+    def send(self, data: bytes, name: str = "localhost") -> Answer:
+        with tls(self.port, name=name) as client:
             client.send(data)
             return client.answer()
 
@@ -146,20 +148,22 @@ def key(gate: Gate) -> str:
 Ask = Callable[..., Answer]
 
 
-@pytest.fixture(params=["--http1.1", "--http2"])
+@pytest.fixture(params=["HTTP/1.1", "HTTP/2"])
 def ask(request: pytest.FixtureRequest, gate: Gate) -> Ask:
     """Sends a request over this version of HTTP, with TLS."""
 
     def send(path: str, method: str = "GET", body: bytes = b"", **headers: str) -> Answer:
         how = ["--head"] if method == "HEAD" else ["-X", method]
+        how.append(f"--{request.param.replace('/', '').lower()}")
         for name, value in {"Expect": "", **headers}.items():
             how += ["-H", f"{name.replace('_', '-')}: {value}"]
         how += ["--data-binary", "@-"] if body else []
         how.append(f"https://localhost:{gate.port}{path}")
-        command = [find_program("curl"), "-sik", "--path-as-is", request.param, *how]
+        command = [find_program("curl"), "-sik", "--path-as-is", *how]
         output = subprocess.run(command, input=body, capture_output=True, timeout=20).stdout
         head, _, rest = output.partition(b"\r\n\r\n")
         line, *lines = head.decode("latin-1").split("\r\n")
+        assert line.startswith(request.param), f"edit deploy/{gate.name}: {request.param}: {line}"
         return Answer(int(line.split()[1]), Named(each.split(": ", 1) for each in lines), rest)
 
     return send
@@ -168,6 +172,15 @@ def ask(request: pytest.FixtureRequest, gate: Gate) -> Ask:
 def lower(answer: Answer) -> dict[str, str]:
     """Its headers; the two proxies spell them differently."""
     return {name.lower(): value for name, value in answer.headers.items()}
+
+
+def answer_headers(answer: Answer) -> dict[str, str]:
+    """Those that a refusal has, but for the seconds; a proxy may leave out what says the same."""
+    return {
+        name: re.sub(r"(t=|^)\d+$", "", value)
+        for name, value in lower(answer).items()
+        if not re.match("content-length|date|server|connection|via|x-", name)
+    }
 
 
 @pytest.mark.parametrize(
@@ -185,7 +198,7 @@ def test_request_with_a_key_reaches_the_api_as_it_is(
 ) -> None:
     """Its large cookies and tokens, too; the service would not take them."""
     kept = {
-        "Cookie": LARGE[::2],
+        "Cookie": LARGE[:36_000],
         "Authorization": LARGE[::3],
         "X-Auth-Token": "a",
         "Range": "bytes=0-1",
@@ -279,10 +292,11 @@ def test_path_without_a_key_is_open_and_says_nothing_of_the_caller(gate: Gate, k
     assert not [name for name in ("X-API-Key", *CALLER) if gate.api.only().values(name)]
 
 
-def test_connect_is_refused(gate: Gate, key: str) -> None:
-    """Over HTTP/2, its body could hide further requests."""
-    headers = {"Host": "localhost", "X-API-Key": key}
-    assert gate.send(request_bytes("/", headers, "CONNECT")).status in (400, 405)
+@pytest.mark.parametrize("host", ["localhost", KEYS_HOST])
+def test_connect_is_refused(gate: Gate, key: str, host: str) -> None:
+    """Over HTTP/2, its body could hide further requests; the service has an `Allow`."""
+    answer = gate.send(request_bytes("/", {"Host": host, "X-API-Key": key}, "CONNECT"), host)
+    assert (answer.status in (400, 405), "Allow" in answer.headers) == (True, False)
     assert not gate.api.received
 
 
@@ -319,6 +333,7 @@ def test_response_of_the_api_is_whole_and_has_the_headers_of_the_limit(
     """Its own headers are large, and those that are for nginx have no effect."""
     answer = ask(f"/?status={status}", X_API_Key=key)
     assert (answer.body, lower(answer)["x-large"]) == (b"<API>", LARGE)
+    assert answer_headers(answer).keys() - {"content-type"} == {"ratelimit", "ratelimit-policy"}
     assert (answer.status, answer.headers.get("Retry-After")) == (status, None)
     assert lower(answer)["ratelimit"].startswith('"free";r=999;t=')
     assert lower(answer)["ratelimit-policy"] == '"free";q=1000;w=86400'
@@ -338,20 +353,12 @@ def test_refused_request_gets_the_answer_of_the_service(
     assert gate.service.ask(GATE, X_API_Key=over).status == 204
     keys = {"missing_api_key": "", "invalid_api_key": random_key(), "rate_limited": over}
     expected = gate.service.ask(GATE, X_API_Key=keys[code])
-    answer = ask("/", method, body, X_API_Key=keys[code])
+    answer = ask("/", method, body, X_API_Key=keys[code], Prefer="return=minimal")
     assert not gate.api.received
     assert answer.status == expected.status == status
     if len(body) < 1_000_000:  # or else curl may stop to read when it stops to send
         assert answer.body == (b"" if method == "HEAD" else expected.body)
-    for name in (
-        "content-type",
-        "www-authenticate",
-        "access-control-allow-origin",
-        "access-control-expose-headers",
-    ):
-        assert lower(answer).get(name) == lower(expected).get(name)
-    assert ("retry-after" in lower(answer)) == (code == "rate_limited")
-    assert "x-gate-problem" not in lower(answer)
+    assert answer_headers(answer) == answer_headers(expected)
     assert gate.service.total(over) == 0  # besides the one that used it up
 
 
@@ -443,27 +450,44 @@ class KeptOpen(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         self.note("asked")
-        status = {"good": 204, "odd": 200}.get(self.headers["X-API-Key"], 401)
+        status = {"good": 204, "odd": 200, "late": 503, None: 201}.get(
+            self.headers["X-API-Key"], 401
+        )
         body = "" if status == 204 or self.headers["Prefer"] else "{}"
         headers = (
-            f"X-Gate-Problem: {{}}\r\nContent-Length: {len(body)}\r\n" if status != 204 else ""
+            f"X-Gate-Problem: {{}}\r\nRetry-After: 7\r\nContent-Length: {len(body)}\r\n"
+            if status != 204
+            else ""
         )
         self.wfile.write(f"HTTP/1.1 {status} Fine\r\n{headers}\r\n{body}".encode())
 
 
 @pytest.mark.parametrize("name", GATES)
 def test_connections_are_used_again_and_only_a_204_passes(tmp_path: Path, name: str) -> None:
-    """The proxy closes those to the API early, or a POST could be sent while the API does it."""
+    """The proxy closes those to the API early, or a POST could be sent while the API does it.
+
+    The first instance of the service can't be reached, so the second one is asked.
+    """
     KeptOpen.events.clear()
     with (
         serving(socketserver.ThreadingTCPServer(("127.0.0.1", 0), KeptOpen)) as api,
         serving(socketserver.ThreadingTCPServer(("127.0.0.1", 0), KeptOpen)) as service,
-        proxy(name, tmp_path, service.server_address[1], api.server_address[1]) as port,
+        proxy(
+            *(name, tmp_path, free_port(), api.server_address[1]),
+            SECOND[name] | {"127.0.0.1:8001": f"127.0.0.1:{service.server_address[1]}"},
+        ) as port,
     ):
         with tls(port) as client:
-            for key in ("good", "bad", "odd") * 10:
-                client.request("/", X_API_Key=key)
+            keys = [
+                *("good", "bad", "odd") * 10,
+                "late",
+            ]  # nginx ends the connection of the last one
+            answers = {key: client.request("/", X_API_Key=key) for key in keys}
         eventually(lambda: ("ended", api.server_address) in KeptOpen.events)
+    seen = {key: (answer.status, answer.body.strip()) for key, answer in answers.items()}
+    expected = {"good": (201, b"{}"), "bad": (401, b"{}"), "late": (503, b"{}")}
+    assert seen == seen | expected
+    assert answers["late"].headers["Retry-After"] == "7"
     count = KeptOpen.events.count
     assert count(("asked", api.server_address)) == 10
     assert max(count(("opened", each.server_address)) for each in (api, service)) <= 2
