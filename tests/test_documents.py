@@ -398,6 +398,8 @@ CODE = "".join(  # with the names of the files
         *REPOSITORY.glob("docs/*/*.patch"),
     )
 )
+COMPOSE = ("compose.yaml", "gate.compose.yaml")
+NEW_SECRET = 'SECRET_KEY=$$(python -c "import secrets; print(secrets.token_hex())") exec gunicorn'
 LINES = [  # of files in DEPLOY, with what users would notice without them
     ("demo-service.service", "Requires=demo-service.socket", "a start listens on 127.0.0.1 only"),
     ("demo-service.service", "StartLimitIntervalSec=0", "five failed starts end nothing for good"),
@@ -412,10 +414,20 @@ LINES = [  # of files in DEPLOY, with what users would notice without them
     ("demo-service.service", "WantedBy=multi-user.target", "it starts with the machine"),
     ("demo-service.socket", "ListenStream=127.0.0.1:8000", "nobody forges X-Forwarded-For"),
     ("demo-service.socket", "WantedBy=sockets.target", "it starts with the machine"),
+    ("demo-service.service", "ProtectHostname=yes", "it changes nothing of the machine"),
+    ("demo-service.service", "ProcSubset=pid", "it reads nothing of the machine"),
+    ("nginx.conf", "return 301 https://$host$request_uri;", "a page stays the same with TLS"),
     ("nginx.conf", "listen [::]:80;", "IPv6 is served"),
     ("nginx.conf", "listen [::]:443 ssl;", "IPv6 is served"),
     ("Dockerfile", "RUN useradd .* && install -d -o app -g app -m 700 /data", "it may write there"),
     ("Dockerfile", "USER app", "a hole in the service gives nobody root"),
+    (
+        "Dockerfile",
+        "COPY constraints.txt requirements.txt requirements-postgres.txt ./\nARG POSTGRES\n"
+        "RUN pip install --no-cache-dir -r requirements.txt "
+        "${POSTGRES:+-r requirements-postgres.txt}",
+        "with POSTGRES=1, the driver is installed",
+    ),
     ("Dockerfile", "EXPOSE 8000", "the port that a platform asks"),
     ("Dockerfile", "ENV .*TMPDIR=/dev/shm.*", "it starts with --read-only"),
     ("Dockerfile.dockerignore", "*", "the image has no secrets of a developer"),
@@ -433,6 +445,17 @@ LINES = [  # of files in DEPLOY, with what users would notice without them
     ("render.yaml", "startCommand: gunicorn", "it is our server"),
     ("render.yaml", "generateValue: true", "SECRET_KEY is made, and stays"),
     ("render.yaml", "value: 3.1[1-5].*", "a Python that is supported"),
+    *((name, f"command: sh -c '{NEW_SECRET}'", "it starts") for name in COMPOSE),
+    (
+        "compose.yaml",
+        "build: {context: ., dockerfile: deploy/Dockerfile, args: {POSTGRES: 1}}",
+        "the image is made of that file, with the driver",
+    ),
+    ("compose.yaml", "DATABASE_URL: postgresql://postgres:postgres@db/postgres", "it is there"),
+    ("compose.yaml", "environment: {POSTGRES_PASSWORD: postgres}", "it is that of the URL"),
+    ("gate.compose.yaml", "build: {context: .., dockerfile: deploy/Dockerfile}", "it is there"),
+    ("gate.compose.yaml", "command: python -m http.server 9000 .*", "the API is on its port"),
+    ("gate.nginx.conf", "# limit_req_status 429;", "clients take it for no outage"),
     ("compose.yaml", 'ports: ["127.0.0.1:8000:8000"]', "others reach no demo"),
     ("compose.yaml", 'volumes: ["data:/var/lib/postgresql/data"]', "keys stay"),
     ("gate.compose.yaml", 'ports: ["127.0.0.1:443:443"]', "others reach no demo"),

@@ -333,7 +333,8 @@ def test_response_of_the_api_is_whole_and_has_the_headers_of_the_limit(
     """Its own headers are large, and those that are for nginx have no effect."""
     answer = ask(f"/?status={status}", X_API_Key=key)
     assert (answer.body, lower(answer)["x-large"]) == (b"<API>", LARGE)
-    assert answer_headers(answer).keys() - {"content-type"} == {"ratelimit", "ratelimit-policy"}
+    added = answer_headers(answer).keys() - {"content-type"}
+    assert added == {"ratelimit", "ratelimit-policy"}, f"edit deploy/{gate.name}"
     assert (answer.status, answer.headers.get("Retry-After")) == (status, None)
     assert lower(answer)["ratelimit"].startswith('"free";r=999;t=')
     assert lower(answer)["ratelimit-policy"] == '"free";q=1000;w=86400'
@@ -358,7 +359,7 @@ def test_refused_request_gets_the_answer_of_the_service(
     assert answer.status == expected.status == status
     if len(body) < 1_000_000:  # or else curl may stop to read when it stops to send
         assert answer.body == (b"" if method == "HEAD" else expected.body)
-    assert answer_headers(answer) == answer_headers(expected)
+    assert answer_headers(answer) == answer_headers(expected), f"edit deploy/{gate.name}"
     assert gate.service.total(over) == 0  # besides the one that used it up
 
 
@@ -486,10 +487,10 @@ def test_connections_are_used_again_and_only_a_204_passes(tmp_path: Path, name: 
         eventually(lambda: ("ended", api.server_address) in KeptOpen.events)
     seen = {key: (answer.status, answer.body.strip()) for key, answer in answers.items()}
     expected = {"good": (201, b"{}"), "bad": (401, b"{}"), "late": (503, b"{}")}
-    assert seen == seen | expected
+    assert seen == seen | expected, f"edit deploy/{name}: both instances must be asked"
     assert answers["late"].headers["Retry-After"] == "7"
     count = KeptOpen.events.count
-    assert count(("asked", api.server_address)) == 10
+    assert count(("asked", api.server_address)) == 10, f"edit deploy/{name}: what passes"
     assert max(count(("opened", each.server_address)) for each in (api, service)) <= 2
 
 
