@@ -118,7 +118,8 @@ def proxy(
         process = subprocess.Popen(command, cwd=folder, env=env, stdout=log, stderr=log)
         (folder / "pid").write_text(str(process.pid))
         try:
-            eventually(lambda: speaks_tls(port), 30, "the proxy does not start")
+            eventually(lambda: process.poll() or speaks_tls(port), 30, "the proxy does not start")
+            assert process.poll() is None, f"edit {name}: {(folder / 'output.log').read_text()}"
             yield port
         finally:
             process.kill()
