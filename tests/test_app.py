@@ -32,6 +32,7 @@ def utc(seconds: int) -> str:
 def get(server: Server, path: str, **headers: str) -> Any:
     answer = server.ask(path, **headers)
     assert (answer.status, answer.headers["Content-Type"]) == (200, "application/json")
+    assert (answer.body[-1:], b"\\u" in answer.body) == (b"\n", False), "letters as they are"
     return answer.json()
 
 
@@ -66,12 +67,12 @@ def test_status_says_whether_a_key_is_good(server: Server, server_key: str) -> N
 
 
 def test_protected_test(server: Server) -> None:
-    body = get(server, TEST, X_API_Key=server.new_key("laptop", tier="pro", type="development"))
+    body = get(server, TEST, X_API_Key=server.new_key("caf\u00e9", tier="pro", type="development"))
     assert is_now(body.pop("timestamp"))
     assert body == {
         "success": True,
         "message": "Your API key is valid.",
-        "api_key_name": "laptop",
+        "api_key_name": "caf\u00e9",
         "api_key_type": "development",
         "rate_limit_tier": "pro",
     }
@@ -180,7 +181,10 @@ def test_every_bad_key_gets_the_same_answer(server: Server, server_key: str) -> 
     answer = server.ask(TEST, X_API_Key=revoked)
     assert (answer.status, problem(answer)["code"]) == (401, "invalid_api_key")
     assert answer.headers["WWW-Authenticate"] == CHALLENGE
-    assert f"followed by {len(server_key) - 8} characters, without" in answer.json()["detail"]
+    told = (
+        f"begins with sk_live_ or sk_test_, followed by {len(server_key) - 8} characters, without"
+    )
+    assert told in answer.json()["detail"]
     assert "RateLimit" not in answer.headers
 
 

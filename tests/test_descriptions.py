@@ -20,7 +20,7 @@ from urllib.parse import urljoin
 import pytest
 from flask import Flask
 from flask.testing import FlaskClient
-from peewee import FloatField, IntegerField
+from peewee import FloatField, IntegerField, OperationalError
 from werkzeug.test import TestResponse
 
 import auth
@@ -136,7 +136,7 @@ def check_answer(operation: Operation, answer: TestResponse, what: str = "") -> 
     )
     assert {"Retry-After", "WWW-Authenticate", *LIMITS} == {
         *answer.headers["Access-Control-Expose-Headers"].split(", ")
-    }
+    }, "edit API_HEADERS in service/responses.py: what scripts of other origins may read"
     if LIMITS & {*answer.headers.keys()}:
         check_limits(operation, answer)
     contents = response.get("content", {})
@@ -239,8 +239,11 @@ def test_key_is_checked_and_each_request_counted(
     if operation.needs_key:
         advice = f'use @require_api_key, or {operation.advice}: "security": []'
         assert refused == [401, 401], f"{operation} is answered without a valid key: {advice}"
-        with mock.patch.object(app.store, "hit", return_value=None):  # it was just deleted
-            assert ask(key).status_code == 401, f"{operation} serves a key that was just deleted"
+        # The key was just deleted; then the database fails.
+        with mock.patch.object(app.store, "hit", side_effect=[None, OperationalError("gone")]):
+            assert [ask(key).status_code for _ in range(2)] == [401, 503], (
+                f"{operation} serves a request that could not be counted"
+            )
     answer, again = ask(key), ask(key)
     assert answer.status_code < 300 or (answer.status_code == 404 and operation.parameters), (
         f"{operation}: {answer.text}"

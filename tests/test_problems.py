@@ -13,8 +13,9 @@ from flask import Flask, abort
 from flask.testing import FlaskClient
 
 from helpers.clock import NOON, Clock
+from ratelimit import Usage, parse_quotas
 from service.application import current_service
-from service.responses import Problem
+from service.responses import Problem, rate_limited
 from storage import outage
 
 
@@ -33,6 +34,7 @@ def in_sqlite(code: int) -> Exception:
     ("error", "status", "line"),
     [
         (peewee.DataError("a NUL"), 400, ""),
+        (peewee.DataError("too long"), 500, "bug in GET"),
         (ConnectionRefusedError("of another service"), 500, "bug in GET"),
         (TimeoutError("of another service"), 500, "bug in GET"),
         (peewee.OperationalError("gone\nDETAIL: a value"), 503, "database unavailable: gone"),
@@ -100,7 +102,7 @@ def test_any_abort_is_a_problem_with_the_words_of_the_view(
     app: Flask, client: FlaskClient, abort: Callable[..., NoReturn]
 ) -> None:
     @app.get("/api/aborting/<int:status>")
-    @app.get("/aborting/<int:status>")
+    @app.get("/apis/api/aborting/<int:status>")  # a page, which is not under /api/
     def aborting(status: int) -> NoReturn:
         abort(status, "Not on Mondays.")
 
@@ -108,7 +110,7 @@ def test_any_abort_is_a_problem_with_the_words_of_the_view(
         answer = client.get(f"/api/aborting/{status}")
         assert (answer.status_code, answer.mimetype) == (status, "application/problem+json")
         assert answer.json == Problem(status, detail="Not on Mondays.").get_response().json
-        page = client.get(f"/aborting/{status}")
+        page = client.get(f"/apis/api/aborting/{status}")
         assert (page.status_code, page.mimetype) == (status, "text/html")
         assert "Not on Mondays." in page.text
 
@@ -141,6 +143,20 @@ def test_problem_may_have_any_status(
         "detail": "Not on Mondays.",
         "code": code,
     }
+
+
+@pytest.mark.parametrize(
+    ("limit", "words"),
+    [
+        ("1/second", "1 request per second"),
+        ("2/minute", "2 requests per minute"),
+        ("1000/hour", "1,000 requests per hour"),
+    ],
+)
+def test_limit_is_told_in_words(limit: str, words: str) -> None:
+    quota = parse_quotas(f"free={limit}")["free"]
+    problem = rate_limited(Usage().allowance(quota, NOON, accepted=False))
+    assert problem.description == f"The limit of {words} is used up."
 
 
 def test_outage_is_logged_once_a_minute(

@@ -594,8 +594,10 @@ def test_key_ends_when_it_was_told_to(ada: FlaskClient) -> None:
     ("seconds", "words"),
     [
         (30, "in 30 s"),
+        (0, "just now"),
         (-30, "just now"),
         (-90, "2 min ago"),
+        (-3595, "1 h ago"),
         (1.5 * DAY, "in 36 h"),
         (-2 * DAY, "2 days ago"),
         (365 * DAY, "in 365 days"),

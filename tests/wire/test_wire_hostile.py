@@ -56,7 +56,7 @@ def test_response_before_an_unread_body_is_not_lost(server: Server, connection: 
         client.send(request_bytes(STATUS, headers) + bytes(16_384))
         answer = client.answer()
         assert (answer.status, answer.headers["Connection"]) == (200, "close")
-        assert client.ended(), "a reset would end it with an error"
+        assert client.ended(), "a reset would end it with an error: see half_close"
 
 
 def test_new_connections_are_answered_soon_beside_32_busy_ones(server: Server) -> None:
