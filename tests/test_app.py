@@ -31,8 +31,8 @@ def utc(seconds: int) -> str:
 
 def get(server: Server, path: str, **headers: str) -> Any:
     answer = server.ask(path, **headers)
-    assert (answer.status, answer.headers["Content-Type"]) == (200, "application/json")
-    assert (answer.body[-1:], b"\\u" in answer.body) == (b"\n", False), "letters as they are"
+    form = answer.status, answer.headers["Content-Type"], answer.body[-1:], b"\\u" in answer.body
+    assert form == (200, "application/json", b"\n", False), "letters are written as they are"
     return answer.json()
 
 
@@ -104,8 +104,7 @@ def test_gate_says_who_calls_and_refuses_in_a_header_too(server: Server) -> None
     ((user_id,),) = server.execute("SELECT user_id FROM api_key WHERE id = ?", key[8:16])
     answer = server.ask(f"{GATE}/", "HEAD", X_API_Key=key)
     assert (answer.status, answer.body, answer.headers.get("Content-Type")) == (204, b"", None)
-    caller = {name: value for name, value in answer.headers.items() if name.startswith("X-Auth-")}
-    assert caller == {
+    assert {name: text for name, text in answer.headers.items() if name.startswith("X-Auth-")} == {
         "X-Auth-Key-Id": key[8:16],
         "X-Auth-User-Id": str(user_id),
         "X-Auth-Key-Type": "development",
@@ -181,10 +180,10 @@ def test_every_bad_key_gets_the_same_answer(server: Server, server_key: str) -> 
     answer = server.ask(TEST, X_API_Key=revoked)
     assert (answer.status, problem(answer)["code"]) == (401, "invalid_api_key")
     assert answer.headers["WWW-Authenticate"] == CHALLENGE
-    told = (
+    assert (
         f"begins with sk_live_ or sk_test_, followed by {len(server_key) - 8} characters, without"
+        in answer.json()["detail"]
     )
-    assert told in answer.json()["detail"]
     assert "RateLimit" not in answer.headers
 
 

@@ -155,8 +155,8 @@ def test_problem_may_have_any_status(
 )
 def test_limit_is_told_in_words(limit: str, words: str) -> None:
     quota = parse_quotas(f"free={limit}")["free"]
-    problem = rate_limited(Usage().allowance(quota, NOON, accepted=False))
-    assert problem.description == f"The limit of {words} is used up."
+    refusal = rate_limited(Usage().allowance(quota, NOON, accepted=False))
+    assert refusal.description == f"The limit of {words} is used up."
 
 
 def test_outage_is_logged_once_a_minute(

@@ -13,25 +13,26 @@ from helpers.paths import ECHO, STATUS, YEAR
 from helpers.rawsocket import TEXT, RawSocket, form_bytes, frame, request_bytes
 from helpers.server import Server, patience, within
 
-ENDLESS = {
-    "chunks": ({"Host": "a", "Transfer-Encoding": "chunked"}, b"1\r\nx\r\n" * 20_000),
-    "10 GB": ({"Host": "a", "Content-Length": "10000000000"}, bytes(100_000)),
-}
 
-
-@pytest.mark.parametrize("body", ENDLESS)
+@pytest.mark.parametrize(
+    ("framing", "part"),
+    [
+        ({"Transfer-Encoding": "chunked"}, b"1\r\nx\r\n" * 20_000),
+        ({"Content-Length": "10000000000"}, bytes(100_000)),
+    ],
+    ids=["chunks", "10 GB"],
+)
 @pytest.mark.parametrize(
     ("method", "path", "ignored"),
     [("POST", STATUS, 405), ("GET", ECHO, 426), ("POST", "/log-in", 413), ("GET", "/", 200)],
 )
 def test_body_without_end_is_not_read(
-    server: Server, method: str, path: str, ignored: int, body: str
+    server: Server, method: str, path: str, ignored: int, framing: dict[str, str], part: bytes
 ) -> None:
     """One whose length is not announced is ignored, unless a form is expected."""
-    headers, part = ENDLESS[body]
     with RawSocket(server.port) as client:
-        client.send(request_bytes(path, headers, method) + part)
-        assert client.answer().status == (413 if body == "10 GB" else ignored)
+        client.send(request_bytes(path, {"Host": "a"} | framing, method) + part)
+        assert client.answer().status == (413 if "Content-Length" in framing else ignored)
         with pytest.raises(ConnectionError):  # in time, whatever is still sent
             assert not client.fill(part, seconds=5, limit=100_000_000), (
                 "the server reads whatever a client sends: see half_close in "

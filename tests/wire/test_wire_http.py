@@ -116,16 +116,18 @@ def test_file_that_a_client_has_is_not_sent_again(server: Server, path: str) -> 
     assert first.headers.get(CORS) == again.headers.get(CORS) == ("*" if "json" in path else None)
 
 
-@pytest.mark.parametrize("name", ODD)
-def test_odd_request_is_answered(server: Server, name: str) -> None:
-    request, status = ODD[name]
-    assert server.send(request).status == status, f"{name} (of a WebSocket: see HANDSHAKE)"
+@pytest.mark.parametrize(("sent", "status"), ODD.values(), ids=ODD)
+def test_odd_request_is_answered(server: Server, sent: bytes, status: int) -> None:
+    assert server.send(sent).status == status, "if it is of a WebSocket, see HANDSHAKE"
 
 
 def test_client_may_be_silent_for_longer_than_it_may_leave_a_response_unread(
     start_patched: StartServer,
 ) -> None:
-    server = start_patched("from server import worker; worker.SEND_SECONDS = 0.3")
+    server = start_patched(
+        "from server import worker; worker.SEND_SECONDS = 0.3\n"
+        "from service import connections; connections.CLOSE_SECONDS = 60"
+    )
     with server.connections(2) as (client, echo):
         echo.open(ECHO)
         for _ in range(2):
@@ -134,6 +136,8 @@ def test_client_may_be_silent_for_longer_than_it_may_leave_a_response_unread(
             moment = datetime.fromisoformat(echo.frame().json()["timestamp"]).timestamp()
             assert moment > time.time() - 1, "the time of an echo"
             time.sleep(1)
+        assert client.request(STATUS, "POST", Content_Length="0").status == 405
+        assert client.ended(), "half_close ends our side at once, whenever the client ends its own"
 
 
 def test_client_that_leaves_in_the_middle_is_no_traceback(server: Server) -> None:
