@@ -118,8 +118,8 @@ def _store(key: ApiKey, most: int = MAX_KEYS) -> tuple[ApiKey, str]:
         raise InvalidInput(key="This key would have expired already.")
     keys = ApiKey.select(ApiKey.id, ApiKey.predecessor)
     predecessor_of = dict(keys.where(ApiKey.user == key.user_id, ApiKey.valid()).tuples())
-    replaced = {key.predecessor, *predecessor_of.values()}
-    if len(predecessor_of) >= MAX_KEYS or len(predecessor_of.keys() - replaced) >= most:
+    current = predecessor_of.keys() - predecessor_of.values()
+    if len(predecessor_of) >= MAX_KEYS or len(current) >= most:
         advice = f"A user can have {most} {'key' if most == 1 else 'keys'}. Revoke one first."
         raise InvalidInput(key=advice if most else "Ask the operator of this service for a key.")
     key.id = random_text(8)

@@ -37,7 +37,7 @@ def in_sqlite(code: int) -> Exception:
         (peewee.DataError("too long"), 500, "bug in GET"),
         (ConnectionRefusedError("of another service"), 500, "bug in GET"),
         (TimeoutError("of another service"), 500, "bug in GET"),
-        (peewee.OperationalError("gone\nDETAIL: a value"), 503, "database unavailable: gone"),
+        (peewee.OperationalError("gone\nDETAIL: private"), 503, "database unavailable: gone"),
         (peewee.InterfaceError("cursor already closed"), 500, "bug in GET"),
         (peewee.IntegrityError("UNIQUE"), 500, "bug in GET"),
         (in_postgresql(psycopg.errors.UndefinedColumn), 500, "bug in GET"),
@@ -74,7 +74,7 @@ def test_only_what_is_a_bug_is_logged_as_one(
     assert "".join(caplog.messages).startswith(line)
     assert bool(caplog.messages) == bool(line)
     assert ("Traceback" in caplog.text) == (status == 500)
-    assert "private" not in caplog.text
+    assert "private" not in caplog.text, "log reason_of(error), and no query"
     assert not [text for text in ("private", *map(str, error.args)) if text in answer.text]
 
 
@@ -166,4 +166,9 @@ def test_outage_is_logged_once_a_minute(
     monkeypatch.setattr(outage, "time", clock := Clock())
     for clock.now in range(NOON, NOON + 180):
         outage.log_outage(peewee.OperationalError(f"no {clock.now}"))
-    assert len(caplog.messages) == 3
+        outage.log.error("could not save %s", clock.now)
+    assert caplog.messages == [
+        line
+        for minute in range(NOON, NOON + 180, 60)
+        for line in (f"database unavailable: no {minute}", f"could not save {minute}")
+    ], "each template of a line once a minute: see once_per_minute"

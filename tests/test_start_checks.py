@@ -81,7 +81,14 @@ def test_refused_option_is_one_line(
         check_options(config)
 
 
-@pytest.mark.parametrize(("file", "arguments"), sorted(WRITTEN))
+@pytest.mark.parametrize(
+    ("config", "file", "arguments"),
+    [
+        *(({}, *each) for each in sorted(WRITTEN)),
+        ({"DATABASE_URL": "postgresql://localhost/demo"}, "docs/deploying.md", "--workers 4"),
+    ],
+    indirect=["config"],
+)
 def test_written_command_has_supported_options(
     config: Settings, monkeypatch: pytest.MonkeyPatch, file: str, arguments: str
 ) -> None:

@@ -65,12 +65,15 @@ def store(place: Settings) -> Iterator[KeyStore]:
 
 @pytest.fixture
 def new_id(place: Settings) -> NewId:
-    """Makes keys of a user with these columns; returns the id."""
+    """Makes keys of a user with these columns; returns the id.
+
+    Texts are as long as they may be: PostgreSQL refuses what is too long for its column.
+    """
     with db.connection_context():
-        grace = User.create(username="grace", email="grace@example.com", password_hash="")
+        grace = User.create(username="g" * 32, email="g" * 254, password_hash="x" * 162)
 
     def create(**columns: object) -> str:
-        made, key = api_keys.create_key(grace, "ci", "production")
+        made, key = api_keys.create_key(grace, "c" * 64, "production", tier="t" * 32)
         assert not columns or change(key, **columns)
         return str(made.id)
 
@@ -110,9 +113,11 @@ def test_start_and_save_of_nothing_wait_for_nobody_who_is_writing(
     ("stored", "granted", "after"),
     [
         pytest.param(Usage(), [4, 3], Usage(2, END, 2), id="never used"),
-        pytest.param(Usage(7, END, 3), [1, 0], Usage(9, END, 5), id="used in this window"),
+        pytest.param(
+            Usage(2**40, END, 3), [1, 0], Usage(2**40 + 2, END, 5), id="used in this window"
+        ),
         pytest.param(Usage(7, END, 4), [0, None], Usage(8, END, 5), id="one is left"),
-        pytest.param(Usage(7, END, 6), [None, None], Usage(7, END, 6), id="used up"),
+        pytest.param(Usage(7, END, 2**39), [None, None], Usage(7, END, 2**39), id="used up"),
         pytest.param(Usage(7, END - 10**9, 5), [4, 3], Usage(9, END, 2), id="a past window"),
         pytest.param(Usage(7, END - 1, 5), [4, 3], Usage(9, END, 2), id="of another tier"),
         pytest.param(Usage(7, END + 10**9, 5), [4, 3], Usage(9, END, 2), id="the clock was ahead"),
@@ -377,8 +382,8 @@ def test_keys_are_saved_in_one_order(store: KeyStore, new_id: NewId, place: Sett
     ids = sorted(new_id() for _ in range(5))
     assert all(store.hit(key_id, LONG) for key_id in reversed(ids))
     store.save()
-    saved = f"SELECT key_id FROM hourly_usage ORDER BY {'rowid' if place.sqlite else 'ctid'}"
-    assert by_hand(saved) == [(key_id,) for key_id in ids]
+    stored = "rowid" if place.sqlite else "ctid"
+    assert by_hand(f"SELECT key_id FROM hourly_usage ORDER BY {stored}") == [(n,) for n in ids]
 
 
 @in_postgres
@@ -412,6 +417,7 @@ def test_request_waits_for_what_changes_its_key(store: KeyStore, new_id: NewId) 
 
 
 @in_postgres
+@mock.patch("storage.key_store.CACHE_SECONDS", 60)
 def test_deleted_key_is_a_bad_key(store: KeyStore, new_id: NewId) -> None:
     """Also while its row is remembered."""
     assert store.find(key_id := new_id())

@@ -68,17 +68,20 @@ def test_patches_spare_gunicorn_work(worker: Worker, monkeypatch: pytest.MonkeyP
             assert date in client.recv(4096), "Date stands still: http_date has to read the clock"
 
 
-def test_request_of_a_kept_connection_waits_no_longer_than_the_first(
+def test_later_parts_of_a_request_wait_longer_but_later_requests_do_not(
     worker: Worker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Small parts become larger ones meanwhile; none is so large that others wait for it."""
     gunicorn_patches.patch_gunicorn(worker.cfg)
     waits: list[float] = []
     monkeypatch.setattr("gevent.sleep", waits.append)
-    with connected(worker) as client:
+    with connected(worker, socket.SOCK_STREAM) as client:
         for _ in range(3):
-            client.sendall(GET)
+            client.sendall(GET.replace(b"Host", b"X: %s\r\nY: %s\r\nHost" % ((b"x" * 5000,) * 2)))
             client.recv(4096)
-    assert set(waits) == {TURN_SECONDS}, "set `parts` to 0 before each request"
+    assert waits == [0.0001, 0.0002, TURN_SECONDS] * 3, (
+        "Unreader.chunk reads 4,000 bytes, then waits; set `parts` to 0 before each request"
+    )
 
 
 def test_complete_body_comes_in_one_packet_with_the_header(worker: Worker) -> None:

@@ -423,16 +423,21 @@ def test_request_that_named_another_site_in_tls_is_misdirected(gate: Gate, key: 
     assert not gate.api.received
 
 
-def test_host_of_an_absolute_address_is_that_of_the_request(gate: Gate, key: str) -> None:
-    request = request_bytes("https://localhost/a", {"Host": KEYS_HOST, "X-API-Key": key})
-    assert gate.send(request).status == 200
-    assert gate.api.only().values("Host") == ["localhost"]
-
-
-def test_http_1_0_without_host_passes_nginx(gate: Gate, key: str) -> None:
-    answer = gate.send(f"GET /a HTTP/1.0\r\nX-API-Key: {key}\r\n\r\n".encode())
-    assert answer.status == (421 if "Caddy" in gate.name else 200)
-    assert [each.values("Host") for each in gate.api.received] in ([], [["localhost"]])
+@pytest.mark.parametrize(
+    ("request_lines", "refusing"),
+    [
+        (f"GET https://localhost/a HTTP/1.1\r\nHost: {KEYS_HOST}", ""),
+        ("GET /a HTTP/1.0", "gate.Caddyfile"),
+    ],
+    ids=["an absolute address", "HTTP/1.0 without Host"],
+)
+def test_api_gets_its_host_whatever_names_it(
+    gate: Gate, key: str, request_lines: str, refusing: str
+) -> None:
+    answer = gate.send(f"{request_lines}\r\nX-API-Key: {key}\r\n\r\n".encode())
+    assert (answer.status, [each.values("Host") for each in gate.api.received]) == (
+        (421, []) if gate.name == refusing else (200, [["localhost"]])
+    )
 
 
 class KeptOpen(BaseHTTPRequestHandler):

@@ -36,7 +36,8 @@ CAUSES = {
     "^Changed": "answer it with a 409; transaction(user) needs a User that was read, because "
     "another one has no password_hash",
     "^InvalidInput": "add @show_errors_on(the page of the form)",
-    "FOREIGN KEY|foreign key": "the user may be deleted meanwhile: raise auth.invalid_key()",
+    "FOREIGN KEY|foreign key": "the user may be deleted meanwhile: raise auth.invalid_key(); if a "
+    'row is deleted here, give what refers to it on_delete="CASCADE"',
     "NOT NULL|not-null": "give the column a default, see Rows in CONTRIBUTING.md",
     "UNIQUE|unique": "refuse it where the IntegrityError is raised",
     "^KeyError": "check what was sent first: use form_option",
