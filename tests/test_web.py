@@ -176,9 +176,11 @@ def test_closed_sign_ups_say_so(client: FlaskClient) -> None:
     console = client.get("/").text
     assert "sign-up" not in client.get("/log-in").text + console
     assert "Ask the operator of this service for an account" in console
-    for path, send in product(("/sign-up", "/sign-up/"), (client.get, client.post)):
+    for path, send in product(("/sign-up", "/sign-up/", "/log-in"), (client.get, client.post)):
         answer = send(path, data=TYPED)
-        assert (answer.status_code, "Sign-up is closed" in answer.text) == (403, True)
+        assert {answer.status_code == 403, "Sign-up is closed" in answer.text} == {
+            path.startswith("/sign-up")
+        }, path
 
 
 def test_every_failed_log_in_says_the_same(ada: FlaskClient, client: FlaskClient) -> None:
@@ -260,7 +262,7 @@ def test_sixty_forms_at_most_wait_for_a_hash(app: Flask, monkeypatch: pytest.Mon
     others = app.test_client().post("/log-out")
     go_on.set()
     assert sorted(client.get() for client in waiting) == [422] * 60 + [429]
-    assert {(answer.status_code, answer.headers["Retry-After"]) for answer in refused} == {
+    assert {(answer.status_code, answer.headers.get("Retry-After")) for answer in refused} == {
         (503, "3")
     }
     assert others.status_code == 303
@@ -323,7 +325,7 @@ def test_twenty_accounts_an_hour_are_what_an_address_makes(
     )
     clock.now += 60
     refused = sign_up(app.test_client(), "user20")
-    assert (refused.status_code, refused.headers["Retry-After"]) == (429, "3480")
+    assert (refused.status_code, refused.headers.get("Retry-After")) == (429, "3480")
     clock.now += 3600
     assert sign_up(app.test_client(), "user20").status_code == 303
 
@@ -338,7 +340,7 @@ def test_thirty_keys_an_hour_are_what_a_user_gets(
         clock.now += 60
         ada.post(f"{KEYS}/{secret_in(create_key(ada))[8:16]}/successor")
     refused = create_key(ada)
-    assert (refused.status_code, refused.headers["Retry-After"]) == (429, f"{3600 - 15 * 60}")
+    assert (refused.status_code, refused.headers.get("Retry-After")) == (429, f"{3600 - 15 * 60}")
     assert (create_key(log_in("bob")).status_code, count()) == (200, 31)
     clock.now += 3600
     assert create_key(ada).status_code == 200
@@ -384,7 +386,12 @@ def test_profile_is_saved_or_else_not_shown_as_ones_own(log_in: LogIn, ada: Flas
         data={"username": "countess", "email": "ada@lovelace.example"},
         follow_redirects=True,
     )
-    for text in ("Your profile is saved.", "Logged in as </span>countess<", ">2026-11-21</time>"):
+    for text in (
+        "<h1>Profile Settings<",
+        "Your profile is saved.",
+        "Logged in as </span>countess<",
+        ">2026-11-21</time>",
+    ):
         assert text in saved.text
 
 
@@ -395,16 +402,14 @@ def test_only_a_right_form_changes_the_password(ada: FlaskClient, client: FlaskC
         (PASSWORD, "short", "Use 10 to 256 characters."),
     ]:
         answer = ada.post(f"{SECURITY}/password", data={"current": current, "password": new})
-        assert answer.status_code == 422
-        assert message in answer.text
-        assert current not in answer.text
+        assert (answer.status_code, message in answer.text) == (422, True)
     assert is_logged_in(client)
     answer = ada.post(
         f"{SECURITY}/password",
         data={"current": PASSWORD, "password": "a brand new one"},
         follow_redirects=True,
     )
-    assert "Your password is changed." in answer.text
+    assert re.search("(?s)<title>API keys .*Your password is changed[.]", answer.text)
     assert is_logged_in(ada)
     assert not is_logged_in(client)
     assert log_in_as(client, "ada").status_code == 422
@@ -426,8 +431,7 @@ def test_form_that_waits_for_a_hash_spares_the_next_account(
 
     monkeypatch.setattr(users, "verify_password", replace_then_verify)
     answer = ada.post(form, data=TYPED, follow_redirects=True)
-    assert answer.request.path == "/log-in"
-    assert "The account was changed in the meantime, so nothing was done." in answer.text
+    assert re.search("(?s)<title>Log in .*was changed in the meantime, so nothing", answer.text)
     assert [user["password_hash"] for user in snapshot()[User]] == [""], "Bob's"
 
 
@@ -449,6 +453,7 @@ def test_new_key_is_shown_once(app: Flask, ada: FlaskClient, tmp_path: Path) -> 
     body = ask_api(ada, secret).get_json()
     assert (body["api_key_name"], body["api_key_type"]) == ("my laptop", "development")
     assert ada.get(KEYS).location == SECURITY, "Reload of this page leads to the keys"
+    assert "Development, tier: free</span>" in ada.get(SECURITY).text
     assert not [path for path in routes(app, "GET") if secret[17:] in ada.get(path).text]
     assert not [file for file in tmp_path.glob("*") if secret[17:].encode() in file.read_bytes()]
 
@@ -622,8 +627,7 @@ def test_key_that_has_expired_is_gone(ada: FlaskClient) -> None:
         answer = ada.post(
             f"{KEYS}/{key[8:16]}/{action}", data={"name": "back again"}, follow_redirects=True
         )
-        assert answer.request.path == SECURITY
-        assert "There is no such key: it was revoked, or has expired." in answer.text
+        assert re.search(f"(?s)<title>API keys .*{api_keys.KEY_IS_GONE}", answer.text)
     assert key[8:16] not in ada.get(SECURITY).text
 
 
@@ -683,7 +687,6 @@ def test_rotation_that_is_sent_twice_leaves_a_way_to_a_new_key(ada: FlaskClient)
     """As without a script, where a second click drops the response to the first."""
     old_secret = secret_in(create_key(ada, "ci"))
     lost, again = [ada.post(f"{path_of(0)}/successor") for _ in range(2)]  # in 24 hours
-    assert again.status_code == 422
     assert "The key “ci” is already replaced" in again.text
     until = f"works until {display(row(old_secret).expires_at or 0)}"
     assert f'<div role="alert"><p>It {until}.' in again.text
@@ -758,10 +761,10 @@ def test_change_in_a_page_holds_from_the_next_request_on(ada: FlaskClient) -> No
     assert ("1 of 1,000" in page, "never used" in page) == (True, False)
     assert ' value="&lt;i&gt;"' in ada.get(f"{path_of(0)}/rename").text, "the present name"
     renamed = ada.post(f"{path_of(0)}/rename", data={"name": " <b> "}, follow_redirects=True)
-    assert "The key is now named “&lt;b&gt;”." in renamed.text
+    assert re.search("(?s)<title>API keys .*The key is now named “&lt;b&gt;”[.]", renamed.text)
     assert ask_api(ada, key).get_json()["api_key_name"] == "<b>"
     revoked = ada.post(f"{path_of(0)}/revoke", follow_redirects=True)
-    assert "The key “&lt;b&gt;” is revoked." in revoked.text
+    assert re.search("(?s)<title>API keys .*The key “&lt;b&gt;” is revoked[.]", revoked.text)
     assert (ask_api(ada, key).status_code, count()) == (401, 0)
 
 
@@ -1464,9 +1467,9 @@ def test_error_page_says_how_long_to_wait(
     client.application.add_url_rule(
         "/busy", "busy", lambda: abort(status, retry_after=seconds), methods=["POST"]
     )
-    page = client.post("/busy?next=/settings").text
+    page = client.post("/busy?next=/settings", base_url="http://localhost/demo").text
     assert f"Try again in {words}." in page
-    assert 'back to <a href="/busy?next=/settings">the form</a>' in page
+    assert 'back to <a href="/demo/busy?next=/settings">the form</a>' in page
 
 
 @pytest.mark.parametrize(
