@@ -398,6 +398,9 @@ def test_parameter_is_taken_within_its_bounds_only(
 ) -> None:
     """And one that is left out has the described default: there are more rows than that."""
     add_many_rows(row(key))
+    made = [each for each in fields(IntegerField) if each.default is now]
+    for field in [each for each in made if each.model in TABLES[3:]]:
+        write(field, field - HOUR * field.model._meta.primary_key)  # some may ask for a day
     add_rows(row(key), "~full", 2, is_full=True)  # the others have nulls
     add_rows(row(hidden_key), "HIDDEN too", 777_778)  # the latest row is not of the key
     for name, schema in operation.query.items():
@@ -497,7 +500,12 @@ def check_nulls(send: Callable[[], dict[str, str]]) -> None:
     for number, field in enumerate(fields(IntegerField, FloatField), 543):
         if field.null and not field.unique and not field.name.endswith("_at"):
             none, zero, some = (send() for value in (None, 0, number) if write(field, value))
-            same = [what for what in some if str(number) in some[what] and none[what] == zero[what]]
+            same = [
+                what
+                for what in some
+                if re.search(rf"\b{number}\b", some[what])  # not a sum
+                and none[what] == zero[what]
+            ]
             assert not same, f"{same}: don't use `or` or `if` with {field.name}, which may be 0"
 
 
@@ -581,7 +589,7 @@ def test_times_are_ours_and_the_same_in_every_time_zone(
     one, other = [ask(key) for _ in zones]
     if one.status_code == other.status_code:  # it is not deleted by the first
         check_times(str(operation), one.text, other.text)
-    for moment in times_in(one.text):
+    for moment in {*times_in(one.text)} - {*times_in(json.dumps(operation.example))}:
         assert abs(moment - time.time()) < 2 * DAY, f"{operation}: {moment} is not of today"
 
 

@@ -43,8 +43,10 @@ def filled(rule: str, texts: tuple[str, ...]) -> list[str]:
     found = PARAMETER.search(rule)
     if not found:
         return [rule]
+    bounds = dict(re.findall(r"(min|max)=(\d+)", found[2] or ""))
     kinds = {
-        "int": ["1", f"{2**63}"],  # of a row, and of none: SQLite has no number that large
+        # Of a row, and of none: SQLite has no number that large.
+        "int": [bounds.get("min", "1"), bounds.get("max", f"{2**63}")],
         "float": ["1.5"],
         "uuid": ["00000000-0000-0000-0000-000000000001"],
         "any": re.findall(r"[\w.-]+", found[2] or ""),

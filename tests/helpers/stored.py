@@ -90,7 +90,7 @@ def add_rows(key: ApiKey, text: str, number: int, is_full: bool = False) -> None
             if isinstance(field, ForeignKeyField):
                 row[name] = owners.get(field.rel_model._meta.table_name)
             elif isinstance(field, TEXTS):
-                row[name] = text
+                row[name] = key.id if name == "key_id" else text
             elif name.endswith("_at") and (is_full or not field.null):
                 row[name] = now() - 60 + len(row)
             elif not callable(field.default) and (
