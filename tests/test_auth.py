@@ -77,7 +77,9 @@ def test_a_user_has_fifty_keys_with_those_in_their_grace(owner: User, new_key: N
         with pytest.raises(InvalidInput, match=r"^A user can have 50 keys\. Revoke one first\.$"):
             one_more()
     assert (count(), row(keys[1]).rotated_at) == (50, None)
-    assert rotate_key(owner, keys[49][8:16], 60), "which ends that one"
+    assert rotate_key(owner, keys[49][8:16], 60)[1].predecessor == keys[0][8:16], (
+        "which ends that one: the new key replaces the one before it"
+    )
     assert rotate_key(owner, keys[1][8:16], 0)
     assert change(keys[2], expires_at=now())
     assert new_key()

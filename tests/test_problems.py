@@ -69,7 +69,7 @@ def test_only_what_is_a_bug_is_logged_as_one(
     view = mock.Mock(side_effect=error)
     app.add_url_rule(path, path, lambda: view())
     answer = app.test_client().get(f"{path}?api_key=private")
-    assert answer.status_code == status
+    assert answer.status_code == status, "see is_outage and SQLITE_OUTAGES"
     assert answer.headers.get("Retry-After") == ("1" if status == 503 else None)
     assert "".join(caplog.messages).startswith(line)
     assert bool(caplog.messages) == bool(line)

@@ -110,24 +110,30 @@ def test_start_and_save_of_nothing_wait_for_nobody_who_is_writing(
 
 
 @pytest.mark.parametrize(
-    ("stored", "granted", "after"),
+    ("stored", "left", "after"),
     [
-        pytest.param(Usage(), [4, 3], Usage(2, END, 2), id="never used"),
+        pytest.param(Usage(), [5, 4, 3], Usage(2, END, 2), id="never used"),
         pytest.param(
-            Usage(2**40, END, 3), [1, 0], Usage(2**40 + 2, END, 5), id="used in this window"
+            Usage(2**40, END, 3), [2, 1, 0], Usage(2**40 + 2, END, 5), id="used in this window"
         ),
-        pytest.param(Usage(7, END, 4), [0, None], Usage(8, END, 5), id="one is left"),
-        pytest.param(Usage(7, END, 2**39), [None, None], Usage(7, END, 2**39), id="used up"),
-        pytest.param(Usage(7, END - 10**9, 5), [4, 3], Usage(9, END, 2), id="a past window"),
-        pytest.param(Usage(7, END - 1, 5), [4, 3], Usage(9, END, 2), id="of another tier"),
-        pytest.param(Usage(7, END + 10**9, 5), [4, 3], Usage(9, END, 2), id="the clock was ahead"),
+        pytest.param(Usage(7, END, 4), [1, 0, None], Usage(8, END, 5), id="one is left"),
+        pytest.param(Usage(7, END, 2**39), [0, None, None], Usage(7, END, 2**39), id="used up"),
+        pytest.param(Usage(7, END - 10**9, 5), [5, 4, 3], Usage(9, END, 2), id="a past window"),
+        pytest.param(Usage(7, END - 1, 5), [5, 4, 3], Usage(9, END, 2), id="of another tier"),
+        pytest.param(
+            Usage(7, END + 10**9, 5), [5, 4, 3], Usage(9, END, 2), id="the clock was ahead"
+        ),
     ],
 )
 def test_limiter_and_database_have_the_same_rule_for_a_window(
-    store: KeyStore, new_id: NewId, stored: Usage, granted: list[int | None], after: Usage
+    store: KeyStore, new_id: NewId, stored: Usage, left: list[int | None], after: Usage
 ) -> None:
+    """What is `left` of the window before two requests, and after each, if it was accepted."""
     key = key_of(store, new_id(created_at=1, **stored._asdict()))
-    assert [remaining(store.hit(key.id, LONG)) for _ in range(2)] == granted
+    assert [
+        store.peek(key, LONG).remaining,
+        *(remaining(store.hit(key.id, LONG)) for _ in range(2)),
+    ] == left, "see peek, or Limiter.hit for SQLite and HIT for PostgreSQL"
     store.save()
     saved = key_of(store, key.id)
     assert (saved.usage, by_hand("SELECT coalesce(sum(requests), 0) FROM hourly_usage")) == (
@@ -139,7 +145,7 @@ def test_limiter_and_database_have_the_same_rule_for_a_window(
     )
 
     limiter = Limiter()
-    assert [remaining(limiter.hit(key.id, LONG, stored)) for _ in range(2)] == granted
+    assert [remaining(limiter.hit(key.id, LONG, stored)) for _ in range(2)] == left[1:]
     counted: list[tuple[str, Usage]] = []
     limiter.save(counted.extend)
     assert (stored.followed_by(counted[0][1]) if counted else stored) == after
@@ -217,7 +223,7 @@ def test_row_whose_query_began_before_a_change_is_not_remembered(
     monkeypatch.setattr(store, "_query", query_while_it_changes)
     old = store.find(key_id)
     monkeypatch.undo()
-    assert store.find(key_id) is not old
+    assert store.find(key_id) is not old, "see `rows` in KeyStore.find"
     monkeypatch.setattr(
         db.obj, "commit", lambda commit=db.obj.commit: store.find(key_id) and commit()
     )
@@ -251,8 +257,12 @@ def test_expired_keys_and_old_hours_are_deleted_after_a_save(
         new_id(expires_at=1)
         store.hit(min(kept), LONG)
         store.flush()
-        assert {key_id for (key_id,) in by_hand("SELECT id FROM api_key")} == kept
-    assert {*by_hand("SELECT hour FROM hourly_usage")} == {(this - DAY,), (this,)}
+        assert {key_id for (key_id,) in by_hand("SELECT id FROM api_key")} == kept, (
+            "see delete_old_rows: keys that have expired"
+        )
+    assert {*by_hand("SELECT hour FROM hourly_usage")} == {(this - DAY,), (this,)}, (
+        "see delete_old_rows: hours that no chart shows"
+    )
 
 
 one_form = partial(api_keys.create_key, nonce="one")
@@ -309,7 +319,7 @@ def test_usage_changed_by_hand_stays(store: KeyStore, new_id: NewId) -> None:
     assert remaining(store.hit(key_id, LONG)) == LONG.limit - 2
     by_hand("UPDATE api_key SET used = 3, total = 500")
     store.save()
-    assert key_of(store, key_id).usage == Usage(501, END, 4)
+    assert key_of(store, key_id).usage == Usage(501, END, 4), "see SAVE"
 
 
 @in_postgres
@@ -370,7 +380,7 @@ def test_save_that_fails_saves_nothing_and_the_next_one_all(store: KeyStore, new
         store.save()
     by_hand("ALTER TABLE away RENAME TO hourly_usage")
     store.save()
-    assert by_hand(saved) == [(3, 3)]
+    assert by_hand(saved) == [(3, 3)], "see SAVE and SAVE_HOUR, or ADD_HOUR"
     store.hit(key_id, LONG)
     with broken_disk():  # whatever fails besides, a stop ends in order
         store.save_and_close()
@@ -616,4 +626,4 @@ def test_full_disk_is_named_as_the_reason(
         db.execute_sql("PRAGMA max_page_count = 1")
         with pytest.raises(peewee.OperationalError) as failure, db.atomic():
             [User.create(username=n, email=n, password_hash="x" * 4000) for n in range(300)]
-    assert outage.reason_of(failure.value) == "database or disk is full"
+    assert outage.reason_of(failure.value) == "database or disk is full", "see RollbackMixin"
