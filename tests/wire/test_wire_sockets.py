@@ -287,4 +287,6 @@ def test_frame_is_finished_before_1001(start_server: StartServer) -> None:
             assert len(found.json()["message"]) == MAX_BYTES
         assert found == closing(1001, REASONS[1001])
         assert server.wait() == 0
-    assert len(server.log_lines(": 1001")) == len(server.log_lines(": 1006")) == 1
+    assert len(server.log_lines(": 1001")) == len(server.log_lines(": 1006")) == 1, (
+        "who reads gets the whole frame and a close frame: see wait_closed and _disconnect"
+    )

@@ -87,7 +87,7 @@ def test_every_command_leads_to_the_same_server(
     assert server.log_lines(f"open {TIME} of key {key[8:16]}")
     assert re.search(
         rf"closed {TIME} of key {key[8:16]} after [1-9]\d*\.\d s: 1001\n", server.log()
-    )
+    ), "the seconds that it was open, and its code: see OpenSockets.handle"
 
 
 @pytest.mark.parametrize(

@@ -136,7 +136,7 @@ def test_service_started_with_nohup_stays(start_server: StartServer) -> None:
     os.killpg(server.pid, signal.SIGHUP)
     server.handle_signals()
     assert server.ask(TEST).status == 401
-    assert server.worker_pids == workers
+    assert server.worker_pids == workers, "see IGNORES_HANGUP and handle_signals_in_worker"
     server.stop()
 
 
