@@ -153,10 +153,10 @@ def serving(worker, service, serving=lifecycle.serving):
 def kept():
     return str(sum(type(each) is WebSocket for each in gc.get_objects()))
 
-def outage(execute=peewee.SqliteDatabase.execute_sql):
-    peewee.SqliteDatabase.execute_sql = fail
+def outage(execute=peewee.Database.execute_sql):
+    peewee.Database.execute_sql = fail
     gevent.sleep(1.5)
-    peewee.SqliteDatabase.execute_sql = execute
+    peewee.Database.execute_sql = execute
     return ""
 
 def fail(*query):
