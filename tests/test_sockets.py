@@ -59,7 +59,9 @@ def handshake(path: str, end: Any, **headers: str) -> dict[str, Any]:
     return create_environ(path, headers=UPGRADE | headers) | {
         "SERVER_PROTOCOL": "HTTP/1.1",
         "gunicorn.socket": end,
-        "wsgi.input": SimpleNamespace(reader=SimpleNamespace(unreader=unread)),
+        "wsgi.input": SimpleNamespace(
+            read=lambda size: b"", reader=SimpleNamespace(unreader=unread)
+        ),
     }
 
 
