@@ -3,7 +3,6 @@
 import logging
 import sqlite3
 import time
-from contextlib import suppress
 
 from peewee import OperationalError
 
@@ -65,14 +64,3 @@ def log_outage(error: BaseException) -> None:
 def reason_of(error: BaseException) -> str:
     """What went wrong, without the values that PostgreSQL quotes in further lines."""
     return str(error).partition("\n")[0]
-
-
-class RollbackMixin:
-    """A database that ignores a failed rollback: the outage has already ended the transaction.
-
-    SQLite rolls back by itself when the disk is full, and PostgreSQL when the connection breaks.
-    """
-
-    def rollback(self) -> None:
-        with suppress(OperationalError):
-            super().rollback()  # type: ignore[misc]

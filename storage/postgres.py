@@ -21,7 +21,7 @@ from psycopg_pool import ConnectionPool, TooManyRequests
 from models import HOUR, now
 from ratelimit import Allowance, Quota, Usage
 from storage.key_store import KeyStore
-from storage.outage import RollbackMixin, once_per_minute
+from storage.outage import once_per_minute
 
 CONNECTION_SECONDS = 1.3  # how long a request waits for a connection
 ANSWER_SECONDS = 0.5  # how long the answer to a statement may take
@@ -187,7 +187,7 @@ class CommandDatabase(PostgresqlDatabase):
         return connection
 
 
-class PageDatabase(RollbackMixin, PostgresqlDatabase):
+class PageDatabase(PostgresqlDatabase):
     """The connections of pages."""
 
     def __init__(self, url: str) -> None:
@@ -265,9 +265,6 @@ class Store(KeyStore):
             try:
                 cursor = connection.execute(query.encode(), values)
                 return cursor.fetchall() if cursor.description else []
-            except Error:
-                connection.close()  # its server may be frozen, or no longer the primary
-                raise
             finally:
                 self._pool.putconn(connection)
         except Error as error:

@@ -20,7 +20,6 @@ from playhouse.pool import PooledSqliteDatabase
 from models import HOUR, ApiKey, now
 from ratelimit import Allowance, Limiter, Quota, Usage
 from storage.key_store import KeyStore
-from storage.outage import RollbackMixin
 
 log = logging.getLogger(__name__)
 
@@ -96,6 +95,17 @@ def lock(file: Path) -> None:
         "another service uses this file; stop it, or start this one with "
         "DATABASE_URL=sqlite:///other.db"
     )
+
+
+class RollbackMixin:
+    """A database that ignores a failed rollback: SQLite has rolled back by itself.
+
+    It does so when the disk is full.
+    """
+
+    def rollback(self) -> None:
+        with suppress(OperationalError):
+            super().rollback()  # type: ignore[misc]
 
 
 class PageDatabase(RollbackMixin, PooledSqliteDatabase):
