@@ -83,9 +83,9 @@ def refused(result: Result) -> str:
     return result.stderr.removeprefix("Error: ").rstrip("\n")
 
 
-@pytest.mark.parametrize(("bom", "end"), [("", ""), ("", "\n"), ("\ufeff", "\r\n")])
+@pytest.mark.parametrize(("bom", "end"), [("", ""), ("", "\n2"), ("\ufeff", "\r\n")])
 def test_password_may_come_from_stdin(cli: FlaskCliRunner, bom: str, end: str) -> None:
-    """With what PowerShell sends before it, and Windows after it."""
+    """In the first line, with what PowerShell sends before it, and Windows after it."""
     for command, password, said in [
         ("create ada ada@example.com", "a" * 10, "User ada was created."),
         (
@@ -432,7 +432,7 @@ def test_backup_is_whole_and_private_and_replaces_nothing(
         assert f"{taken} exists, and is not replaced" == refused(
             cli.invoke(args=["backup", str(taken)])
         )
-    assert (copy.read_bytes(), link.exists()) == (before, False)
+    assert (copy.read_bytes(), link.exists(), [*tmp_path.glob(".*")]) == (before, False, [])
 
 
 @pytest.mark.parametrize(
