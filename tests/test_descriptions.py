@@ -265,10 +265,13 @@ def test_key_is_checked_and_each_request_counted(
     assert enforced or operation.path in UNLIMITED, (
         f"{operation} has no limit: remove enforce_limit=False, or name it in helpers/paths.py"
     )
-    # As after its tier was lowered.
-    change(key, used=4, reset=int(answer.headers["X-RateLimit-Reset"]))
+    # As after its tier was lowered, or changed while the service runs.
+    change(key, tier="five", used=6, reset=int(answer.headers["X-RateLimit-Reset"]))
     app.store.clear_cache()
-    assert ask(key).status_code == again.status_code
+    assert (ask(key).headers.get("X-RateLimit-Limit"), ask(key).status_code) == (
+        "5",
+        again.status_code,
+    ), f"{operation} remembers the tier that a key had"
 
 
 def test_wrong_body_is_refused_and_stores_nothing(ask: Ask, operation: Operation, key: str) -> None:
