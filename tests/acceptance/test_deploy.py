@@ -230,7 +230,7 @@ def test_files_of_the_image_serve_and_are_healthy(tmp_path: Path) -> None:
         for source in REPOSITORY.glob(name):
             copy = shutil.copytree if source.is_dir() else shutil.copy
             copy(source, app / source.relative_to(REPOSITORY))
-    settings, check, command = re.findall(
+    settings, health, command = re.findall(
         r"(?m)^(?:ENV|HEALTHCHECK --interval=5s CMD|CMD) (.*)", shipped("Dockerfile")
     )
     env = dict(pair.split("=", 1) for pair in shlex.split(settings))
@@ -238,7 +238,7 @@ def test_files_of_the_image_serve_and_are_healthy(tmp_path: Path) -> None:
     start = ["env", f"--chdir={app}", sys.executable, "-m", *json.loads(command)]
     # The check must not ask a proxy of the host.
     env |= {"SCRIPT_NAME": "/demo", "http_proxy": f"http://127.0.0.1:{free_port()}"}
-    check = [sys.executable, *json.loads(check)[1:]]
+    check = [sys.executable, *json.loads(health)[1:]]
     with Server(tmp_path, *start, **env).start() as server:
         subprocess.run(check, env=server.env, check=True)
         assert {server.ask(f"/demo/{name}api.json").status for name in ("open", "async")} == {200}
