@@ -37,9 +37,9 @@ def seen(config: Settings, hops: int, headers: dict[str, str]) -> str:
 @pytest.mark.parametrize("spoofed", [[], ["198.51.100.1", "10.0.0.1", "unknown", ""], ['"'], [","]])
 @pytest.mark.parametrize("platform", CHAINS)
 def test_platform_gives_the_address(config: Settings, platform: str, spoofed: list[str]) -> None:
-    hops = load({platform: "anything"}).proxy_hops
     headers = FORWARDED | {"X-Forwarded-For": ", ".join(spoofed + CHAINS[platform])}
     scheme = "https" if platform else "http"
+    hops = load({platform: "anything"}).proxy_hops
     assert seen(config, hops, headers) == f"{CHAINS[platform][0]} {scheme}://localhost/"
 
 

@@ -64,8 +64,11 @@ RULES = {
 @pytest.mark.parametrize("advice", RULES)
 def test_rule_holds_in_all_files_but_these(advice: str) -> None:
     rule, exceptions = RULES[advice]
-    others = set(sources()) - {REPOSITORY / name for name in exceptions}
-    found = [str(file) for file in others if re.search(rule, file.read_text())]
+    found = [
+        str(file)
+        for file in set(sources()) - {REPOSITORY / name for name in exceptions}
+        if re.search(rule, file.read_text())
+    ]
     assert not found, f"{advice}: {found}"
 
 

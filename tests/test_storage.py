@@ -205,8 +205,11 @@ def test_session_is_as_promised(place: Settings, name: str) -> None:
 def test_start_that_adds_a_column_waits_for_nobody(place: Settings) -> None:
     """All requests would wait behind it: see ONE_AT_A_TIME."""
     by_hand("ALTER TABLE api_key DROP COLUMN predecessor")
-    reading = writing(str(place.database_url), "SELECT 1 FROM api_key")
-    with ThreadPoolExecutor(1) as thread, reading, pytest.raises(SettingsError, match="lock"):
+    with (
+        ThreadPoolExecutor(1) as thread,
+        writing(str(place.database_url), "SELECT 1 FROM api_key"),
+        pytest.raises(SettingsError, match="lock"),
+    ):
         thread.submit(prepare_database, place).result(patience(1))
 
 

@@ -623,14 +623,14 @@ def test_moments_are_told_in_words(seconds: float, words: str) -> None:
         )
 
 
-def test_key_that_has_expired_is_gone(ada: FlaskClient) -> None:
+@pytest.mark.parametrize("action", ["rename", "successor", "revoke"])
+def test_key_that_has_expired_is_gone(ada: FlaskClient, action: str) -> None:
     """Although its row is not deleted yet."""
     change(key := secret_in(create_key(ada)), expires_at=now())
-    for action in ("rename", "successor", "revoke"):
-        answer = ada.post(
-            f"{KEYS}/{key[8:16]}/{action}", data={"name": "back again"}, follow_redirects=True
-        )
-        assert re.search(f"(?s)<title>API keys .*{api_keys.KEY_IS_GONE}", answer.text)
+    answer = ada.post(
+        f"{KEYS}/{key[8:16]}/{action}", data={"name": "back again"}, follow_redirects=True
+    )
+    assert re.search(f"(?s)<title>API keys .*{api_keys.KEY_IS_GONE}", answer.text)
     assert key[8:16] not in ada.get(SECURITY).text
 
 
@@ -1082,10 +1082,12 @@ def browser_of(app: Service, user: str) -> FlaskClient:
 
 def forms_of(page: TestResponse) -> dict[str, dict[str, str]]:
     """The forms of a page by where they are sent, each with its fields and what these contain."""
-    form = r'<form(?=[^>]* method="post")(?:[^>]* action="([^"]*)")?[^>]*>(.*?)</form>'
     return {
         unescape(to) or page.request.path: fields_of(fields)
-        for to, fields in re.findall(form, page.text, re.DOTALL)
+        for to, fields in re.findall(
+            r'(?s)<form(?=[^>]* method="post")(?:[^>]* action="([^"]*)")?[^>]*>(.*?)</form>',
+            page.text,
+        )
     }
 
 
@@ -1369,16 +1371,21 @@ def test_path_prefix_is_part_of_all_links_and_forms_and_everything_is_linked(
     assert not alone, f"no page leads to {alone}: link it, or name it in `linked`"
 
 
-def test_pages_are_headed_as_the_links_that_lead_to_them(ada: FlaskClient) -> None:
-    for path, link, heading in [
+@pytest.mark.parametrize(
+    ("path", "link", "heading"),
+    [
         ("/", "Console", "A live API to test your client against"),
         (SECURITY, "API keys", "API keys"),
         (PROFILE, "Profile Settings", "Profile Settings"),
-    ]:
-        page = ada.get(path, base_url="http://localhost/demo").text
-        current = f'<a href="/demo{path}" aria-current="[a-z]+">{link}</a>'
-        found = re.findall(f"{current}|(?<=<h1>){heading}(?=</h1>)|Version [0-9.]+[0-9]", page)
-        assert found[1:] == [heading, f"Version {API['info']['version']}"], f"see {path}"
+    ],
+)
+def test_page_is_headed_as_the_link_that_leads_to_it(
+    ada: FlaskClient, path: str, link: str, heading: str
+) -> None:
+    page = ada.get(path, base_url="http://localhost/demo").text
+    current = f'<a href="/demo{path}" aria-current="[a-z]+">{link}</a>'
+    found = re.findall(f"{current}|(?<=<h1>){heading}(?=</h1>)|Version [0-9.]+[0-9]", page)
+    assert found[1:] == [heading, f"Version {API['info']['version']}"]
 
 
 def test_form_says_what_a_type_sets_and_no_page_names_a_command(ada: FlaskClient) -> None:
