@@ -123,6 +123,15 @@ class CommandDatabase(RollbackMixin, SqliteDatabase):
         super().__init__(uri(file), timeout=COMMAND_SECONDS, **PAGE_OPTIONS)
 
 
+@contextmanager
+def peewee_errors() -> Iterator[None]:
+    """Raises OperationalError, as peewee does, instead of an error of SQLite."""
+    try:
+        yield
+    except sqlite3.Error as error:
+        raise OperationalError(error, str(error)) from None
+
+
 class Store(KeyStore):
     """A KeyStore of one process. The usage of a key is its row, plus what the Limiter has counted.
 
@@ -150,6 +159,7 @@ class Store(KeyStore):
     def save(self) -> bool:
         return self._limiter.save(self._store)
 
+    @peewee_errors()  # the commit at the end may raise one, too
     def _store(self, counted: list[tuple[str, Usage]]) -> None:
         """Add to the rows what was counted: in the order of the table, so SQLite writes less.
 
@@ -159,8 +169,7 @@ class Store(KeyStore):
         # In the order of the placeholders in SAVE and SAVE_HOUR.
         usage = [(u.total, u.used, u.reset, u.reset, moment, key) for key, u in counted]
         hours = [(moment - moment % HOUR, key, use.total) for key, use in counted]
-        # `connection` commits or rolls back at the end, which may raise an error of SQLite, too.
-        with peewee_errors(), connection:
+        with connection:  # commits or rolls back at the end
             connection.execute("BEGIN IMMEDIATE")
             connection.executemany(SAVE, usage)  # peewee has no executemany
             connection.executemany(SAVE_HOUR, hours)
@@ -181,15 +190,6 @@ class Store(KeyStore):
                 )
         self._database.close()
 
+    @peewee_errors()  # peewee converts errors of `execute`, but not of `fetchall`
     def _query(self, query: str, *values: object) -> list[Any]:
-        with peewee_errors():  # peewee converts errors of `execute`, but not of `fetchall`
-            return self._database.execute_sql(query, values).fetchall()
-
-
-@contextmanager
-def peewee_errors() -> Iterator[None]:
-    """Raises OperationalError, as peewee does, instead of an error of SQLite."""
-    try:
-        yield
-    except sqlite3.Error as error:
-        raise OperationalError(error, str(error)) from None
+        return self._database.execute_sql(query, values).fetchall()
