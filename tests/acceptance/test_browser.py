@@ -13,7 +13,7 @@ import pytest
 
 from conftest import StartServer
 from helpers.browsers import CONTROL, Browser, Chromium, Firefox, WebKit
-from helpers.paths import ECHO, KEYS, ME, PROFILE, SECURITY, TEST, TIME, YEAR
+from helpers.paths import ECHO, GATE, KEYS, ME, PROFILE, SECURITY, STATUS, TEST, TIME, YEAR
 from helpers.server import REPOSITORY, Server, bash, eventually, find_program
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
@@ -24,17 +24,34 @@ AXE = Path(os.environ.get("AXE", REPOSITORY / "node_modules/axe-core/axe.min.js"
 PASSWORD = secrets.token_urlsafe()
 
 Page = Any
+COLOURED = """element => Object.fromEntries([...CSS.highlights].map(([kind, ranges]) => [
+    kind, [...ranges].filter(each => element.contains(each.startContainer)).map(String)
+]))"""
+MOVING = """() => [...document.querySelectorAll("*")].filter(element => {
+    const { animationName, transitionDuration } = getComputedStyle(element)
+    return animationName !== "none" || transitionDuration !== "0s"
+}).map(element => element.outerHTML)"""
+# The element with the focus, if the key's field hides it.
+COVERED = """() => {
+    const { activeElement: focused } = document
+    const { x, y, width, height } = focused.getBoundingClientRect()
+    const top = document.elementFromPoint(x + width / 2, y + height / 2)
+    return top?.closest(".key-row") && !focused.closest(".key-row") ? focused.outerHTML : null
+}"""
 OPEN_ALL = "() => { for (const each of document.querySelectorAll('details')) each.open = true }"
 
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    # Each context would start one more process, for the popup of an address bar that nobody sees.
-    unseen = "--disable-features=WebUIOmniboxPopup,WebUIOmniboxAimPopup"
     with playwright.sync_playwright() as runner:
         yield runner.chromium.launch(
             executable_path=find_program("chromium", "chromium-browser", "google-chrome"),
-            args=["--no-sandbox", unseen],
+            args=[
+                "--no-sandbox",
+                # Each context would start one more process, for the popup of an address bar that
+                # nobody sees.
+                "--disable-features=WebUIOmniboxPopup,WebUIOmniboxAimPopup",
+            ],
         )
 
 
@@ -48,8 +65,8 @@ def page(request: pytest.FixtureRequest, browser: Any, server: Server) -> Iterat
     page.on("console", lambda message: complaints.append(message.text))
     yield page
     page.context.close()
-    harmless = re.compile("Failed to load resource|WebSocket connection to .* failed|\\[DOM\\] ")
-    assert [text for text in complaints if not harmless.match(text)] == []
+    harmless = "Failed to load resource|WebSocket connection to .* failed|\\[DOM\\] "
+    assert [text for text in complaints if not re.match(harmless, text)] == []
 
 
 @pytest.fixture(params=[Chromium, Firefox, WebKit])
@@ -111,11 +128,12 @@ def test_story_of_a_user(person: Browser, server: Server) -> None:
     """A key is copied, tried, rotated, and pasted; no reload and no way back makes or shows one."""
     sign_up(person, server)
     key = make_key(person)
-    person.click("Copy API key")
-    person.expect("Copied")
-    person.click(f"Send GET {TEST}")
-    person.expect("200 OK")
-    person.expect("free: 999 of 1,000 left this hour")
+    for name, words in [
+        ("Copy API key", "Copied"),
+        (f"Send GET {TEST}", "free: 999 of 1,000 left this hour"),
+    ]:
+        person.click(name)
+        person.expect(words)
     for go in [person.reload, person.reload, person.back]:
         go()
         assert listed(person) == 1
@@ -168,17 +186,15 @@ def test_pages_work_without_a_script_and_without_a_mouse(page: Page, server: Ser
             page.keyboard.press("Tab")
             if wanted.evaluate("element => element == document.activeElement"):
                 assert style(wanted, "outlineStyle") == "solid", f"{name}: where is the focus?"
+                expect(wanted, "where is the focus?").to_be_in_viewport()
                 return page.keyboard.press("Enter")
         raise AssertionError(f"{name} cannot be reached")
 
     person = Chromium(page)
     sign_up(person, server)
     page.get_by_label("Name", exact=True).fill("plain")
-    press_on("button", "Create key")
-    press_on("link", "Done")
-    press_on("link", "Rotate plain")
-    press_on("button", "Rotate this key")
-    press_on("link", "Done")
+    for name in ["Create key", "Done", "Rotate plain", "Rotate this key", "Done"]:
+        press_on("button" if "key" in name else "link", name)
     assert listed(person) == 2
     press_on("link", "Revoke plain")
     press_on("button", "Revoke this key")
@@ -195,8 +211,7 @@ def test_double_click_on_a_slow_server_makes_one_key(page: Page, server: Server)
     person.type("Name", "once")
     with server.frozen():
         page.get_by_role("button", name="Create key").dblclick(delay=80, no_wait_after=True)
-    key = page.get_by_label("API key", exact=True).input_value()
-    assert server.ask(TEST, X_API_Key=key).status == 200
+    expect(page.get_by_label("API key", exact=True)).to_have_value(re.compile("^sk_"))
     page.goto(SECURITY)
     assert listed(person) == 1
 
@@ -211,6 +226,7 @@ def test_console_is_live_and_its_command_works(page: Page, server: Server) -> No
     for key, words in [
         ("", "This endpoint needs a key. Enter a key above, or create a free key."),
         ("$(reboot)", "This API key is not valid."),
+        ("schlüssel", "This is not an API key."),
         (used_up, "The limit of 1 request per day is used up. Try again in "),
         (f" {server.new_key()} ", "Connected"),
     ]:
@@ -220,7 +236,38 @@ def test_console_is_live_and_its_command_works(page: Page, server: Server) -> No
     # Of the key that is used up.
     expect(page.locator(".allowance:has([value='0'])")).to_have_text("once: 0 of 1 left today")
     expect(code.locator("wbr")).to_have_count(4)  # an address breaks only after a slash
-    assert '"success":true' in bash(code.text_content(), REPOSITORY)
+    command = code.text_content()
+    assert '"success":true' in bash(command, REPOSITORY)
+    page.evaluate("() => Object.defineProperty(navigator, 'clipboard', {})")  # as without https
+    page.get_by_role("button", name=f"Copy Shell code for {TEST}").click()
+    assert paste(Chromium(page), "API key") == command, "edit copySelected"
+
+
+def test_console_says_what_is_wrong(page: Page) -> None:
+    """Of two clicks on Send, the later one counts."""
+    page.route_web_socket(re.compile(ECHO), lambda ws: ws.on_message(lambda _: ws.close(code=1011)))
+    page.goto("/")
+    Chromium(page).run(OPEN_ALL)
+    expect(press(page, ECHO, "Send")).to_have_text("ClosedThis is a bug in the service. (1011)")
+    asked: list[Any] = []
+    page.route(f"**{GATE}", lambda route: asked.append(route))
+    page.route(f"**{TEST}", lambda route: route.fulfill(status=200))  # so the key is good
+    for status, headers, words in [
+        (502, {}, "This response is not from the API."),
+        (429, {"Retry-After": "119"}, "Try again in 119 s."),
+        (429, {"Retry-After": "3540"}, "Try again in 59 min."),
+        (429, {"Retry-After": "9420"}, "Try again in 2 h 37 min."),
+    ]:
+        card(page, GATE).get_by_role("button", name="Send").dblclick()
+        eventually(lambda: page.evaluate("true") and asked[1:])
+        asked.pop().fulfill(status=status, headers=headers, body='"x"')
+        asked.pop().fulfill(status=204)
+        expect(press(page, YEAR, "Send")).to_contain_text("200 OK")
+        shown = card(page, GATE).locator(".response:has(.bad):has(.body:visible)")
+        expect(shown).to_contain_text(words)
+    expect(press(page, TIME, "Connect")).to_contain_text("Too many sockets are open. Close one")
+    page.context.set_offline(True)
+    expect(press(page, YEAR, "Send")).to_contain_text("The server cannot be reached.")
 
 
 def test_every_button_of_the_console_does_what_it_says(page: Page, server: Server) -> None:
@@ -242,15 +289,27 @@ def test_every_button_of_the_console_does_what_it_says(page: Page, server: Serve
     languages = page.get_by_label("Language of the code").locator("label").all()
     for language, button in product(languages, page.locator("[data-copy]").all()):
         language.click()
+        name = button.get_attribute("data-copy")
+        assert button.is_visible() == name.endswith(language.text_content().lower()), (
+            f"{name}: edit app.css: the language of the code"
+        )
         if button.is_visible():
-            text = page.locator(f"[id='{button.get_attribute('data-copy')}']").text_content()
+            text = page.locator(f"[id='{name}']").text_content()
             button.click()
             expect(button).to_have_text("Copied")
             assert page.evaluate("navigator.clipboard.readText()") == text
             assert not re.search("KEY|import os", text), "the typed key is not in this code"
+            assert text.count('"') % 2 == 0, f"a quote is missing: edit fillIn: {text}"
     for button in page.locator("[data-send]").all():
         button.click()
-        expect(button.locator("xpath=ancestor::article")).to_contain_text(re.compile("20[04] "))
+        expect(
+            button.locator("xpath=ancestor::article").locator(".status:has(.good)")
+        ).to_have_text(re.compile(r"^20[04] [A-Z]\D+ \d+ ms$"))
+    assert card(page, STATUS).locator(".body").evaluate(COLOURED) == {
+        "name": ['"status"', '"version"', '"authenticated"'],
+        "string": ['"operational"', '"1.0.0"'],
+        "value": ["true"],  # because the key was sent
+    }, "edit app.js: colour, or when it is called"
     sockets = page.locator(".socket").all()
     for words, action in [("Connected", "Disconnect"), ("Disconnected", "Connect")] * 2:
         for socket in sockets:
@@ -258,6 +317,8 @@ def test_every_button_of_the_console_does_what_it_says(page: Page, server: Serve
         for socket in sockets:
             expect(socket.get_by_role("status")).to_have_text(words)
             expect(socket.locator("[data-connect]")).to_have_text(action)
+        expect(page.locator(".clock")).to_be_visible(visible=words == "Connected")
+        expect(page.locator(".log p:has-text('auth_success')")).to_have_count(1)
     eventually(lambda: len(server.log_lines("open /")) == len(server.log_lines("closed /")))
     lines = card(page, ECHO).get_by_role("log").locator("p")
     for message in [f"<i>message {number}</i>" for number in range(60)]:
@@ -267,12 +328,13 @@ def test_every_button_of_the_console_does_what_it_says(page: Page, server: Serve
         expect(lines.nth(-2)).to_have_text(message)
     expect(lines).to_have_count(50)
     assert lines.last.evaluate(
-        "({ parentElement: log }) => log.scrollHeight - log.clientHeight - log.scrollTop < 10"
+        """({ parentElement: log }) => log.clientHeight < log.scrollHeight
+            && log.scrollHeight - log.clientHeight - log.scrollTop < 10"""
     ), "the log scrolls to its end"
 
 
 @pytest.mark.parametrize(("width", "most"), [(1280, 2200), (360, 3400)])
-def test_first_screen_shows_an_answer_and_no_page_is_long(
+def test_first_screen_shows_an_answer_and_nothing_hides_the_focus(
     page: Page, server: Server, width: int, most: int
 ) -> None:
     asked: list[str] = []
@@ -285,15 +347,13 @@ def test_first_screen_shows_an_answer_and_no_page_is_long(
     expect(page.get_by_role("link", name="Create a free key")).to_be_in_viewport(ratio=1)
     assert [url for url in asked if "/api/" in url] == [f"{server.url}{YEAR}"]
     assert page.evaluate("document.documentElement.scrollHeight") <= most
-    sign_up(Chromium(page), server)
-    for name in ("one", "two", "three"):
-        make_key(Chromium(page), name)
-        page.goto(SECURITY)
-    assert width < 1280 or page.evaluate("document.documentElement.scrollHeight") <= 1000
+    for _ in range(60):
+        page.keyboard.press("Shift+Tab")
+        assert page.evaluate(COVERED) is None, "edit app.css: scroll-padding-top"
 
 
 def test_chosen_shows_in_forced_colours(page: Page, server: Server) -> None:
-    page.emulate_media(forced_colors="active")
+    page.emulate_media(forced_colors="active", reduced_motion="reduce")
     sign_up(Chromium(page), server)
     tab, other = [
         style(page.locator(f".tabs {which}").first, "borderBottomWidth")
@@ -301,6 +361,7 @@ def test_chosen_shows_in_forced_colours(page: Page, server: Server) -> None:
     ]
     assert tab != other, "the current tab looks like the others"
     page.goto("/")
+    assert page.evaluate(MOVING) == [], "edit app.css: prefers-reduced-motion"
     assert page.evaluate("CSS.highlights.size") == 0, "code would look selected"
     labels = page.get_by_label("Language of the code").locator("label")
     assert style(labels.first, "backgroundColor") != style(labels.last, "backgroundColor"), (
@@ -357,14 +418,16 @@ def states(page: Page, server: Server) -> Iterator[str]:
     yield "console, a 401, live, all open"
 
 
-# What is cut off, and live regions with text of their own, which Orca does not read.
+# What is cut off, or shown although it is hidden, and live regions with text of their own, which
+# Orca does not read.
 FAULTS = """() => {
     const all = selector => [...document.querySelectorAll(selector)]
     const wide = all("html, pre, .scroll, .log, .bar").filter(e => e.scrollWidth > e.clientWidth)
     const bare = all("[role=status], [role=alert]").filter(
         e => [...e.childNodes].some(node => node.nodeType === 3 && node.data.trim()))
     const tiny = all('html:not(:has([name=viewport]))') // on a phone
-    return [...wide, ...bare, ...tiny].map(element => element.outerHTML.slice(0, 200))
+    const shown = all("[hidden]").filter(e => e.checkVisibility())
+    return [...wide, ...bare, ...tiny, ...shown].map(element => element.outerHTML.slice(0, 200))
 }"""
 
 

@@ -46,8 +46,15 @@ async function copy(button) {
 
 /** Without https, browsers have no clipboard, but most still have this command. */
 function copySelected(element) {
+  const write = (event) => {
+    event.clipboardData.setData("text/plain", element.textContent); // a hidden key would be dots
+    event.preventDefault();
+  };
   getSelection().selectAllChildren(element); // only here: screen readers read a selection aloud
-  return document.execCommand("copy");
+  document.addEventListener("copy", write);
+  const copied = document.execCommand("copy");
+  document.removeEventListener("copy", write);
+  return copied;
 }
 
 function typedKey() {
