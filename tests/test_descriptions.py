@@ -38,7 +38,14 @@ from helpers.described import (
     times_in,
     values_of,
 )
-from helpers.documents import API, OPENAPI, SOCKETS, needs_key, resolved, rows
+from helpers.documents import (
+    API,
+    OPENAPI,
+    SOCKETS,
+    needs_key,
+    resolved,
+    rows,
+)
 from helpers.paths import KEYS, PARAMETER, TEST, TOTALS, UNLIMITED, pages
 from helpers.stored import (
     HIDDEN,
@@ -67,6 +74,9 @@ READING = pytest.mark.parametrize("operation", [each for each in EVERY if each.i
 UNSTORABLE = ("a\ud800", "a\0b")  # texts of JSON that SQLite or PostgreSQL cannot store
 WRONG: tuple[Any, ...] = (None, True, 7, -1, 10**30, 1.5, "", "x" * 5000, [], {}, [[]], *UNSTORABLE)
 NONCE = r'name="nonce" value="\w+"'
+HEADERS = API["components"]["headers"]
+OURS = ("401", "413", "429")  # errors in whose words views have no say
+LIMIT = r"\d[\d,]* requests? per \w+|'violated.*"  # what differs from key to key in a 429
 SIZES = {"limit", "count", "size", "per_page", "page_size", "top"}  # parameters: of a list
 LIMITS = {
     *("RateLimit-Policy", "RateLimit"),
@@ -126,10 +136,9 @@ def check_answer(operation: Operation, answer: TestResponse, what: str = "") -> 
         f"{operation} ({what}) lacks some of {cors}: see is_api and API_HEADERS"
     )
     response = operation.responses[status]
-    sent = API["components"]["headers"].keys() & set(answer.headers.keys())
-    wrong = sent ^ set(response.get("headers", ()))
-    if answer.status_code >= 400 and status != "429":
-        wrong -= LIMITS  # an error of the view, after the request was counted
+    sent: Any = {name: text for name, text in answer.headers if name in HEADERS}
+    is_counted = answer.status_code >= 400 and status != "429"  # and then the view has failed
+    wrong = (sent.keys() ^ set(response.get("headers", ()))) - (LIMITS if is_counted else set())
     assert not wrong, (
         f"{advice}: the headers of {status}: {wrong}; "
         "or a Problem that was made once is raised again: make a new one for each answer"
@@ -139,6 +148,12 @@ def check_answer(operation: Operation, answer: TestResponse, what: str = "") -> 
     }, "edit API_HEADERS in service/responses.py: what scripts of other origins may read"
     if LIMITS & {*answer.headers.keys()}:
         check_limits(operation, answer)
+    wrong = misfits(
+        {name: int(text) if text.isdigit() else text for name, text in sent.items()},
+        {"properties": {name: HEADERS[name]["schema"] for name in sent}},
+        API,
+    )
+    assert not wrong, f"edit docs/openapi.json: components: headers: {'; '.join(wrong)}"
     contents = response.get("content", {})
     assert not contents or answer.mimetype in contents, f"{advice}: {status}: {answer.mimetype}"
     assert contents or not answer.data, f"{advice}: {status}: content"
@@ -147,6 +162,11 @@ def check_answer(operation: Operation, answer: TestResponse, what: str = "") -> 
         body: Any = answer.get_json(force=True) if is_json else answer.text
         wrong = misfits(body, contents[answer.mimetype]["schema"], operation.description)
         assert not wrong, f"{advice}: {status}: {'; '.join(wrong)}"
+        examples = contents[answer.mimetype].get("examples", {})
+        example = examples.get(body["code"], {"value": body})["value"] if status in OURS else body
+        assert re.sub(LIMIT, "", str(example)) == re.sub(LIMIT, "", str(body)), (
+            f"edit docs/openapi.json: the example of {body['code']}, or its words in the code"
+        )
         codes = {each["code"] for each in operation.description["x-codes"]}
         assert "problem" not in (answer.mimetype or "") or body["code"] in codes, (
             f"edit docs/endpoints.json: codes: {body['code']}"
@@ -156,13 +176,12 @@ def check_answer(operation: Operation, answer: TestResponse, what: str = "") -> 
 def check_limits(operation: Operation, answer: TestResponse) -> None:
     """The numbers of a limit are possible ones, and the same in both forms."""
     told = answer.headers
-    text = f"{operation}: {dict(told)}"
     limit, window = map(int, re.findall(r";[qw]=(-?\d+)", told["RateLimit-Policy"]))
     left, seconds = map(int, re.findall(r";[rt]=(-?\d+)", told["RateLimit"]))
-    assert 0 <= left <= limit, text
-    assert 0 < seconds <= window, text
+    assert 0 <= left <= limit, f"{operation}: {dict(told)}"
+    assert 0 < seconds <= window, f"{operation}: {dict(told)}"
     assert (told["X-RateLimit-Limit"], told["X-RateLimit-Remaining"]) == (f"{limit}", f"{left}")
-    assert abs(int(told["X-RateLimit-Reset"]) - time.time() - seconds) < 60, text
+    assert abs(int(told["X-RateLimit-Reset"]) - time.time() - seconds) < 60, "X-RateLimit-Reset"
 
 
 def test_routes_are_those_that_are_described(app: Flask) -> None:
@@ -172,16 +191,18 @@ def test_routes_are_those_that_are_described(app: Flask) -> None:
         for method in (rule.methods or set()) - {"HEAD", "OPTIONS"}
         if rule.rule.startswith("/api/")
     }
-    described = {(each.method, each.path) for each in EVERY}
-    described |= {("GET", channel["address"]) for channel in SOCKETS["channels"].values()}
+    described = {
+        *((each.method, each.path) for each in EVERY),
+        *(("GET", channel["address"]) for channel in SOCKETS["channels"].values()),
+    }
     assert served == described, "edit docs/endpoints.json, or channels in docs/asyncapi.json"
 
 
 def test_readme_lists_every_endpoint_and_who_may_call_it() -> None:
     """A parameter is written as {name}, or as Flask writes it."""
-    described = {(each.method, each.path, each.needs_key) for each in OPERATIONS}
-    described |= {
-        ("WS", channel["address"], needs_key(name)) for name, channel in SOCKETS["channels"].items()
+    described = {
+        *((each.method, each.path, each.needs_key) for each in OPERATIONS),
+        *(("WS", each["address"], needs_key(name)) for name, each in SOCKETS["channels"].items()),
     }
     listed = {
         (method, PARAMETER.sub(r"{\3}", path.strip("`").partition("?")[0]), access == "key")
@@ -194,8 +215,15 @@ def test_entry_is_complete(operation: Operation) -> None:
     """A summary, who may call it, and examples and errors that fit their schemas."""
     advice = operation.advice
     assert operation.entry.get("summary"), f"{advice}: summary"
+    assert [each.entry["operationId"] for each in EVERY].count(
+        operation.entry["operationId"]
+    ) == 1, f"{advice}: operationId: another has the same"
+    assert operation.responses.keys() >= {"400", "413", "500"}, "edit errors_of in docs/describe.py"
     kind, schema = operation.body
-    bodies = [("requestBody", operation.example, schema)] if kind.endswith("json") else []
+    bodies = [
+        *([("requestBody", operation.example, schema)] if kind.endswith("json") else []),
+        *((f"the header {each}", of["example"], of["schema"]) for each, of in HEADERS.items()),
+    ]
     for status, response in operation.responses.items():
         for media in response.get("content", {}).values():
             fields = resolved(media["schema"], operation.description).get("properties", {})
@@ -209,6 +237,29 @@ def test_entry_is_complete(operation: Operation) -> None:
     for place, body, schema in bodies:
         wrong = misfits(body, schema, operation.description)
         assert not wrong, f"{advice}: the example of {place}: {'; '.join(wrong)}"
+
+
+def test_field_of_an_answer_is_required_or_says_when_it_is_missing() -> None:
+    schemas = [
+        *(
+            resolved(media["schema"], each.description)
+            for each in EVERY
+            for response in each.responses.values()
+            for media in response.get("content", {}).values()
+        ),
+        *(
+            resolved(message, SOCKETS)["payload"]
+            for each in SOCKETS["operations"].values()
+            for message in each.get("reply", each)["messages"]
+        ),
+    ]
+    found = {
+        name
+        for schema in parts_of(schemas)
+        for name, part in (schema.get("properties", {}) if isinstance(schema, dict) else {}).items()
+        if name not in schema.get("required", ()) and "Only " not in part.get("description", "")
+    }
+    assert not found, f'name {found} in `required`, or begin the description with "Only if"'
 
 
 @pytest.mark.parametrize("name", SOCKETS["channels"])
@@ -288,35 +339,42 @@ def wrong_bodies(operation: Operation) -> dict[str, dict[str, Any]]:
     found: dict[str, dict[str, Any]] = {
         "20,000 bytes": {"data": b"x" * 20_000, "content_type": kind or "text/plain"}
     }
-    if kind:
-        found |= {
-            "no body": {"data": b"", "content_type": None},
-            "an empty body": {"data": b"", "content_type": kind},
-            "another type, by force=True": operation.sent(operation.example)
-            | {"content_type": "image/png"},
-        }
-    if kind.startswith("text/"):
-        found |= {"NUL": operation.sent("\0"), "no UTF-8": operation.sent(b"\xff")}
-        if misfits("x" * 15_000, schema, operation.description):
-            found["a long text"] = operation.sent("x" * 15_000)
+    if not kind:
+        return found
     found |= {
-        f"a body without {name}": operation.sent(
-            {other: value for other, value in operation.example.items() if other != name}
-        )
-        for name in schema.get("required", ())
+        "no body": {"data": b"", "content_type": None},
+        "an empty body": {"data": b"", "content_type": kind},
+        "another type, by force=True": operation.sent(operation.example)
+        | {"content_type": "image/png"},
+        **{
+            f"a text such as {text[:2]!r}": operation.sent(text)
+            for text in ("\0", b"\xff", "x" * 15_000)
+            if kind.startswith("text/")
+            and (len(text) == 1 or misfits(text, schema, operation.description))
+        },
+        **{
+            f"a body without {name}": operation.sent(
+                {other: value for other, value in operation.example.items() if other != name}
+            )
+            for name in schema.get("required", ())
+        },
     }
-    if kind.endswith("json"):
-        found |= {
+    if not kind.endswith("json"):
+        return found
+    wrong = [
+        (str(body)[:80], operation.sent(body))
+        for value, body in changed(operation.example, schema, operation.description)
+        if value in UNSTORABLE or misfits(body, schema, operation.description)
+    ]
+    return (
+        found
+        | dict(wrong)
+        | {
             str(data[:20]): {"data": data, "content_type": kind}
             for data in (b"{", b"\xff", b"null", b"[]", b'"text"', b"7", b"9" * 5000)
             if data != b"[]" or schema["type"] != "array"
         }
-        found |= {
-            str(body)[:80]: operation.sent(body)
-            for value, body in changed(operation.example, schema, operation.description)
-            if value in UNSTORABLE or misfits(body, schema, operation.description)
-        }
-    return found
+    )
 
 
 def changed(example: Any, schema: Any, description: Any) -> Iterator[tuple[Any, Any]]:
@@ -377,8 +435,9 @@ def test_body_is_bounded_and_described(ask: Ask, operation: Operation, key: str)
         stream = mock.Mock(wraps=BytesIO(b'{"text": "Tea?"}'))
         headers = {"X-API-Key": key, "Content-Length": "16"}
         ask(headers=headers, input_stream=stream, content_type="application/json")
-        is_read = stream.read.called or stream.readline.called or stream.readinto.called
-        assert not is_read, f"{operation.advice}: requestBody, which the view reads"
+        assert not any(each.called for each in (stream.read, stream.readline, stream.readinto)), (
+            f"{operation.advice}: requestBody, which the view reads"
+        )
 
 
 def test_parameters_are_described(ask: Ask, operation: Operation, key: str, read: set[str]) -> None:
@@ -649,10 +708,15 @@ def test_rows_of_others_change_no_answer(
     ask: Ask, operation: Operation, key: str, hidden_key: str
 ) -> None:
     """Whatever is asked for: they are neither shown nor counted."""
-    urls = {operation.url(), operation.url(only_required=True)}
-    for name, schema in operation.query.items():
-        values = {value for value, fits in values_of(schema) if fits}
-        urls |= {operation.url(only_required=True, changes={name: value}) for value in values}
+    urls = {
+        *(operation.url(), operation.url(only_required=True)),
+        *(
+            operation.url(only_required=True, changes={name: value})
+            for name, schema in operation.query.items()
+            for value, fits in values_of(schema)
+            if fits
+        ),
+    }
 
     def send() -> dict[str, str]:
         return {url: ask(key, url=url).text for url in urls}
@@ -753,14 +817,12 @@ def test_no_secret_is_logged(
     answer = ask(key)
     found = {key[17:]} | {
         str(value)
-        for rows in snapshot().values()
-        for each in rows
-        for name, value in each.items()
+        for each in parts_of(
+            [*snapshot().values(), operation.example, answer.get_json(silent=True)]
+        )
+        for name, value in (each.items() if isinstance(each, dict) else ())
         if is_secret(name)
     }
-    for body in parts_of([operation.example, answer.get_json(silent=True)]):
-        items = body.items() if isinstance(body, dict) else ()
-        found |= {str(value) for name, value in items if is_secret(name)}
     assert not any(len(value) > 3 and value in caplog.text for value in found), (
         f"{operation} logs a secret: {caplog.text}"
     )
@@ -806,6 +868,9 @@ def test_page_changes_nothing(app: Flask, ada: FlaskClient) -> None:
         )
         assert (page.headers.get("Cache-Control") == "no-store") != path.endswith("api.json"), (
             f"{path} may be stored by a cache"
+        )
+        assert not re.search('<input(?![^>]*autocomplete=)[^>]*type="password"', page.text), (
+            f"{path}: a browser may store what is typed: autocomplete"
         )
         assert not stored_secrets() & {*re.findall(r"[\w:$]+", page.text)}, (
             f"{path} shows the digest of a key, or a hash"
@@ -858,8 +923,6 @@ def test_preflight_and_405_name_the_methods_of_the_path(
     assert {*client.open(operation.url(), method="BREW").headers["Allow"].split(", ")} == names
     answer = client.options(operation.url(), headers={"Access-Control-Request-Method": "GET"})
     assert (answer.status_code, answer.data) == (200, b"")
-    told = f"OPTIONS gets a {answer.status_code} without a body."
-    assert told in API["info"]["description"], f"edit docs/openapi.json: {told}"
     for name in ("Allow", "Access-Control-Allow-Methods"):
         assert set(answer.headers[name].split(", ")) == names
     assert answer.headers["Access-Control-Allow-Headers"] == (

@@ -22,7 +22,7 @@ from app import API_VERSION
 from cli import PG_DUMP
 from conftest import StartServer
 from helpers.commands import names
-from helpers.described import ANY_TIME, misfits, times_in
+from helpers.described import ANY_TIME, misfits, parts_of, times_in
 from helpers.documents import (
     API,
     CONTRIBUTING,
@@ -44,8 +44,8 @@ from helpers.server import (
     patience,
     sources,
 )
-from models import PREFIXES
-from ratelimit import UNITS
+from models import FIELD_RULES, PREFIXES, ApiKey, User
+from ratelimit import QUOTA, UNITS
 from server import lifecycle, worker
 from service import application, connections, responses
 from storage import key_store, postgres, sqlite
@@ -281,9 +281,21 @@ def test_updates_go_on_and_are_those_of_a_new_client(start_patched: StartServer,
         )
 
 
-def test_types_of_keys_are_described() -> None:
-    described = API["components"]["schemas"]["AuthenticationTest"]["properties"]["api_key_type"]
-    assert set(described["enum"]) == set(PREFIXES), "edit docs/openapi.json: api_key_type"
+def test_fields_and_types_of_keys_are_described_as_they_are_checked() -> None:
+    checked = {
+        "username": {"pattern": f"^{FIELD_RULES['username'][0]}$"},
+        "email": {"maxLength": User.email.max_length},
+        "api_key_name": {"minLength": 1, "maxLength": ApiKey.name.max_length},
+        "api_key_type": {"enum": sorted(PREFIXES)},
+        "rate_limit_tier": {"pattern": f"^{QUOTA.pattern[1:].partition(')')[0]}$"},
+    }
+    wrong = {
+        name
+        for each in parts_of([API, SOCKETS])
+        for name in checked.keys() & (each.keys() if isinstance(each, dict) else ())
+        if isinstance(each[name], dict) and not checked[name].items() <= each[name].items()
+    }
+    assert not wrong, f"edit docs/openapi.json and asyncapi.json: {wrong}: {checked}"
     assert {*re.findall(r"`(\w+)`\s\(`(sk_\w+)`\)", README)} == {*PREFIXES.items()}, (
         "edit README.md: the types of keys"
     )
@@ -307,6 +319,7 @@ def test_openapi_is_what_describe_writes(app: Flask) -> None:
         "run .venv/bin/python docs/describe.py"
     )
     assert API["servers"] == [{"url": "."}], "where openapi.json is, also under a path prefix"
+    assert SOCKETS["servers"]["here"]["protocol"] == "ws", "see the description of the server"
 
 
 def deployed(name: str, form: str) -> str:
@@ -344,6 +357,19 @@ FIGURES = [  # what a document tells, and what is true
     ),
     ("docs/asyncapi.json", r"ping every (\d+) seconds", PING_SECONDS),
     ("docs/asyncapi.json", r"for (\d+) seconds is disconnected", STALLED_SECONDS),
+    ("docs/asyncapi.json", r"`time_update` within ([\d.]+) seconds", 0.2),  # see Ticker.stream
+    ("docs/asyncapi.json", r"first update within ([\d.]+) seconds", 0.2),
+    ("docs/asyncapi.json", r'"maxLength": (\d{3,})', MAX_MESSAGE_BYTES),
+    ("docs/asyncapi.json", r"Up to ([\d,]+) bytes", f"{MAX_MESSAGE_BYTES:,}"),
+    ("docs/asyncapi.json", r'when": "A message was larger than (.*?) b', f"{MAX_MESSAGE_BYTES:,}"),
+    ("docs/endpoints.json", r"body is larger than (\d+) KiB", application.MAX_BODY_BYTES // 1024),
+    ("docs/endpoints.json", r"body did not arrive within (\d+) s", application.BODY_SECONDS),
+    ("docs/openapi.json", r"OPTIONS gets a (\d+) without a body", 200),
+    (
+        "docs/openapi.json",
+        r'"ContentTooLarge": { "description": ".*? larger than (\d+) KiB',
+        application.MAX_BODY_BYTES // 1024,
+    ),
     ("docs/deploying.md", r"open for (\d+) seconds instead of (\d+)", IDLE),
     ("docs/deploying.md", r"belong to user (\d+)", deployed("Dockerfile", r"--uid (\d+)")),
     ("docs/deploying.md", r"-v demo-data:(\S+)", deployed("Dockerfile", r"sqlite:///(/\w+)/")),

@@ -274,10 +274,6 @@ def test_refusals_are_described_hold_no_place_and_count_nothing(
     assert "x-refusals" in channel, (
         f'{advice}: x-refusals: {{"$ref": "#/channels/echo/x-refusals"}} or "time"'
     )
-    listed = {
-        (row["status"], row["code"]): set(row.get("headers", ()))
-        for row in resolved(channel["x-refusals"], SOCKETS)
-    }
     path, ws = channel["address"], channel.get("bindings", {}).get("ws", {})
     good, used_up = ({"X-API-Key": new_key(tier=tier)} for tier in ("pro", "once"))
     asked = [
@@ -304,12 +300,21 @@ def test_refusals_are_described_hold_no_place_and_count_nothing(
     assert isinstance(ask(app, path, good), str), "refusals in an outage hold a place"
     assert read <= query.keys(), f"{advice}: bindings: query: {read - query.keys()}"
     for answer in [each for each in answers if isinstance(each, Response)]:
-        body = answer.get_json(force=True)
-        what = answer.status_code, body["code"]
-        assert what in listed, f"{advice}: x-refusals: {what}"
-        assert TOLD.get(body["code"], "") in body["detail"], "edit the words of the refusal"
-        wrong = listed[what] ^ NAMED & set(answer.headers.keys())
-        assert not wrong, f"{advice}: x-refusals: the headers of {what}: {wrong}"
+        check_refusal(name, answer)
+
+
+def check_refusal(name: str, answer: Response) -> None:
+    """It is described, with its headers and no others."""
+    listed = {
+        (row["status"], row["code"]): set(row.get("headers", ()))
+        for row in resolved(SOCKETS["channels"][name]["x-refusals"], SOCKETS)
+    }
+    body = answer.get_json(force=True)
+    what = answer.status_code, body["code"]
+    assert what in listed, f"edit docs/asyncapi.json: {name}: x-refusals: {what}"
+    assert TOLD.get(body["code"], "") in body["detail"], "edit the words of the refusal"
+    wrong = listed[what] ^ NAMED & set(answer.headers.keys())
+    assert not wrong, f"edit docs/asyncapi.json: {name}: x-refusals: headers of {what}: {wrong}"
 
 
 def test_client_that_leaves_before_it_is_accepted_is_no_bug(
@@ -339,6 +344,9 @@ def test_key_is_taken_where_it_is_described(
         f"{url} with {headers} is refused: see `admit` and `require_api_key`, or edit "
         f"docs/{name}.json: securitySchemes: {scheme['name']} in {scheme['in']}"
     )
+    assert name == "openapi" or f"'{scheme['name']}': {{" in str(SOCKETS["channels"]["time"]), (
+        "edit docs/asyncapi.json: time: bindings"
+    )
 
 
 @pytest.mark.parametrize(
@@ -350,6 +358,7 @@ def test_setting_of_0_admits_no_socket(app: Service, key: str, name: str) -> Non
     refusal = ask(app, SOCKETS["channels"][name]["address"], {"X-API-Key": key})
     assert isinstance(refusal, Response), "0 is not the default: see OpenSockets and register"
     assert refusal.headers.get("X-RateLimit-Remaining", "1000") == "1000", "see KeyStore.peek"
+    check_refusal(name, refusal)
 
 
 @pytest.mark.parametrize("name", SOCKETS["channels"])

@@ -507,6 +507,7 @@ def test_keys_of_a_user_are_as_many_as_the_operator_allows(ada: FlaskClient) -> 
 def test_user_without_keys_of_ones_own_manages_those_of_the_operator(ada: FlaskClient) -> None:
     for page in ("/", "/console"):
         assert "free key" not in ada.application.test_client().get(page).text
+    assert "Ask the operator for a key, send it" in ada.get("/").text
     assert "Ask the operator of this service for one" in ada.get(SECURITY).text
     key = api_keys.create_key(users.find_user("ada") or User(), "ci")[0]
     assert "Create" not in ada.get(SECURITY).text
@@ -526,6 +527,9 @@ def test_pages_have_the_name_and_the_address_of_the_guarded_api(ada: FlaskClient
         assert not re.search(">Log in<|X-RateLimit|openapi.json</a>", ada.get(path).text), (
             f"{path}: she is logged in; the API is another; the gate passes no such headers on"
         )
+    assert re.findall(r"</span> <code>(\w+)", ada.get("/").text) == [
+        *("missing_api_key", "invalid_api_key", "rate_limited", "unavailable")
+    ], "edit `codes` in api.html: the refusals of the gate"
     page = unescape(create_key(ada).text)
     assert page.count("Ada's <API></") == 2, "the title, and the link to the first page"
     assert re.search(
@@ -1274,12 +1278,16 @@ def test_console_shows_what_is_added_to_the_descriptions(app: Flask, client: Fla
             f"const response = await fetch({url}, {{ headers }});\n"
             "console.log(await response.json());</code>",
         ),
-        STATUS: (f'curl -H "X-API-Key: $KEY" http://localhost{STATUS}',),  # as Try it does
+        STATUS: (  # the code sends a key, as the button does
+            f'curl -H "X-API-Key: $KEY" http://localhost{STATUS}',
+            *(f'data-path="{STATUS}" aria', "key optional<"),
+        ),
         YEAR: (
             f"<code>curl http://localhost{YEAR}</code>",
             f'<code>import requests\n\nprint(requests.get("http://localhost{YEAR}").json())</code>',
             f'<code>const response = await fetch("http://localhost{YEAR}");\n'
             "console.log(await response.json());</code>",
+            *(f'data-path="{YEAR}" data-public aria', "public<"),
         ),
         "/api/v1/ws/count": (
             "API key<",
@@ -1304,7 +1312,9 @@ def test_console_shows_what_is_added_to_the_descriptions(app: Flask, client: Fla
             'role="log" aria-live="polite"',
         ),
     }.items():
-        assert not [text for text in texts if text not in card[card_id]]
+        assert not [text for text in texts if text not in card[card_id]], (
+            f"{card_id}: edit reference.html or parts.html: {texts}"
+        )
     listed, _, apart = page.partition("<h2>Billing</h2>")
     assert "For <code>money</code>." in apart
     assert ("/api/v1/invoices" in listed, "/api/v1/invoices" in apart) == (False, True)
@@ -1315,6 +1325,10 @@ def test_console_shows_what_is_added_to_the_descriptions(app: Flask, client: Fla
         rows['<span class="chip">4000</span>'] == '<span id="close-4000">Why not.</span> Do that.'
     )
     assert rows["<code>once</code>"] == "1 request per day"
+    assert re.findall(r'(\w+)</h2> <span class="hint">(\d+)', page)[-2:] == [
+        ("Errors", f"{len(rest['x-codes'])}"),
+        ("codes", f"{len(sockets['x-close-codes'])}"),
+    ]
 
 
 @pytest.mark.parametrize(

@@ -169,10 +169,6 @@ def test_story_of_a_user(person: Browser, server: Server) -> None:
     person.expect('"type":"time_update"')
     server.execute("DELETE FROM api_key WHERE id = ?", key[8:16])
     person.expect("The API key was revoked or has expired (1008)")
-    for anchor in ("errors", "close-codes"):  # from another page, and from this one
-        person.open(f"{server.url}/log-in")
-        person.open(f"{server.url}/#{anchor}")
-        person.expect("with one of these codes." if anchor == "close-codes" else "(RFC 9457)")
 
 
 @pytest.mark.parametrize("page", [{"java_script_enabled": False}], indirect=True)

@@ -15,6 +15,11 @@ JSON_TYPES: dict[type, str] = {
     **{int: "integer", float: "number"},
 }
 NONSENSE = ("x", "-1", "0", "\u00b2", "9" * 30, "x" * 300)  # as parameters
+FORMATS = {
+    "date-time": r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d",
+    "date": r"^\d{4}-\d\d-\d\d$",
+    "email": "@",
+}
 BOUNDS: dict[str, Callable[[Any, Any], bool]] = {
     "minimum": lambda value, bound: value >= bound,
     "maximum": lambda value, bound: value <= bound,
@@ -25,6 +30,7 @@ BOUNDS: dict[str, Callable[[Any, Any], bool]] = {
     "enum": lambda value, bound: value in bound,
     "const": lambda value, bound: value == bound,
     "pattern": lambda value, bound: bool(re.search(bound, value)),
+    "format": lambda value, bound: bool(re.search(FORMATS.get(bound, ""), str(value))),
 }
 
 
