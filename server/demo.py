@@ -15,7 +15,7 @@ from peewee import OperationalError
 
 from accounts import api_keys, users
 from models import InvalidInput, User, db
-from settings import HERE, SettingsError, load
+from settings import HERE, Settings, SettingsError, load
 from storage.database import transaction
 
 log = logging.getLogger(__name__)
@@ -45,7 +45,7 @@ def refuse_used_port(port: int) -> None:
         ) from None
 
 
-def welcome(port: int) -> None:
+def welcome(settings: Settings) -> None:
     """On an empty database, create a user with a key, and print how to use them.
 
     If they cannot be printed, nothing is created. If there are users, say how to get in again.
@@ -67,6 +67,7 @@ def welcome(port: int) -> None:
             user = users.create("demo", "demo@example.com", password_hash)
             _, key = api_keys.create_key(user, "demo")
             text = (HERE / "server" / "welcome.txt").read_text()
-            output.write(text.format(port=port, password=password, key=key))
+            address = f"127.0.0.1:{settings.port}{settings.script_name}"
+            output.write(text.format(address=address, password=password, key=key))
     except (InvalidInput, OSError, OperationalError) as error:
         log.warning("skipped the demo user: %s", error)

@@ -144,7 +144,7 @@ def serving(worker: GeventWorker, service: Service) -> Iterator[None]:
     gevent.spawn(ping_sockets_until_stop, worker, service)
     flushing = gevent.spawn(flush_until_stop, worker, service)
     if service.is_demo and worker.age == 1:  # the first worker; the port is bound by now
-        demo.welcome(service.settings.port)
+        demo.welcome(service.settings)
     try:
         yield
     finally:
