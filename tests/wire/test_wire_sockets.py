@@ -39,6 +39,7 @@ from helpers.server import (
 from ws.connection import REASONS
 
 MAX_BYTES = 65_536
+HALF = b"x" * (MAX_BYTES // 2)
 
 
 def test_a_thousand_mixed_messages_come_back_in_order(server: Server) -> None:
@@ -139,30 +140,30 @@ def test_close_has_its_code_and_its_reason(
 
 
 @pytest.mark.parametrize(
-    "pieces",
+    ("pieces", "answers"),
     [
-        [frame(TEXT, b"\xc3", fin=False), frame(CONTINUATION, b"\xa9")],
-        [frame(TEXT, "é".encode(), fin=False), frame(CONTINUATION)],
-        [frame(PONG, b"unasked"), frame(TEXT, "é".encode())],
-        [bytes([byte]) for byte in frame(TEXT, "é".encode())],
+        ([frame(TEXT, b"\xc3", fin=False), frame(CONTINUATION, b"\xa9")], ["é"]),
+        ([frame(TEXT, "é".encode(), fin=False), frame(CONTINUATION)], ["é"]),
+        ([frame(PONG, b"unasked"), frame(TEXT, "é".encode())], ["é"]),
+        ([bytes([byte]) for byte in frame(TEXT, "é".encode())], ["é"]),
+        (
+            [frame(TEXT, HALF, fin=False), frame(PING, b"?"), frame(CONTINUATION, HALF)],
+            [b"?", str(HALF * 2, "ascii")],
+        ),
     ],
+    ids=["bytes of a letter", "nothing at the end", "pong", "packets", "ping inside"],
 )
-def test_a_text_in_any_pieces_is_whole(server: Server, pieces: list[bytes]) -> None:
+def test_a_text_in_any_pieces_is_whole(
+    server: Server, pieces: list[bytes], answers: list[str | bytes]
+) -> None:
+    """And so is the next one, which may be as large. A ping inside is answered first."""
     with RawSocket(server.port).open(ECHO) as client:
         client.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        for piece in pieces * 2:  # one text after another
+        for piece in pieces * 2:
             client.send(piece)
-        assert [client.frame().json()["message"] for _ in range(2)] == ["é", "é"]
-
-
-def test_a_ping_inside_a_message_is_answered_at_once(server: Server) -> None:
-    half = b"x" * (MAX_BYTES // 2)
-    with RawSocket(server.port).open(ECHO) as client:
-        for _ in range(3):  # each message may be as big as the last
-            client.send(frame(TEXT, half, fin=False) + frame(PING, b"?"))
-            assert client.frame() == (PONG, b"?")
-            client.send(frame(CONTINUATION, half))
-            assert len(client.frame().json()["message"]) == MAX_BYTES
+        frames = [client.frame() for _ in answers * 2]
+    said = [each.payload if each.opcode == PONG else each.json()["message"] for each in frames]
+    assert said == answers * 2, "see `messages` and `_events` in ws/connection.py"
 
 
 @pytest.mark.parametrize("path", [ECHO, TIME])
@@ -224,9 +225,9 @@ def test_odd_handshake_does_no_harm(server: Server, changes: dict[str, str | Non
 
 def test_frames_in_the_packet_of_the_handshake_are_answered(server: Server) -> None:
     texts = ["first", "x" * 60_000, "last"]
-    frames = b"".join(frame(TEXT, text.encode()) for text in texts)
+    frames = [*(frame(TEXT, text.encode()) for text in texts), close_frame(1000)]
     with RawSocket(server.port) as client:
-        client.send(handshake_bytes(ECHO) + frames + close_frame(1000))
+        client.send(b"".join([handshake_bytes(ECHO), *frames]))
         assert client.answer().status == 101
         assert [client.frame().json()["message"] for _ in texts] == texts
         assert client.frame() == closing(1000)
