@@ -96,8 +96,8 @@ def test_client_that_answers_no_ping_is_lost(start_patched: StartServer) -> None
         assert answered - started < patience(1.5), "a pong puts the next ping off by PING_SECONDS"
         client.send(frame(TEXT, b"not a pong"))
         assert [client.frame().opcode for _ in range(2)] == [TEXT, PING]
-        assert client.ended()
-        assert time.monotonic() - answered > 2
+        assert client.ended(), "a client that is lost gets no close frame"
+        assert time.monotonic() - answered > 2, "it has STALLED_SECONDS for its pong"
     eventually(lambda: server.log_lines(": 1006"))
 
 
