@@ -194,7 +194,7 @@ def test_limit_refuses_the_sixth_of_five_calls(server: Server) -> None:
     later = server.ask(STATS, X_API_Key=key)  # it is answered, and not counted
 
     answers = (*tests, stats, refused, later)
-    assert [answer.status for answer in answers] == [200] * 5 + [429, 200]
+    assert [answer.status for answer in answers] == [200] * 5 + [429, 200], "see count_request"
     for remaining, answer in zip((4, 3, 2, 1, 0, 0, 0), answers, strict=True):
         reset = int(answer.headers["X-RateLimit-Reset"])
         seconds_left = int(answer.headers["RateLimit"].removeprefix(f'"five";r={remaining};t='))

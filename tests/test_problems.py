@@ -112,7 +112,7 @@ def test_any_abort_is_a_problem_with_the_words_of_the_view(
         assert (answer.status_code, answer.mimetype) == (status, "application/problem+json")
         assert answer.json == Problem(status, detail="Not on Mondays.").get_response().json
         page = client.get(f"/apis/api/aborting/{status}")
-        assert (page.status_code, page.mimetype) == (status, "text/html")
+        assert (page.status_code, page.mimetype) == (status, "text/html"), "see is_api"
         assert "Not on Mondays." in page.text
 
 
@@ -159,7 +159,7 @@ def test_problem_may_have_any_status(
 def test_limit_is_told_in_words(limit: str, words: str) -> None:
     quota = parse_quotas(f"free={limit}")["free"]
     refusal = rate_limited(Usage().allowance(quota, NOON, accepted=False))
-    assert refusal.description == f"The limit of {words} is used up."
+    assert refusal.description == f"The limit of {words} is used up.", "edit rate_limited"
 
 
 def test_outage_is_logged_once_a_minute(

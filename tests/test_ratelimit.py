@@ -31,7 +31,7 @@ def test_clock_set_back_opens_no_window(limiter: Limiter, clock: Clock, back: in
     clock.now -= back
     assert [limiter.hit("ada", FIVE) for _ in range(2)] == [
         (FIVE, accepted, 0, NOON + 60, 60 + back, 5) for accepted in (True, False)
-    ]
+    ], "a second window would double the allowance: see Quota.window_ends"
 
 
 @pytest.mark.parametrize(("window", "ahead"), [(60, 121), (60, 86_400), (1, 3), (1, 60)])
@@ -43,7 +43,9 @@ def test_clock_set_far_back_is_right(
     use_up(limiter, quota)
     clock.now -= ahead
     use_up(limiter, quota)
-    assert limiter.hit("ada", quota) == (quota, False, 0, NOON + window, window, 10)
+    assert limiter.hit("ada", quota) == (quota, False, 0, NOON + window, window, 10), (
+        "a window far ahead is another one: see Quota.window_ends and Usage.followed_by"
+    )
 
 
 def test_total_goes_on_when_the_window_turns(limiter: Limiter, clock: Clock) -> None:
@@ -77,7 +79,9 @@ def test_users_may_choose_tiers_that_allow_no_more_than_free() -> None:
     quotas = parse_quotas(
         "many=61/day,fast=2/minute,once=1/day,free=60/hour,same=60/hour,steady=1/minute"
     )
-    assert [*tiers_for_users(quotas)] == ["free", "once", "same", "steady"]
+    assert [*tiers_for_users(quotas)] == ["free", "once", "same", "steady"], (
+        "a user could choose more than free allows: see tiers_for_users, and UNITS"
+    )
 
 
 MALFORMED = [
