@@ -258,7 +258,7 @@ def test_sixty_forms_at_most_wait_for_a_hash(app: Flask, monkeypatch: pytest.Mon
         waiting += [gevent.spawn(attempt, app, 1 + number % 2, "ada") for number in range(40)]
         while forms.places.counter:
             gevent.sleep(0.01)
-    refused = [log_in_as(app.test_client(), "ada", "wrong") for _ in range(70)]
+        refused = [log_in_as(app.test_client(), "ada", "wrong") for _ in range(70)]
     others = app.test_client().post("/log-out")
     go_on.set()
     assert sorted(client.get() for client in waiting) == [422] * 60 + [429]
@@ -275,7 +275,11 @@ def test_hundred_pages_of_a_caller_wait_and_others_do_not(
     monkeypatch.setattr(app, "test_client_class", FlaskClient)
 
     def ask(address: str) -> TestResponse:
-        return app.test_client().get("/nowhere", environ_base={"REMOTE_ADDR": address})
+        return app.test_client().open(
+            "/nowhere",
+            method="GET" if len(address) % 2 else "POST",  # both wait
+            environ_base={"REMOTE_ADDR": address},
+        )
 
     with site.page_turn:
         waiting = [gevent.spawn(ask, f"2001:db8::{number}") for number in range(101)]
