@@ -365,6 +365,7 @@ FIGURES = [  # what a document tells, and what is true
     ("docs/endpoints.json", r"body is larger than (\d+) KiB", application.MAX_BODY_BYTES // 1024),
     ("docs/endpoints.json", r"body did not arrive within (\d+) s", application.BODY_SECONDS),
     ("docs/openapi.json", r"OPTIONS gets a (\d+) without a body", 200),
+    ("docs/openapi.json", r"a prefix such as `(\w+)`", PREFIXES["production"]),
     (
         "docs/openapi.json",
         r'"ContentTooLarge": { "description": ".*? larger than (\d+) KiB',

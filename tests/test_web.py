@@ -1295,7 +1295,7 @@ def test_console_shows_what_is_added_to_the_descriptions(app: Flask, client: Fla
         ),
         "/api/v1/ws/count": (
             "API key<",
-            f'data-check="{TEST}"',
+            f'data-check="{TEST}" aria',
             '<code>npx -y wscat -c "ws://localhost/api/v1/ws/count?api_key=$KEY"</code>',
             "<code>import os\nfrom websockets.sync.client import connect\n\n"
             'with connect("ws://localhost/api/v1/ws/count?api_key=" + os.environ["KEY"]) as socket:'
@@ -1305,7 +1305,7 @@ def test_console_shows_what_is_added_to_the_descriptions(app: Flask, client: Fla
             'role="log" aria-live="off"',  # what comes by itself is not read aloud
         ),
         "/api/v1/ws/shout": (
-            *("public<", "<form"),
+            *("public<", "<form", 'data-check="/asyncapi.json" data-public aria'),
             '<code>npx -y wscat -c "ws://localhost/api/v1/ws/shout"</code>',
             '<code>from websockets.sync.client import connect\n\nwith connect("ws://localhost'
             '/api/v1/ws/shout") as socket:\n    socket.send("Hello")\n'
