@@ -112,6 +112,7 @@ def test_client_that_answers_no_ping_is_lost(start_patched: StartServer) -> None
             ("unmasked", frame(TEXT, b"hi", masked=False), 1002),
             ("not UTF-8", frame(TEXT, b"\xff"), 1007),
             ("binary", frame(BINARY, b"hi"), 1003),
+            ("first part of a binary", frame(BINARY, b"hi", fin=False), 1003),
             ("too big", frame(TEXT, b"x" * (MAX_BYTES + 1)), 1009),
             ("much too big", frame(TEXT, b"x" * 20_000_000), 1009),
             (
