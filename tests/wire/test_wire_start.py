@@ -75,7 +75,7 @@ def test_every_command_leads_to_the_same_server(
         assert server.send(f"GET {TIME}?api_key={key}\r\n\r\n".encode()).status == 400  # no version
         server.stop(stop)
 
-    assert server.execute("SELECT total FROM api_key") == [(2,)]
+    assert server.execute("SELECT total FROM api_key") == [(2,)], f"see STOPS: {stop} loses a count"
     assert server.stored == {"service.db"}
     assert "sk_live_" not in server.log()
     assert bool(server.log_lines("To create a user: flask")) == ("app.py" in str(command)), (
@@ -87,7 +87,7 @@ def test_every_command_leads_to_the_same_server(
     assert server.log_lines(f"open {TIME} of key {key[8:16]}")
     assert re.search(
         rf"closed {TIME} of key {key[8:16]} after [1-9]\d*\.\d s: 1001\n", server.log()
-    ), "the seconds that it was open, and its code: see OpenSockets.handle"
+    ), "the seconds that it was open, and its code: see OpenSockets.handle, and STOPS"
 
 
 @pytest.mark.parametrize(
