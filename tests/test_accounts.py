@@ -183,6 +183,7 @@ DECISIONS: dict[str, Callable[[User, str], object]] = {
 
 @pytest.mark.parametrize("decided", DECISIONS)
 @pytest.mark.parametrize("what", ["deleted", "has another password", "number given away"])
+@db.connection_context()
 def test_what_was_decided_on_another_row_is_not_done(owner: User, decided: str, what: str) -> None:
     """A file that was made without AUTOINCREMENT gives the number of a deleted user away."""
     key_id = api_keys.create_key(owner, "ci")[0].id
@@ -190,16 +191,12 @@ def test_what_was_decided_on_another_row_is_not_done(owner: User, decided: str, 
         users.change(owner, password_hash="of today")
     else:
         users.delete(owner)
-    with db.connection_context():
-        if what == "number given away":
-            User.create(
-                id=owner.id, username="bob", email="bob@example.com", password_hash="of Bob"
-            )
-        before = [*User.select().tuples(), *ApiKey.select().tuples()]
+    if what == "number given away":
+        User.create(id=owner.id, username="bob", email="bob@example.com", password_hash="of Bob")
+    before = [*User.select().tuples(), *ApiKey.select().tuples()]
     with pytest.raises(Changed, match="nothing was done"):
         DECISIONS[decided](owner, key_id)
-    with db.connection_context():
-        assert [*User.select().tuples(), *ApiKey.select().tuples()] == before
+    assert [*User.select().tuples(), *ApiKey.select().tuples()] == before
 
 
 WRITE = re.compile(

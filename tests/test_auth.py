@@ -146,9 +146,9 @@ def test_each_column_of_a_key_is_inherited_or_not_on_purpose() -> None:
     assert {"user_id", *shown} == {*api_keys.INHERITED}, "edit change-key.html"
 
 
+@db.connection_context()
 def test_only_a_right_checksum_asks_the_database(find: Find, key: str) -> None:
-    with db.connection_context():
-        db.drop_tables([ApiKey])
+    db.drop_tables([ApiKey])
     assert find(key[:-1] + ("b" if key[-1] == "a" else "a")) is None
     with pytest.raises(peewee.OperationalError):
         find(key)

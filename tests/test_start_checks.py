@@ -63,8 +63,10 @@ def test_each_setting_of_gunicorn_was_decided_on() -> None:
 
 
 def test_documents_list_the_supported_options() -> None:
-    page = (REPOSITORY / "docs/deploying.md").read_text()
-    listed = re.findall(r"(?m)^\| `(--[a-z-]+)", section("Options of gunicorn", page))
+    listed = re.findall(
+        r"(?m)^\| `(--[a-z-]+)",
+        section("Options of gunicorn", (REPOSITORY / "docs/deploying.md").read_text()),
+    )
     names = {option: name for name in SETTINGS for option in SETTINGS[name].cli or []}
     assert sorted(names[option] for option in listed) == sorted(SUPPORTED_OPTIONS)
 

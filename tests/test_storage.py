@@ -159,10 +159,9 @@ def test_store_model_and_condition_agree_which_keys_have_ended(
         {"user": 1, "name": "ci", "type": "", "digest": f"{n}", "id": f"{n:08}"} for n in range(600)
     ]  # more than one query takes
     new_id(expires_at=now())
-    with db.connection_context():
-        ApiKey.insert_many(many).execute()
-        live = list(ApiKey.select().where(ApiKey.valid()))
-        (expired,) = ApiKey.select().where(~ApiKey.valid())
+    ApiKey.insert_many(many).execute()
+    live = list(ApiKey.select().where(ApiKey.valid()))
+    (expired,) = ApiKey.select().where(~ApiKey.valid())
     assert {key.id for key in live} == {*live_ids, *(row["id"] for row in many)}
     assert [key for key in (expired, *live) if key.has_expired] == [expired]
     again = ApiKey(id=live[0].id, digest="of a row that was edited by hand")
@@ -252,8 +251,7 @@ def test_expired_keys_and_old_hours_are_deleted_after_a_save(
     soon, this = now() + 60, now() // HOUR * HOUR
     kept = {new_id(created_at=0, last_used_at=1), new_id(rotated_at=1, expires_at=soon)}
     new_id(expires_at=1), new_id(rotated_at=1, expires_at=now() - 1)
-    with db.connection_context():
-        HourlyUsage.insert_many((this - age * HOUR, "a" * 8, 1) for age in (0, 24, 26)).execute()
+    HourlyUsage.insert_many((this - age * HOUR, "a" * 8, 1) for age in (0, 24, 26)).execute()
     store.flush()
     assert len(by_hand("SELECT 1 FROM api_key")) == 4, "without requests, the database may sleep"
     for _ in range(2):  # it goes on
@@ -296,7 +294,7 @@ def test_of_two_forms_at_once_one_is_refused(
     most: int,
 ) -> None:
     monkeypatch.setattr(api_keys, "MAX_KEYS", most)
-    with db.connection_context(), ThreadPoolExecutor(1) as thread:
+    with ThreadPoolExecutor(1) as thread:
         read = [ApiKey.get_by_id(new_id()) for _ in range(keys)]
         with db.atomic():
             assert succeeds(begun, read[0])

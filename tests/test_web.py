@@ -427,10 +427,10 @@ def test_form_that_waits_for_a_hash_spares_the_next_account(
     """In a file that was made without AUTOINCREMENT, it has the number of the deleted one."""
     verify_password = users.verify_password
 
+    @db.connection_context()
     def replace_then_verify(user: User, password: str) -> bool:
         users.delete(user)
-        with db.connection_context():
-            User.create(id=user.id, username="bob", email="bob@example.com", password_hash="")
+        User.create(id=user.id, username="bob", email="bob@example.com", password_hash="")
         return verify_password(user, password)
 
     monkeypatch.setattr(users, "verify_password", replace_then_verify)
