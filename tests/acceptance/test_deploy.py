@@ -113,9 +113,14 @@ def proxy(
     if name.startswith("gate"):
         changes |= {"127.0.0.1:9000": f"127.0.0.1:{api}", "keys.example.com": KEYS_HOST}
     command = (nginx if "nginx" in name else caddy)(folder, name, port, changes)
-    env = clean_environment(HOME=str(folder), XDG_DATA_HOME=str(folder))
     with (folder / "output.log").open("wb") as log:
-        process = subprocess.Popen(command, cwd=folder, env=env, stdout=log, stderr=log)
+        process = subprocess.Popen(
+            command,
+            cwd=folder,
+            env=clean_environment(HOME=str(folder), XDG_DATA_HOME=str(folder)),
+            stdout=log,
+            stderr=log,
+        )
         (folder / "pid").write_text(str(process.pid))
         try:
             eventually(lambda: process.poll() or speaks_tls(port), 30, "the proxy does not start")

@@ -531,7 +531,10 @@ def test_compose_starts_the_same_caddyfile_with_other_addresses() -> None:
     yaml = pytest.importorskip("yaml")
     services = yaml.safe_load((DEPLOY / "gate.compose.yaml").read_text())["services"]
     assert [name for name in services if "ports" in services[name]] == ["caddy"]
-    adapt = f"{find_program('caddy')} adapt --adapter caddyfile --config gate.Caddyfile"
-    adapted = bash(adapt, DEPLOY, clean_environment(**services["caddy"]["environment"]))
+    adapted = bash(
+        f"{find_program('caddy')} adapt --adapter caddyfile --config gate.Caddyfile",
+        DEPLOY,
+        clean_environment(**services["caddy"]["environment"]),
+    )
     assert {*re.findall('"dial":"(.*?)"', adapted)} == {"service:8000", "api:9000"}
     assert {*re.findall(r'"host":\["(.*?)"', adapted)} == {"localhost", "keys.localhost"}
