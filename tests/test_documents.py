@@ -89,6 +89,8 @@ def test_map_names_every_module_and_package() -> None:
     top = {path.relative_to(REPOSITORY).parts[0] for path in sources()}
     cells = " ".join(row[0] for row in rows("Where things are", CONTRIBUTING))
     assert {*re.findall(r"\]\(([^)]+)\)", cells)} == top | {"tests", "benchmarks", "deploy"}
+    typed = re.findall(r'"(\w+)"', (REPOSITORY / "pyproject.toml").read_text())
+    assert {each for each in top if "." not in each} <= {*typed}, "edit pyproject.toml: mypy: files"
 
 
 def test_imports_run_one_way() -> None:
@@ -403,6 +405,12 @@ FIGURES = [  # what a document tells, and what is true
     ("docs/operating.md", r"start waits up to (\w+) seconds", WORDS[sqlite.TRIES // 10]),
     ("docs/operating.md", r"512 connections and (\d+) sockets", websockets(1024)),
     ("docs/operating.md", r"([\d,]+) sockets need a limit of 12,000", f"{websockets(12_000):,}"),
+    (
+        "docs/protecting-your-api.md",
+        r"after (\d+) seconds at most",
+        int(deployed("gate.nginx.conf", r"next_upstream_timeout (\d+)s"))
+        + int(deployed("gate.nginx.conf", r"proxy_read_timeout (\d+)s;")),
+    ),
     ("docs/protecting-your-api.md", r"user may have (\d+) keys", settings.MAX_KEYS),
     ("docs/protecting-your-api.md", r"up to (\d+) times an hour", forms.NEW_KEYS.limit),
     ("docs/testing-clients.md", r"more than ([\d,]+) bytes", f"{MAX_MESSAGE_BYTES:,}"),
@@ -448,6 +456,12 @@ LINES = [  # of files in DEPLOY, with what users would notice without them
     ("demo-service.socket", "WantedBy=sockets.target", "it starts with the machine"),
     ("demo-service.service", "ProtectHostname=yes", "it changes nothing of the machine"),
     ("demo-service.service", "ProcSubset=pid", "it reads nothing of the machine"),
+    (
+        "nginx.conf",
+        "log_format demo_service '$remote_addr [$time_local] "
+        '"$request_method $demo_service_path" $status \'',
+        "the log says who has asked for what, and the answer",
+    ),
     ("nginx.conf", "return 301 https://$host$request_uri;", "a page stays the same with TLS"),
     ("nginx.conf", "listen [::]:80;", "IPv6 is served"),
     ("nginx.conf", "listen [::]:443 ssl;", "IPv6 is served"),
