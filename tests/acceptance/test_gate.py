@@ -221,7 +221,9 @@ def test_request_with_a_key_reaches_the_api_as_it_is(
         "gate.nginx.conf": r'" 200 \d+ key="{}" gate 204 127.0.0.1:{} api 200 127.0.0.1:{}\n',
         "gate.Caddyfile": r'"user_id": "{}".*"status": 200',
     }[gate.name].format(key[8:16], gate.service.port, gate.api.server_address[1])
-    eventually(lambda: re.search(line, logged(gate.folder)), what=f"logged: {line}")
+    eventually(
+        lambda: re.search(line, logged(gate.folder)), what=f"edit deploy/{gate.name}: the log"
+    )
 
 
 @pytest.mark.parametrize(("method", "size"), [("GET", 5), ("POST", 0), ("POST", 5_000_000)])

@@ -146,10 +146,11 @@ def test_pasted_commands_print_what_readme_shows(checkout: Checkout) -> None:
     answers, frames = blocks("json")
     with checkout.running(serve) as shown:
         printed = checkout.paste(f"{export(shown())}{ask}{socket}")
-        for line in blocks("text", OPERATING)[0].splitlines():
-            eventually(
-                lambda line=line: shape(line) in shape(shown()), 5, f"edit operating.md: {line}"
-            )
+        lines = blocks("text", OPERATING)[0].splitlines()
+        eventually(
+            lambda: all(shape(line) in shape(shown()) for line in lines),
+            what=f"edit docs/operating.md: the log has {lines}",
+        )
     assert pattern(printed) == pattern(answers + frames)
     (start_over,) = [code for code in inline("Start over") if code.startswith("rm")]
     checkout.paste(start_over)
@@ -165,7 +166,7 @@ def test_another_port_an_access_log_and_a_429_can_be_had(installed: Checkout) ->
     with installed.running(port.replace(" ", f" {log.partition(' .venv')[0]} ", 1)) as printed:
         installed.paste("curl -s http://127.0.0.1:8001/api/v1/status?private")
         (line,) = [block for block in blocks("text", OPERATING) if "GET" in block]
-        eventually(lambda: shape(line) in shape(printed()), what=f"as in docs/operating.md: {line}")
+        eventually(lambda: shape(line) in shape(printed()), what=f"edit docs/operating.md: {line}")
         answers = installed.paste(f"{create}\n{ask}".replace("8000", "8001")).splitlines()
     assert [json.loads(answer).get("status", 200) for answer in answers] == [200] * 5 + [429]
 
