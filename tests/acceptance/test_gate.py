@@ -17,15 +17,13 @@ from helpers.paths import GATE
 from helpers.rawsocket import TEXT, UPGRADE, Answer, Named, frame, request_bytes
 from helpers.server import (
     Server,
-    bash,
-    clean_environment,
     eventually,
     find_program,
     free_port,
     random_key,
     serving,
 )
-from test_deploy import DEPLOY, KEYS_HOST, logged, proxy, tls
+from test_deploy import KEYS_HOST, logged, proxy, tls
 
 SECOND = {  # what is a comment in these files as long as there is only one instance
     "gate.nginx.conf": {"# server 127.0.0.1:8001": "server 127.0.0.1:8001"},
@@ -530,17 +528,3 @@ def test_while_both_instances_are_frozen_nothing_passes_and_clients_wait_for_11_
             "lb_try_duration of Caddy"
         )
     assert not api.received
-
-
-def test_compose_starts_the_same_caddyfile_with_other_addresses() -> None:
-    """Docker is not needed for this; only Caddy has a port."""
-    yaml = pytest.importorskip("yaml")
-    services = yaml.safe_load((DEPLOY / "gate.compose.yaml").read_text())["services"]
-    assert [name for name in services if "ports" in services[name]] == ["caddy"]
-    adapted = bash(
-        f"{find_program('caddy')} adapt --adapter caddyfile --config gate.Caddyfile",
-        DEPLOY,
-        clean_environment(**services["caddy"]["environment"]),
-    )
-    assert {*re.findall('"dial":"(.*?)"', adapted)} == {"service:8000", "api:9000"}
-    assert {*re.findall(r'"host":\["(.*?)"', adapted)} == {"localhost", "keys.localhost"}

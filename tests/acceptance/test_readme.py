@@ -38,16 +38,10 @@ def inline(label: str) -> list[str]:
     return [code for code in re.findall("`([^`]+)`", found[1]) if " " in code]
 
 
-def shape(text: str) -> str:
-    """A log without what differs from run to run."""
-    return re.sub(r"(?<=key )\w{8}|(?<=Database: ).*|\d+", "", text).strip()
-
-
 def pattern(text: str) -> str:
     return YEAR.sub("YEAR", MOMENT.sub("MOMENT", text.strip()))
 
 
-OPERATING = (REPOSITORY / "docs/operating.md").read_text()
 RECIPES = sorted((REPOSITORY / "docs/recipes").glob("*.patch"))
 
 
@@ -146,11 +140,6 @@ def test_pasted_commands_print_what_readme_shows(checkout: Checkout) -> None:
     answers, frames = blocks("json")
     with checkout.running(serve) as shown:
         printed = checkout.paste(f"{export(shown())}{ask}{socket}")
-        lines = blocks("text", OPERATING)[0].splitlines()
-        eventually(
-            lambda: all(shape(line) in shape(shown()) for line in lines),
-            what=f"edit docs/operating.md: the log has {lines}",
-        )
     assert pattern(printed) == pattern(answers + frames)
     (start_over,) = [code for code in inline("Start over") if code.startswith("rm")]
     checkout.paste(start_over)
@@ -165,8 +154,7 @@ def test_another_port_an_access_log_and_a_429_can_be_had(installed: Checkout) ->
     installed.env["RATE_LIMITS"] = "free=1000/hour,tiny=5/day"
     with installed.running(port.replace(" ", f" {log.partition(' .venv')[0]} ", 1)) as printed:
         installed.paste("curl -s http://127.0.0.1:8001/api/v1/status?private")
-        (line,) = [block for block in blocks("text", OPERATING) if "GET" in block]
-        eventually(lambda: shape(line) in shape(printed()), what=f"edit docs/operating.md: {line}")
+        eventually(lambda: '"GET /api/v1/status" 200' in printed())
         answers = installed.paste(f"{create}\n{ask}".replace("8000", "8001")).splitlines()
     assert [json.loads(answer).get("status", 200) for answer in answers] == [200] * 5 + [429]
 
