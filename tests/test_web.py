@@ -197,8 +197,10 @@ def test_twenty_passwords_a_minute_are_hashed_for_a_caller(
     app: Flask, ada: FlaskClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Right or wrong, for whatever account and form; one for her sign-up, two for a change."""
-    names = ["ada", "Ada@example.com", "nobody", "somebody"] * 4
-    assert {log_in_as(app.test_client(), name, "wrong").status_code for name in names} == {422}
+    assert {
+        log_in_as(app.test_client(), name, "wrong").status_code
+        for name in ["ada", "Ada@example.com", "nobody", "somebody"] * 4
+    } == {422}
     assert log_in_as(app.test_client(), "ada").status_code == 303
     assert ada.post(f"{SECURITY}/password", data=TYPED).status_code == 303
     monkeypatch.setattr(users, "_scrypt", mock.Mock(side_effect=AssertionError("hashed")))

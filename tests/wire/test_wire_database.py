@@ -40,8 +40,9 @@ def test_lock_by_another_process_loses_nothing(start_server: StartServer) -> Non
             eventually(lambda: server.ask(TEST, X_API_Key=revoked).status == 401, patience(2))
         assert server.sign_up("late").status == 303
     assert load.statuses() == {200}, "counts wait for the file: see Store in storage/sqlite.py"
-    counted = [(len(load.replies),)]
-    eventually(lambda: server.execute("SELECT total FROM api_key") == counted, patience(2))
+    eventually(
+        lambda: server.execute("SELECT total FROM api_key") == [(len(load.replies),)], patience(2)
+    )
     # A wait for the lock would come back at each sync; a pause of the machine hits one or two.
     seconds = sorted(reply.seconds for reply in load.replies)
     assert seconds[-3] < patience(0.1), "each save waits for the lock: use BUSY_SECONDS"
@@ -167,8 +168,9 @@ def test_what_was_used_up_is_used_up_after_a_restart(start_server: StartServer) 
     assert len(refused) >= 2 * len(set(PROTECTED) - {STATS})
     server.stop()
     server.start()
-    still = {each for each in asked if server.ask(each[0], X_API_Key=each[1]).status != 200}
-    assert still == refused, "keep what is counted in a column, or in a table"
+    assert refused == {
+        (path, key) for path, key in asked if server.ask(path, X_API_Key=key).status != 200
+    }, "keep what is counted in a column, or in a table"
 
 
 LAST_COLUMN = 'used = BigIntegerField(default=0, constraints=[SQL("DEFAULT 0")])\n'
