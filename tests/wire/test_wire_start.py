@@ -283,11 +283,11 @@ def test_first_start_prints_what_works_and_the_second_no_secret(demo: Server) ->
     )
 
 
-@pytest.mark.parametrize("output", [in_ci(">&-"), in_ci(">&- 2>&-"), ">/dev/full"])
+@pytest.mark.parametrize("output", [in_ci(">&-"), ">/dev/full"])
 def test_secret_that_cannot_be_printed_makes_no_user(demo: Server, output: str) -> None:
     demo.command = ["sh", "-c", f'exec "$@" {output}', "sh", *demo.command]
     demo.start()
-    assert demo.log_lines("skipped the demo user: ") or "2>" in output
+    assert demo.log_lines("skipped the demo user: ")
     assert "sk_live_" not in demo.log()
     demo.stop()
     assert demo.execute("SELECT username FROM user") == []
