@@ -286,7 +286,7 @@ class Server(contextlib.AbstractContextManager["Server"]):
         return self._process.poll() is not None
 
     def wait(self) -> int:
-        return self._process.wait(timeout=20)
+        return self._process.wait(timeout=40)
 
     def handle_signals(self) -> None:
         """Wait until gunicorn has handled all signals so far, also those that it ignores."""
