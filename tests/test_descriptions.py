@@ -847,18 +847,23 @@ def ada(client: FlaskClient) -> FlaskClient:
     return client
 
 
+@pytest.fixture
 @db.connection_context()
-def pages_of_ada(app: Flask) -> list[str]:
-    return pages(app, "GET", "ada", ApiKey.get().id)
+def own_key(ada: FlaskClient) -> ApiKey:
+    """The key of Ada."""
+    return ApiKey.get()
 
 
-def test_page_changes_nothing(app: Flask, ada: FlaskClient) -> None:
+@pytest.fixture
+def paths(app: Flask, own_key: ApiKey) -> list[str]:
+    """Those of the pages that Ada may open."""
+    return pages(app, "GET", "ada", own_key.id)
+
+
+def test_page_changes_nothing(ada: FlaskClient, own_key: ApiKey, paths: list[str]) -> None:
     """Browsers open pages by themselves, and other sites can make them do so."""
-    with db.connection_context():
-        key: ApiKey = ApiKey.get()
-    add_rows(key, "<i>", 1)
+    add_rows(own_key, "<i>", 1)
     before = snapshot()
-    paths = pages_of_ada(app)
     for path in paths:
         page = ada.get(path)
         links = re.findall(r'href="((?!/static|\w+:)[^"#]*\?[^"#]*)', page.text)
@@ -881,9 +886,8 @@ def test_page_changes_nothing(app: Flask, ada: FlaskClient) -> None:
 
 
 def test_times_of_a_page_are_the_same_in_every_time_zone(
-    app: Flask, ada: FlaskClient, zones: Iterator[str]
+    ada: FlaskClient, paths: list[str], zones: Iterator[str]
 ) -> None:
-    paths = pages_of_ada(app)
     for path in paths:  # some leave a message for the next page
         ada.get(path)
     one, other = [{path: re.sub(NONCE, "", ada.get(path).text) for path in paths} for _ in zones]
@@ -892,19 +896,16 @@ def test_times_of_a_page_are_the_same_in_every_time_zone(
 
 
 def test_list_of_a_page_has_an_end_and_an_order_and_is_not_remembered(
-    app: Service, ada: FlaskClient
+    app: Service, ada: FlaskClient, own_key: ApiKey, paths: list[str]
 ) -> None:
-    with db.connection_context():
-        key: ApiKey = ApiKey.get()
-        owner = key.user
     for name in ("b", "a", "c"):
-        api_keys.create_key(owner, name)
-    paths = pages_of_ada(app)
-    check_lists(app, key, lambda: {path: re.sub(NONCE, "", ada.get(path).text) for path in paths})
+        api_keys.create_key(users.find_user("ada") or User(), name)
+    check_lists(
+        app, own_key, lambda: {path: re.sub(NONCE, "", ada.get(path).text) for path in paths}
+    )
 
 
-def test_rows_of_others_change_no_page(app: Service, ada: FlaskClient) -> None:
-    paths = pages_of_ada(app)
+def test_rows_of_others_change_no_page(ada: FlaskClient, paths: list[str]) -> None:
     check_beside_others(
         lambda: {path: re.sub(NONCE, "", ada.get(path).text) for path in paths},
         add_hidden_user(),
@@ -912,8 +913,10 @@ def test_rows_of_others_change_no_page(app: Service, ada: FlaskClient) -> None:
     )
 
 
-def test_page_whose_database_fails_at_any_statement_is_503(app: Service, ada: FlaskClient) -> None:
-    for path in [path for path in pages_of_ada(app) if ada.get(path).status_code == 200]:
+def test_page_whose_database_fails_at_any_statement_is_503(
+    app: Service, ada: FlaskClient, paths: list[str]
+) -> None:
+    for path in [path for path in paths if ada.get(path).status_code == 200]:
         check_outages(app, path, lambda path=path: ada.get(path).status_code)  # type: ignore[misc]
 
 
