@@ -125,13 +125,6 @@ def test_successor_has_the_later_of_two_windows_or_more_of_the_same(owner: User,
         )
 
 
-def test_key_that_has_expired_is_not_kept_instead_of_its_successor(owner: User, key: str) -> None:
-    """Not even while its row is still there."""
-    unused = rotate_key(owner, key[8:16])[2]
-    change(key, expires_at=1)
-    assert rotate_key(owner, unused[8:16])[0].id == unused[8:16]
-
-
 def test_each_column_of_a_key_is_inherited_or_not_on_purpose() -> None:
     own = {
         *("id", "digest", "nonce", "predecessor", "total", "reset", "used"),
