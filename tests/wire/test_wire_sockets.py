@@ -215,21 +215,16 @@ def test_broken_handshake_is_refused(
         {"Host": "a" * 255, "Content-Length": "0"},
     ],
 )
-def test_odd_handshake_does_no_harm(server: Server, changes: dict[str, str | None]) -> None:
-    with RawSocket(server.port) as client:
-        answer = client.handshake(ECHO, changes)
-        assert answer.status == 101
-        assert not {"Sec-WebSocket-Extensions", "Sec-WebSocket-Protocol"} & answer.headers.keys()
-        client.send(frame(TEXT, b"hi"))
-        assert client.frame().json()["message"] == "hi"
-
-
-def test_frames_in_the_packet_of_the_handshake_are_answered(server: Server) -> None:
+def test_odd_handshake_and_the_frames_in_its_packet_are_answered(
+    server: Server, changes: dict[str, str | None]
+) -> None:
     texts = ["first", "x" * 60_000, "last"]
     frames = [*(frame(TEXT, text.encode()) for text in texts), close_frame(1000)]
     with RawSocket(server.port) as client:
-        client.send(b"".join([handshake_bytes(ECHO), *frames]))
-        assert client.answer().status == 101
+        client.send(b"".join([handshake_bytes(ECHO, changes), *frames]))
+        answer = client.answer()
+        assert answer.status == 101
+        assert not {"Sec-WebSocket-Extensions", "Sec-WebSocket-Protocol"} & answer.headers.keys()
         assert [client.frame().json()["message"] for _ in texts] == texts
         assert client.frame() == closing(1000)
         assert client.ended()
