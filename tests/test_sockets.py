@@ -93,7 +93,7 @@ def test_each_frame_gives_others_a_turn(accepted: Server, peer: RawSocket, kind:
     """Also those that come in one packet, and a pong that nobody has asked for."""
     start(accepted)
     peer.send(frame(kind) * 1000 + close_frame(1000))
-    ended = gevent.spawn(peer.closing_frame)
+    ended = gevent.spawn(peer.close_code)
     turns = 0
     while not ended.ready():
         turns += 1

@@ -128,14 +128,11 @@ class RawSocket(contextlib.AbstractContextManager["RawSocket"]):
             size = int.from_bytes(self.read(2 if size == 126 else 8), "big")
         return Frame(first & 0x0F, self.read(size))
 
-    def closing_frame(self) -> Frame:
-        """The frame with which the server closes, after whatever else it still says."""
+    def close_code(self) -> int:
+        """With which the server closes, after whatever else it still says."""
         while (found := self.frame()).opcode != CLOSE:
             pass
-        return found
-
-    def close_code(self) -> int:
-        return int.from_bytes(self.closing_frame().payload[:2], "big")
+        return int.from_bytes(found.payload[:2], "big")
 
     def read(self, size: int) -> bytes:
         while len(self._buffer) < size:
