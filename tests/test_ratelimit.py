@@ -5,7 +5,6 @@ import re
 import pytest
 
 from helpers.clock import NOON, Clock
-from models import DAY
 from ratelimit import Limiter, Quota, Usage, parse_quotas, tiers_for_users
 
 FIVE = Quota("five", 5, 60)
@@ -64,13 +63,6 @@ def test_total_goes_on_when_the_window_turns(limiter: Limiter, clock: Clock) -> 
     assert [limiter.save(saved.extend) for _ in range(2)] == [True, False]
     assert (len(saved), saved[-1]) == (2001, ("ada", Usage(3, NOON + 120, 1))), (
         "a save stores all that was counted: see Limiter.save"
-    )
-
-
-def test_days_turn_at_midnight_in_utc(limiter: Limiter) -> None:
-    """Wherever the service runs; in conftest.py it is in Tokyo."""
-    assert limiter.hit("ada", FIVE._replace(seconds=DAY)).reset == NOON + DAY // 2, (
-        "a window turns in UTC: see window_end in ratelimit.py"
     )
 
 
