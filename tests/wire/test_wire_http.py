@@ -8,7 +8,7 @@ from datetime import datetime
 import pytest
 
 from conftest import StartServer
-from helpers.paths import ECHO, ME, STATUS, TEST, TIME
+from helpers.paths import ECHO, ME, STATUS, TIME
 from helpers.rawsocket import (
     TEXT,
     UPGRADE,
@@ -168,12 +168,3 @@ def test_a_form_that_ends_early_is_400_and_changes_nothing(server: Server, name:
             client.sock.shutdown(socket.SHUT_WR)
             assert client.answer().status == 400
     assert server.send(form).status == 303, "the name is still free"
-
-
-def test_everything_has_the_path_prefix(start_server: StartServer) -> None:
-    server = start_server(SCRIPT_NAME="/demo")
-    assert server.ask(f"/demo{TEST}", X_API_Key=server.new_key()).headers["RateLimit"], (
-        "give is_api the path without the prefix"
-    )
-    assert {server.ask(path).status for path in (TEST, "/", "/demonstration/")} == {404}
-    assert "; Path=/demo" in server.send(form_bytes("/demo/sign-up", **ADA)).headers["Set-Cookie"]

@@ -255,11 +255,14 @@ def demo(tmp_path: Path) -> Iterator[Server]:
 
 
 def test_first_start_prints_what_works_and_the_second_no_secret(demo: Server) -> None:
-    """Under a path prefix, too."""
+    """Under a path prefix, which everything has."""
     demo.env["SCRIPT_NAME"] = "/below"
     demo.start()
+    assert {demo.ask(path).status for path in (TEST, "/", "/belowground/")} == {404}
     (key,) = set(re.findall(r"sk_live_\w+", demo.log()))
-    assert demo.ask(f"/below{TEST}", X_API_Key=key).json()["api_key_name"] == "demo"
+    tested = demo.ask(f"/below{TEST}", X_API_Key=key)
+    assert tested.json()["api_key_name"] == "demo"
+    assert tested.headers["RateLimit"], "give is_api the path without the prefix"
     pasted = re.findall(r"(?m)^ *((?:export|curl) .*)", demo.log())
     assert len(pasted) == 6
     assert bash("\n".join(pasted).replace("curl ", "curl -sSf "), demo.directory).count("{") == 5
@@ -270,6 +273,7 @@ def test_first_start_prints_what_works_and_the_second_no_secret(demo: Server) ->
     password = re.findall(r"website as the user demo with the password (\S{16})\n", demo.log())[0]
     answer = demo.send(form_bytes("/below/log-in", username="demo", password=password))
     assert (answer.status, answer.headers["Location"]) == (303, f"/below{SECURITY}")
+    assert "; Path=/below" in answer.headers["Set-Cookie"]
     assert f"Listening at: {demo.url} " in demo.log(), "for this machine only"
     demo.stop()
 
