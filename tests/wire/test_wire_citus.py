@@ -51,6 +51,7 @@ def test_limit_is_exact_over_two_processes(server: Server) -> None:
 
 
 def test_everything_that_a_user_does(server: Server) -> None:
+    """Keys that ended and old hours are deleted in the background."""
     cookie = server.sign_up("ada").headers["Set-Cookie"].partition(";")[0]
     key = server.flask("key", "create", "ada", "ci").strip()
     for path in (TEST, ME, STATS, SECURITY, PROFILE, f"{KEYS}/{key[8:16]}/rotate"):
@@ -61,21 +62,16 @@ def test_everything_that_a_user_does(server: Server) -> None:
     assert server.ask(ME, X_API_Key=seen).json()["api_key_count"] == 2
     successor = server.flask("key", "rotate", seen[8:16], "--grace", "0").strip()
     assert server.flask("key", "list").count("\n") == 1, "the others have ended"
+    server.execute("INSERT INTO hourly_usage VALUES (0, 'aaaaaaaa', 1), (0, 'aaaaaaab', 1)")
+    assert server.ask(TEST, X_API_Key=successor).status == 200
+    eventually(lambda: server.execute("SELECT id FROM api_key") == [(successor[8:16],)])
+    eventually(lambda: server.execute("SELECT 1 FROM hourly_usage WHERE hour = 0") == [])
     with RawSocket(server.port) as client:
         client.open(f"{TIME}?api_key={successor}")
         server.flask("user", "delete", "ada")
         assert client.close_code() == 1008
     assert server.execute("SELECT id FROM api_key") == server.execute('SELECT id FROM "user"') == []
     assert not server.log_lines("database unavailable")
-
-
-def test_keys_that_ended_and_old_hours_are_deleted(server: Server) -> None:
-    key, ended = server.new_key(), server.new_key()
-    server.execute(f"UPDATE api_key SET expires_at = 1 WHERE id = '{ended[8:16]}'")
-    server.execute("INSERT INTO hourly_usage VALUES (0, 'aaaaaaaa', 1), (0, 'aaaaaaab', 1)")
-    assert server.ask(TEST, X_API_Key=key).status == 200
-    eventually(lambda: server.execute("SELECT id FROM api_key") == [(key[8:16],)])
-    eventually(lambda: server.execute("SELECT 1 FROM hourly_usage WHERE hour = 0") == [])
 
 
 @pytest.mark.parametrize("outage", ["stop", "freeze"])
