@@ -419,8 +419,8 @@ def test_body_is_taken_within_its_bounds(
     advice = f"{operation}: take {name} as it is described, and whole: {str(value)[:99]}"
     assert answer.status_code < 300, f"{advice}: {answer.text}"
     assert next(objects(answer), {}).get(name, value) == value, f"{advice}: {answer.text}"
-    lost = neglected(before) - {name}
-    assert others or not lost, f"{operation}: keep {lost}, or set it to the time of the change"
+    lost = neglected(before, value) - {name}
+    assert others or not lost, f"{operation} with another {name} must keep {lost}, or set the time"
     assert {*re.findall("x{9,}", str(snapshot()))} <= {value}, advice
 
 

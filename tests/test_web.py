@@ -1062,8 +1062,8 @@ def test_text_that_just_fits_its_field_is_stored_and_shown_whole_and_may_be_empt
             for longest in taken[-1:]:
                 assert len(longest) == int(size), f"{to} allows another maxlength of {name}"
                 is_taken(to, form | {name: longest})
-                wrong = neglected(before)
-                assert not wrong, f"{to} must show {wrong}, or set it to the time of the change"
+                wrong = neglected(before, longest)
+                assert not wrong, f"{to} with another {name} must keep {wrong}, or set the time"
                 stored = str(snapshot()).count(longest)
                 shown = forms_of(ada.get(path)).get(to, form)
                 if shown.get(name) != form[name]:  # it shows what is stored

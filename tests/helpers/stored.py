@@ -180,15 +180,19 @@ def snapshot(counts: Collection[str] = COUNTS) -> dict[Any, list[dict[str, Any]]
     }
 
 
-def neglected(before: dict[Any, list[dict[str, Any]]]) -> set[str]:
-    """The columns that are empty in a changed row, and the times of a change that aren't of it."""
+def neglected(before: dict[Any, list[dict[str, Any]]], value: object) -> set[str]:
+    """The columns of changed rows that have another new value than this one, or than now.
+
+    And those of the time of a change that are still the same.
+    """
+    wanted = [value, *range(now() - 30, now() + 2)]
     return {
         column
         for table, rows in snapshot().items()
         for old, new in product(before[table], rows)
         if new != old and "id" in new and new["id"] == old["id"]
         for column in new
-        if (old[column] == new[column] if column in UPDATED else old[column] and not new[column])
+        if (new[column] not in wanted if new[column] != old[column] else column in UPDATED)
     }
 
 
