@@ -158,8 +158,9 @@ def test_problem_may_have_any_status(
 )
 def test_limit_is_told_in_words(limit: str, words: str) -> None:
     quota = parse_quotas(f"free={limit}")["free"]
-    refusal = rate_limited(Usage().allowance(quota, NOON, accepted=False))
-    assert refusal.description == f"The limit of {words} is used up.", "edit rate_limited"
+    assert rate_limited(Usage().allowance(quota, NOON, accepted=False)).description == (
+        f"The limit of {words} is used up."
+    ), "edit rate_limited"
 
 
 def test_outage_is_logged_once_a_minute(

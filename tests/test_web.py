@@ -146,7 +146,11 @@ def path_of(number: int) -> str:
 
 
 def secret_in(response: TestResponse) -> str:
-    assert SECRET.search(response.text), f"{response} shows no key, leads to {response.location}"
+    assert SECRET.search(response.text), (
+        f"no new key is shown by {response.request.method} {response.request.path}: {response}, "
+        f"which leads to {response.location} and says "
+        f"{re.findall('class=.error.[^>]*>(.*?)<', response.text)}"
+    )
     return str(*{*SECRET.findall(response.text)})
 
 
@@ -180,14 +184,21 @@ def test_closed_sign_ups_say_so(client: FlaskClient) -> None:
         answer = send(path, data=TYPED)
         assert {answer.status_code == 403, "Sign-up is closed" in answer.text} == {
             path.startswith("/sign-up")
-        }, path
+        }, (
+            f"{answer.request.method} {path} is {answer.status}: only sign-ups are closed, see "
+            "send_logged_in_users_on in web/log_in.py"
+        )
 
 
 def test_every_failed_log_in_says_the_same(ada: FlaskClient, client: FlaskClient) -> None:
     for username, password in [("ada", "wrong password"), ("%da", PASSWORD), ("", "")]:
         answer = log_in_as(client, username, password)
-        assert (answer.status_code, "Wrong user name or password." in answer.text) == (422, True)
-    assert log_in_as(client, " ADA@example.com").location == SECURITY
+        assert (answer.status_code, "Wrong user name or password." in answer.text) == (422, True), (
+            f"each failed log-in has one status and one message: {username!r}: see log_in"
+        )
+    assert log_in_as(client, " ADA@example.com").location == SECURITY, (
+        "an address logs in, too, in any case of letters: see find_user in accounts/users.py"
+    )
 
 
 # Throttles
@@ -200,19 +211,26 @@ def test_twenty_passwords_a_minute_are_hashed_for_a_caller(
     assert {
         log_in_as(app.test_client(), name, "wrong").status_code
         for name in ["ada", "Ada@example.com", "nobody", "somebody"] * 4
-    } == {422}
-    assert log_in_as(app.test_client(), "ada").status_code == 303
+    } == {422}, "only 16 of 20 passwords are sent, all wrong: see verify_throttled in web/forms.py"
+    assert log_in_as(app.test_client(), "ada").status_code == 303, "this was the 18th password"
     assert ada.post(f"{SECURITY}/password", data=TYPED).status_code == 303
-    monkeypatch.setattr(users, "_scrypt", mock.Mock(side_effect=AssertionError("hashed")))
+    monkeypatch.setattr(
+        users, "_scrypt", mock.Mock(side_effect=AssertionError("the 21st of a minute is hashed"))
+    )
     for refused in (
         log_in_as(app.test_client(), "ada"),
         sign_up(app.test_client(), "bob"),
         ada.post(f"{SECURITY}/password", data=TYPED),
         ada.post(f"{PROFILE}/delete", data=TYPED),
     ):
-        assert refused.status_code == 429
-        assert 1 <= int(refused.headers["Retry-After"]) <= 60
-        assert re.search("Too many attempts.*Try again in [0-9]+ (s|min)", refused.text, re.DOTALL)
+        assert refused.status_code == 429, (
+            f"{refused.request.path}: the 21st password of a minute is not refused: see "
+            "verify_throttled and hash_throttled in web/forms.py"
+        )
+        assert 1 <= int(refused.headers["Retry-After"]) <= 60, "the minute ends within 60 s"
+        assert re.search(
+            "Too many attempts.*Try again in [0-9]+ (s|min)", refused.text, re.DOTALL
+        ), f"{refused.request.path}: the page does not say how long to wait: see error.html"
 
 
 def attempt(app: Flask, caller: int, name: str, password: str = "wrong") -> int:
@@ -223,18 +241,31 @@ def attempt(app: Flask, caller: int, name: str, password: str = "wrong") -> int:
 
 def test_one_address_locks_no_account_and_five_do(app: Flask, ada: FlaskClient) -> None:
     """What exceeds the limit of a caller does not count for the account, whatever its name is."""
-    assert [attempt(app, 1, "ada") for _ in range(60)] == [422] * 20 + [429] * 40
-    assert {attempt(app, caller, "ada") for caller in (2, 3, 4, 5) for _ in range(19)} == {422}
-    assert {attempt(app, 6, "ADA@example.com") for _ in range(3)} == {422}
-    assert attempt(app, 7, "ada", PASSWORD) == 303, "the hundredth"
+    assert [attempt(app, 1, "ada") for _ in range(60)] == [422] * 20 + [429] * 40, (
+        "an address has 20 passwords a minute: see PASSWORDS and verify_throttled in web/forms.py"
+    )
+    assert {attempt(app, caller, "ada") for caller in (2, 3, 4, 5) for _ in range(19)} == {422}, (
+        "one address locks the account: see verify_throttled, which counts for the caller first"
+    )
+    assert {attempt(app, 6, "ADA@example.com") for _ in range(3)} == {422}, (
+        "an account is limited to 100 passwords a minute, and these are up to the 99th"
+    )
+    assert attempt(app, 7, "ada", PASSWORD) == 303, "the 100th password for an account is allowed"
     assert ada.post(PROFILE, data=TYPED | {"username": "countess"}).status_code == 303
     refused = log_in_as(app.test_client(), "countess", environ_base={"REMOTE_ADDR": "192.0.2.8"})
-    assert 1 <= int(refused.headers.get("Retry-After", 0)) <= 60, "locked for a minute"
+    assert 1 <= int(refused.headers.get("Retry-After", 0)) <= 60, (
+        f"{refused.status}, but the 101st password for an account has to wait for up to a minute, "
+        "whatever the account is named now: see PASSWORDS_FOR_ACCOUNT in web/forms.py"
+    )
 
 
 def test_name_without_a_user_is_limited_as_an_account_is(app: Flask) -> None:
-    assert {attempt(app, n // 20, "nobody" if n % 2 else "NOBODY") for n in range(100)} == {422}
-    assert (attempt(app, 101, "Nobody"), attempt(app, 102, "somebody")) == (429, 422)
+    assert {attempt(app, n // 20, "nobody" if n % 2 else "NOBODY") for n in range(100)} == {422}, (
+        "a name has 100 passwords a minute, of all callers: see PASSWORDS_FOR_ACCOUNT"
+    )
+    assert (attempt(app, 101, "Nobody"), attempt(app, 102, "somebody")) == (429, 422), (
+        "who has no account is told by another limit: count for name.lower() in verify_throttled"
+    )
 
 
 def test_sixty_forms_at_most_wait_for_a_hash(app: Flask, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -247,7 +278,7 @@ def test_sixty_forms_at_most_wait_for_a_hash(app: Flask, monkeypatch: pytest.Mon
     go_on = gevent.event.Event()
     monkeypatch.setattr(users, "verify_password", lambda *_: not go_on.wait())
     waiting = [gevent.spawn(attempt, app, 0, "ada") for _ in range(21)]
-    with gevent.Timeout(60):
+    with gevent.Timeout(60, AssertionError("60 forms can't wait for a hash at once: see places")):
         while not any(each.ready() for each in waiting):  # the one that is too many for its caller
             gevent.sleep(0.01)
         waiting += [gevent.spawn(attempt, app, 1 + number % 2, "ada") for number in range(40)]
@@ -256,12 +287,14 @@ def test_sixty_forms_at_most_wait_for_a_hash(app: Flask, monkeypatch: pytest.Mon
         refused = [log_in_as(app.test_client(), "ada", "wrong") for _ in range(70)]
     others = app.test_client().post("/log-out")
     go_on.set()
-    assert sorted(client.get() for client in waiting) == [422] * 60 + [429]
+    assert sorted(client.get() for client in waiting) == [422] * 60 + [429], (
+        "sixty forms wait for a hash at once, and each is answered: see `places` in web/forms.py"
+    )
     assert {(answer.status_code, answer.headers.get("Retry-After")) for answer in refused} == {
         (503, "3")
-    }
-    assert others.status_code == 303
-    assert log_in_as(app.test_client(), "ada", "wrong").status_code == 422
+    }, "the 61st form that waits for a hash is refused before it is counted: see take_place"
+    assert others.status_code == 303, "only forms with a password take a place: see take_place"
+    assert log_in_as(app.test_client(), "ada", "wrong").status_code == 422, "see free_place"
 
 
 def test_hundred_pages_of_a_caller_wait_and_others_do_not(
@@ -279,11 +312,17 @@ def test_hundred_pages_of_a_caller_wait_and_others_do_not(
     with site.page_turn:
         waiting = [gevent.spawn(ask, f"2001:db8::{number}") for number in range(101)]
         gevent.idle()  # until all of them wait
-        busy = gevent.spawn(ask, "2001:db8::ffff").get(timeout=60)
-        assert (busy.status_code, busy.headers.get("Retry-After")) == (503, "1"), "one caller"
-    assert gevent.spawn(ask, "2001:db8:0:1::1").get().status_code == 404
-    assert not all(each.ready() for each in waiting), "they come one after another"
-    assert {each.get().status_code for each in waiting} == {404}
+        busy = gevent.spawn(ask, "2001:db8::ffff").get(
+            timeout=gevent.Timeout(60, AssertionError("page 102 of a /64 waits: see wait_for_turn"))
+        )
+        assert (busy.status_code, busy.headers.get("Retry-After")) == (503, "1"), (
+            "see wait_for_turn"
+        )
+    assert gevent.spawn(ask, "2001:db8:0:1::1").get().status_code == 404, "another caller's page"
+    assert not all(each.ready() for each in waiting), (
+        "the page of another caller waits for all those of one: see caller_turns in web/site.py"
+    )
+    assert {each.get().status_code for each in waiting} == {404}, "what waits is answered"
 
 
 @pytest.mark.parametrize("path", ["/sign-up", "/log-out", f"{SECURITY}/keys"])
@@ -314,7 +353,7 @@ def test_twenty_accounts_an_hour_are_what_an_address_makes(
     ]
     assert [send().status_code for send in sent] == (
         [422] * 20 + [429] * 20 + [422] * 20 + [429] * 30
-    ), "check the fields before a password is counted"
+    ), "20 passwords are counted, then refused; check other fields before: see hash_throttled"
     clock.now += 60
     assert {
         *(sign_up(app.test_client(), f"user{n}").status_code for n in range(20)),
@@ -357,7 +396,9 @@ def test_account_is_deleted_with_its_keys_by_its_password_and_its_name(ada: Flas
         ({"confirmed": "bob"}, "This is not your user name."),
     ]:
         refused = ada.post(f"{PROFILE}/delete", data=TYPED | wrong)
-        assert (refused.status_code, is_logged_in(ada)) == (422, True)
+        assert (refused.status_code, is_logged_in(ada)) == (422, True), (
+            f"an account is deleted with {wrong}: see delete_account in web/profile_settings.py"
+        )
         assert words in refused.text
     # So what a browser fills in, the password and the name that belongs to it, is never all.
     assert re.search(
@@ -365,19 +406,24 @@ def test_account_is_deleted_with_its_keys_by_its_password_and_its_name(ada: Flas
         'name="confirmed" type="text" value="" autocomplete="off"',
         ada.get(f"{PROFILE}/delete").text,
         re.DOTALL,
-    )
-    deleted = ada.post(f"{PROFILE}/delete", data=TYPED, follow_redirects=True)
-    assert "Your account is deleted, with everything in it." in deleted.text
-    assert ask_api(ada, key).status_code == 401
-    assert (count(), is_logged_in(ada)) == (0, False)
-    assert log_in_as(ada, "ada").status_code == 422
+    ), "a browser fills in what confirms a deletion, or no password: see delete-account.html"
+    deleted = ada.post(f"{PROFILE}/delete", data=TYPED, follow_redirects=True).text
+    assert "Your account is deleted, with everything in it." in deleted
+    assert ask_api(ada, key).status_code == 401, "the deleted user's key is taken: see transaction"
+    assert {"keys": count(), "is logged in": is_logged_in(ada)} == {
+        "keys": 0,
+        "is logged in": False,
+    }
+    assert log_in_as(ada, "ada").status_code == 422, "the deleted user can log in"
 
 
 def test_profile_is_saved_or_else_not_shown_as_ones_own(log_in: LogIn, ada: FlaskClient) -> None:
     log_in("bob")
     refused = ada.post(PROFILE, data={"username": "Bob", "email": "a@example.com"})
-    assert refused.status_code == 422
-    assert re.search('role="alert"><p[^>]* id="username-note">This is already', refused.text)
+    assert refused.status_code == 422, "Ada takes the name of Bob: see users.change"
+    assert re.search('role="alert"><p[^>]* id="username-note">This is already', refused.text), (
+        "the error is not beside its field: see _taken_is_invalid, and profile.html"
+    )
     assert "Logged in as </span>ada<" in refused.text
     write(User.created_at, NOON)
     saved = ada.post(
@@ -401,18 +447,24 @@ def test_only_a_right_form_changes_the_password(ada: FlaskClient, client: FlaskC
         (PASSWORD, "short", "Use 10 to 256 characters."),
     ]:
         answer = ada.post(f"{SECURITY}/password", data={"current": current, "password": new})
-        assert (answer.status_code, message in answer.text) == (422, True)
-    assert is_logged_in(client)
+        assert (answer.status_code, message in answer.text) == (422, True), (
+            f"this form has to be refused with {message!r}: see change_password"
+        )
+    assert is_logged_in(client), "a form that is refused logs others out"
     answer = ada.post(
         f"{SECURITY}/password",
         data={"current": PASSWORD, "password": "a brand new one"},
         follow_redirects=True,
     )
-    assert re.search("(?s)<title>API keys .*Your password is changed[.]", answer.text)
-    assert is_logged_in(ada)
-    assert not is_logged_in(client)
-    assert log_in_as(client, "ada").status_code == 422
-    assert log_in_as(client, "ada", "a brand new one").status_code == 303
+    assert re.search("(?s)<title>API keys .*Your password is changed[.]", answer.text), (
+        "the page API keys does not say that the password is changed: see change_password"
+    )
+    assert is_logged_in(ada), "a change of her password logs Ada out where she did it"
+    assert not is_logged_in(client), (
+        "a session outlives the password with which it was begun: see load_user in web/log_in.py"
+    )
+    assert log_in_as(client, "ada").status_code == 422, "the old password is still taken"
+    assert log_in_as(client, "ada", "a brand new one").status_code == 303, "the new one is not"
 
 
 @pytest.mark.parametrize("form", [f"{PROFILE}/delete", f"{SECURITY}/password"])
@@ -429,9 +481,16 @@ def test_form_that_waits_for_a_hash_spares_the_next_account(
         return verify_password(user, password)
 
     monkeypatch.setattr(users, "verify_password", replace_then_verify)
-    answer = ada.post(form, data=TYPED, follow_redirects=True)
-    assert re.search("(?s)<title>Log in .*was changed in the meantime, so nothing", answer.text)
-    assert [user["password_hash"] for user in snapshot()[User]] == [""], "Bob's"
+    assert re.search(
+        "(?s)<title>Log in .*was changed in the meantime, so nothing",
+        ada.post(form, data=TYPED, follow_redirects=True).text,
+    ), (
+        "the log-in page does not say that nothing was changed: see nothing_was_changed in "
+        "web/site.py, and load_user in web/log_in.py, which must end the session of another row"
+    )
+    assert [user["password_hash"] for user in snapshot()[User]] == [""], (
+        "Ada's form has changed or deleted Bob, who has her number: see transaction(user)"
+    )
 
 
 # Keys
@@ -442,7 +501,7 @@ def test_new_key_is_shown_once(app: Flask, ada: FlaskClient, tmp_path: Path) -> 
     assert [answer.headers.get(name) for name in ("Cache-Control", "Set-Cookie")] == [
         "no-store",
         None,
-    ]
+    ], "the page with the new key is kept by a cache, or sets a cookie"
     secret = secret_in(answer)
     for text in (
         '<h2 id="key-title">my laptop</h2> <span class="tag">Development</span>',
@@ -456,8 +515,12 @@ def test_new_key_is_shown_once(app: Flask, ada: FlaskClient, tmp_path: Path) -> 
     assert ada.get(KEYS).location == SECURITY, "Reload of this page leads to the keys"
     change(secret, tier="gone")
     assert "Development, tier: free</span>" in ada.get(SECURITY).text, "as it is counted now"
-    assert not [path for path in routes(app, "GET") if secret[17:] in ada.get(path).text]
-    assert not [file for file in tmp_path.glob("*") if secret[17:].encode() in file.read_bytes()]
+    assert not [path for path in routes(app, "GET") if secret[17:] in ada.get(path).text], (
+        "these pages show a key again"
+    )
+    assert not [file for file in tmp_path.glob("*") if secret[17:].encode() in file.read_bytes()], (
+        "these files have a key, but only its digest may be stored"
+    )
 
 
 def test_form_sent_again_makes_no_second_key_and_says_what_the_first_one_made(
@@ -469,12 +532,16 @@ def test_form_sent_again_makes_no_second_key_and_says_what_the_first_one_made(
     secret = secret_in(create_key(ada, "ci", nonce=nonce))
     for _ in range(2):
         again = create_key(ada, "cd", nonce=nonce)
-        assert (again.status_code, again.location) == (303, SECURITY)
+        assert (again.status_code, again.location) == (303, SECURITY), (
+            "a form that is sent again leads to the list: see AlreadyMade in accounts/api_keys.py"
+        )
         page = ada.get(SECURITY).text
         assert "was already sent, and made the key “ci”" in page
-        assert f'name="nonce" value="{nonce}"' not in page
-    assert create_key(log_in("bob"), nonce=nonce).status_code == 200
-    assert count() == 2
+        assert f'name="nonce" value="{nonce}"' not in page, "each form needs a nonce of its own"
+    assert create_key(log_in("bob"), nonce=nonce).status_code == 200, (
+        "Bob's form has the nonce of one of Ada's: look among the keys of the user only"
+    )
+    assert count() == 2, "Ada has one key, and Bob has one"
     change(secret, expires_at=now())  # whenever its row is deleted
     assert secret_in(create_key(ada, nonce=nonce))[8:16] != secret[8:16], (
         "or it would have the counts of the revoked key"
@@ -488,16 +555,18 @@ def test_keys_of_a_user_are_as_many_as_the_operator_allows(ada: FlaskClient) -> 
     new = secret_in(ada.post(f"{KEYS}/{old}/successor"))[8:16]
     other = secret_in(create_key(ada))[8:16]
     refused = create_key(ada)
-    assert (refused.status_code, count()) == (422, 3)
+    assert (refused.status_code, count()) == (422, 3), (
+        "Ada makes more keys than KEYS_PER_USER: see _store in accounts/api_keys.py"
+    )
     assert "A user can have 2 keys. Revoke one first." in refused.text
     api_keys.create_key(users.find_user("ada") or User(), "by the operator")
-    assert create_key(ada).status_code == 422
+    assert create_key(ada).status_code == 422, "a key that the operator made counts, too"
     ada.post(f"{KEYS}/{other}/revoke")
     ada.post(f"{KEYS}/{new}/revoke")
     assert (create_key(ada).status_code, count()) == (422, 2), "what has no successor counts"
     for key in stored_keys():
         ada.post(f"{KEYS}/{key.id}/revoke")
-    assert (create_key(ada).status_code, count()) == (200, 1)
+    assert (create_key(ada).status_code, count()) == (200, 1), "keys that are revoked count"
 
 
 @pytest.mark.parametrize(
@@ -505,16 +574,18 @@ def test_keys_of_a_user_are_as_many_as_the_operator_allows(ada: FlaskClient) -> 
 )
 def test_user_without_keys_of_ones_own_manages_those_of_the_operator(ada: FlaskClient) -> None:
     for page in ("/", "/console"):
-        assert "free key" not in ada.application.test_client().get(page).text
+        assert "free key" not in ada.application.test_client().get(page).text, (
+            f"{page} offers a key, but with KEYS_PER_USER=0 only the operator makes one"
+        )
     assert "Ask the operator for a key, send it" in ada.get("/").text
     assert "Ask the operator of this service for one" in ada.get(SECURITY).text
     key = api_keys.create_key(users.find_user("ada") or User(), "ci")[0]
-    assert "Create" not in ada.get(SECURITY).text
+    assert "Create" not in ada.get(SECURITY).text, "with KEYS_PER_USER=0, show no form for a key"
     refused = create_key(ada)
-    assert (refused.status_code, count()) == (422, 1)
+    assert (refused.status_code, count()) == (422, 1), "KEYS_PER_USER=0: see _store"
     assert "Ask the operator of this service for a key." in refused.text
     assert ada.post(f"{KEYS}/{key.id}/rename", data={"name": "cd"}).status_code == 303
-    assert SECRET.search(ada.post(f"{KEYS}/{key.id}/successor").text)
+    assert secret_in(ada.post(f"{KEYS}/{key.id}/successor"))
     assert ada.post(f"{KEYS}/{key.id}/revoke").status_code == 303
 
 
@@ -533,16 +604,22 @@ def test_pages_have_the_name_and_the_address_of_the_guarded_api(ada: FlaskClient
     assert page.count("Ada's <API></") == 2, "the title, and the link to the first page"
     assert re.search(
         r'curl -H "X-API-Key: \$KEY" https://api.example.com/v1', page.replace("<wbr>", "")
-    )
+    ), "the code beside a new key does not call API_URL: see key.html"
 
 
 def test_bad_field_makes_no_key_and_a_bad_name_keeps_what_was_chosen(ada: FlaskClient) -> None:
-    assert create_key(ada, expires="x").status_code == 400
+    assert create_key(ada, expires="x").status_code == 400, "see form_option in web/forms.py"
     chosen = {"type": "development", "limit": "five", "expires": "90 days"}
     answer = create_key(ada, "two\nlines", **chosen)
-    assert (answer.status_code, count()) == (422, 0)
-    assert re.search('role="alert"><p[^>]* id="name-note">Use 1 to 64 printable', answer.text)
-    assert re.findall('value="([^"]*)" (?:checked|selected)>', answer.text) == [*chosen.values()]
+    assert {"status": answer.status_code, "keys": count()} == {"status": 422, "keys": 0}, (
+        "a name of two lines makes a key, or its refusal is no 422: see show_errors_on"
+    )
+    assert re.search('role="alert"><p[^>]* id="name-note">Use 1 to 64 printable', answer.text), (
+        "the error is not shown beside the field `name`: see parts.field"
+    )
+    assert re.findall('value="([^"]*)" (?:checked|selected)>', answer.text) == [*chosen.values()], (
+        "the page with the error forgets what was chosen: see parts.choice"
+    )
 
 
 @pytest.mark.parametrize(
@@ -569,13 +646,17 @@ def test_key_has_the_limit_that_was_chosen_or_free(
     ada: FlaskClient, offered: dict[str, str]
 ) -> None:
     page = ada.get(SECURITY).text
-    assert offered == dict(re.findall(r'<option value="(\w+)">(\w+: .*? per .*?)</option>', page))
-    assert ('name="limit"' in page) == bool(offered)
+    assert offered == dict(
+        re.findall(r'<option value="(\w+)">(\w+: .*? per .*?)</option>', page)
+    ), "users may choose tiers that allow no more than `free`: see tiers_for_users, security.html"
+    assert ('name="limit"' in page) == bool(offered), "a field is shown only if there is a choice"
     assert "For the tier pro, ask the operator" in page
     for form in ({}, *({"limit": tier} for tier in offered)):
         made = row(secret_in(create_key(ada, **form)))
         assert (made.tier, made.expires_at) == (form.get("limit", "free"), None), "by default"
-    assert {create_key(ada, limit=higher).status_code for higher in ("pro", "none")} == {400}
+    assert {create_key(ada, limit=higher).status_code for higher in ("pro", "none")} == {400}, (
+        "a user takes a tier that allows more than `free`, or none: see form_option in create_key"
+    )
 
 
 def test_key_ends_when_it_was_told_to(ada: FlaskClient) -> None:
@@ -599,7 +680,7 @@ def test_key_ends_when_it_was_told_to(ada: FlaskClient) -> None:
     write(ApiKey.expires_at, ApiKey.expires_at - 23 * DAY - 1, ApiKey.name == "30 days")
     page = ada.get(SECURITY).text
     assert re.findall(r'class="error">\s*<time.*?>(.*?)<', page) == ["in 7 days", "in 5 min"], (
-        "a week before"
+        "a key that ends in less than a week is marked, and no other: see security.html"
     )
     assert re.findall('<th scope="row">(.*?) *<div>', page) == [
         *("never", "1 year", "30 days", "5 minutes", "90 days")
@@ -633,8 +714,10 @@ def test_key_that_has_expired_is_gone(ada: FlaskClient, action: str) -> None:
     answer = ada.post(
         f"{KEYS}/{key[8:16]}/{action}", data={"name": "back again"}, follow_redirects=True
     )
-    assert re.search(f"(?s)<title>API keys .*{api_keys.KEY_IS_GONE}", answer.text)
-    assert key[8:16] not in ada.get(SECURITY).text
+    assert re.search(f"(?s)<title>API keys .*{api_keys.KEY_IS_GONE}", answer.text), (
+        f"{action} of an expired key does not say that it is gone: see ApiKey.valid() in api_keys"
+    )
+    assert key[8:16] not in ada.get(SECURITY).text, "an expired key is listed: see ApiKey.valid()"
 
 
 @pytest.mark.parametrize(
@@ -651,7 +734,9 @@ def test_form_of_a_row_that_is_gone_leads_to_its_tab_or_list(
     view = mock.Mock(side_effect=Changed("It is gone."))
     app.add_url_rule(path, "web.gone", lambda: view(), methods=["POST"])
     answer = log_in("ada").post(path, base_url="http://localhost/demo")
-    assert (answer.status_code, answer.location) == (303, f"/demo{shown}")
+    assert (answer.status_code, answer.location) == (303, f"/demo{shown}"), (
+        "it leads to another page than the form's tab or list: see form_tab in web/site.py"
+    )
 
 
 def test_chart_shows_24_hours_of_all_keys_of_the_user(log_in: LogIn, ada: FlaskClient) -> None:
@@ -680,7 +765,7 @@ def test_chart_shows_24_hours_of_all_keys_of_the_user(log_in: LogIn, ada: FlaskC
     assert re.findall(">([^>]*)</time></th><td>(.*?)</td>", page) == [
         (each[:16], count)
         for each, count in zip(shown, ["5", "3,000", *["0"] * 21, "7"], strict=True)
-    ]
+    ], "the table has the newest hour first, and each hour once: see hourly_requests, security.html"
     assert re.findall(
         '<rect x="(.*?)" y="(.*?)".* height="(.*?)"><title>.*: (?:7|3,000)<', page
     ) == [
@@ -696,7 +781,7 @@ def test_rotation_that_is_sent_twice_leaves_a_way_to_a_new_key(ada: FlaskClient)
     assert "The key “ci” is already replaced" in again.text
     until = f"works until {display(row(old_secret).expires_at or 0)}"
     assert f'<div role="alert"><p>It {until}.' in again.text
-    assert ask_api(ada, old_secret).status_code == 200
+    assert ask_api(ada, old_secret).status_code == 200, "the old key ends before its grace"
     page = ada.get(f"{KEYS}/{secret_in(lost)[8:16]}/rotate").text
     assert (
         "This key stops working at once, because it was never used. "
@@ -705,9 +790,11 @@ def test_rotation_that_is_sent_twice_leaves_a_way_to_a_new_key(ada: FlaskClient)
     again = ada.post(f"{KEYS}/{secret_in(lost)[8:16]}/successor", data={"grace": "in 5 minutes"})
     seen = secret_in(again)
     asked = [ask_api(ada, secret).status_code for secret in (old_secret, secret_in(lost), seen)]
-    assert (asked, count()) == ([200, 401, 200], 2)
+    assert (asked, count()) == ([200, 401, 200], 2), (
+        "the successor that nobody has used ends, and the older key stays: see rotate_key"
+    )
     assert row(old_secret).expires_at - now() == pytest.approx(DAY, abs=60), (
-        "the older key keeps its time"
+        "the older key keeps its time, which is a day from its rotation: see GRACES, rotate_key"
     )
 
 
@@ -720,12 +807,13 @@ def test_key_that_was_used_ends_the_one_that_it_has_replaced(ada: FlaskClient) -
         '">replaced<.*>5 of 5.* low="3.5" high="4.5".* value="5".*this day, resets 00:00<',
         ada.get(SECURITY).text,
         re.DOTALL,
-    )
+    ), "the list does not show a replaced key with 5 of 5 and its meter: see security.html, peek"
     assert "The one before it" in (page := ada.get(f"{KEYS}/{second[8:16]}/rotate").text)
     assert f"{first[:16]}…</code>, stops working at once." in page
     third = secret_in(ada.post(f"{KEYS}/{second[8:16]}/successor"))
     assert [ask_api(ada, key).status_code for key in (first, second, third)] == [401, 200, 429], (
-        "it has used what either has"
+        "the first key has ended, the second is in its grace, and the third has used what either "
+        "of them has: see rotate_key (save_counts, `ended`) and successor in accounts/api_keys.py"
     )
 
 
@@ -737,10 +825,16 @@ def test_successor_goes_on_with_the_window_of_a_key_that_is_revoked(ada: FlaskCl
     old = secret_in(create_key(ada, limit="five"))
     page = ada.post(f"{KEYS}/{old[8:16]}/successor", data={"grace": "in 5 minutes"})
     new = secret_in(page)
-    assert re.search(rf"{old[:16]}…</code>, works until .* \(in 5 min\)", page.text)
-    assert [ask_api(ada, key).status_code for key in (old, old, old, new)] == [200] * 4
+    assert re.search(rf"{old[:16]}…</code>, works until .* \(in 5 min\)", page.text), (
+        "the page of the successor does not say that the old key ends in 5 min: see key.html"
+    )
+    assert [ask_api(ada, key).status_code for key in (old, old, old, new)] == [200] * 4, (
+        "in its grace, each of the two keys has an allowance"
+    )
     assert ada.post(f"{KEYS}/{old[8:16]}/revoke").status_code == 303
-    assert ask_api(ada, new).headers["X-RateLimit-Remaining"] == "1"
+    assert ask_api(ada, new).headers["X-RateLimit-Remaining"] == "1", (
+        "of 5, the revoked key has used 3, and this is the next: see revoke_key in api_keys.py"
+    )
 
 
 def test_rotation_that_would_end_another_key_than_the_page_said_ends_none(ada: FlaskClient) -> None:
@@ -750,10 +844,12 @@ def test_rotation_that_would_end_another_key_than_the_page_said_ends_none(ada: F
     ask_api(ada, second)
     [(action, fields)] = [form for form in forms_of(page).items() if "successor" in form[0]]
     answer = ada.post(action, data=fields)
-    assert (answer.status_code, count()) == (422, 2)
+    assert (answer.status_code, count()) == (422, 2), (
+        "the page said that the second key ends, because it was unused: see only_if_unused"
+    )
     assert "The keys have changed in the meantime" in answer.text
     assert f"{first[:16]}…</code>, stops working at once." in answer.text
-    assert ask_api(ada, first).status_code == 200
+    assert ask_api(ada, first).status_code == 200, "a rotation that is refused has ended a key"
     change(second, total=0)
     change(first, expires_at=now())  # its row may still be there
     assert re.search(
@@ -765,16 +861,27 @@ def test_rotation_that_would_end_another_key_than_the_page_said_ends_none(ada: F
 def test_change_in_a_page_holds_from_the_next_request_on(ada: FlaskClient) -> None:
     key = secret_in(create_key(ada, "<i>"))
     assert "never used" in ada.get(SECURITY).text
-    assert ask_api(ada, key).status_code == 200
+    assert ask_api(ada, key).status_code == 200, "a new key works at once"
     page = ada.get(SECURITY).text
-    assert ("1 of 1,000" in page, "never used" in page) == (True, False)
+    assert {text: text in page for text in ("1 of 1,000", "never used")} == {
+        "1 of 1,000": True,
+        "never used": False,
+    }, "the page tells a use before it is saved: see peek and usage_of in storage/sqlite.py"
     assert ' value="&lt;i&gt;"' in ada.get(f"{path_of(0)}/rename").text, "the present name"
     renamed = ada.post(f"{path_of(0)}/rename", data={"name": " <b> "}, follow_redirects=True)
-    assert re.search("(?s)<title>API keys .*The key is now named “&lt;b&gt;”[.]", renamed.text)
-    assert ask_api(ada, key).get_json()["api_key_name"] == "<b>"
+    assert re.search("(?s)<title>API keys .*The key is now named “&lt;b&gt;”[.]", renamed.text), (
+        f"{renamed.request.path} is no list that says the new name: see rename_key"
+    )
+    assert ask_api(ada, key).get_json()["api_key_name"] == "<b>", (
+        "the API still has the old row: see clear_cache in `transaction` of storage/database.py"
+    )
     revoked = ada.post(f"{path_of(0)}/revoke", follow_redirects=True)
-    assert re.search("(?s)<title>API keys .*The key “&lt;b&gt;” is revoked[.]", revoked.text)
-    assert (ask_api(ada, key).status_code, count()) == (401, 0)
+    assert re.search("(?s)<title>API keys .*The key “&lt;b&gt;” is revoked[.]", revoked.text), (
+        f"{revoked.request.path} is no list that says so: see revoke_key"
+    )
+    assert (ask_api(ada, key).status_code, count()) == (401, 0), (
+        "a revoked key is still taken, or its row is there: see revoke_key and clear_cache"
+    )
 
 
 @pytest.mark.usefixtures("with_sample")
@@ -1143,7 +1250,9 @@ def check_texts() -> None:
 
 def test_messages_that_nobody_reads_make_no_cookie_longer(client: FlaskClient) -> None:
     """A cookie may be much shorter than what it decompresses to."""
-    assert len({client.post(KEYS).headers["Set-Cookie"].partition(".")[0] for _ in range(30)}) == 1
+    assert (
+        len({client.post(KEYS).headers["Set-Cookie"].partition(".")[0] for _ in range(30)}) == 1
+    ), "the session grows with each message: it keeps the last one only"
 
 
 @pytest.mark.parametrize(
@@ -1178,7 +1287,9 @@ def test_no_form_is_taken_from_another_site(
             path != "/log-out",
             headers.get("Host") == "localhost:99999",  # which has a cookie of its own
         ], f"{path}: the page offers what is no help; it does not know whether she is logged in"
-    assert ada.post(PROFILE).status_code == 422, "she is logged in, and may send forms"
+    assert ada.post(PROFILE).status_code == 422, (
+        "a form of another site logs Ada out, or counts for her: see receive_form in web/forms.py"
+    )
 
 
 def test_log_out_from_our_own_pages_is_taken_and_may_be_sent_again(ada: FlaskClient) -> None:
@@ -1191,8 +1302,10 @@ def test_log_out_from_our_own_pages_is_taken_and_may_be_sent_again(ada: FlaskCli
         {"Origin": "http://localhost:99999", "Host": "localhost:99999"},
         {},
     ]:
-        assert ada.post("/log-out", headers=headers).location == "/"
-        assert not is_logged_in(ada)
+        assert ada.post("/log-out", headers=headers).location == "/", (
+            f"our own form is refused: see sent_from_here: {headers}"
+        )
+        assert not is_logged_in(ada), "see log_out in web/log_in.py"
 
 
 @pytest.mark.parametrize(
@@ -1206,9 +1319,11 @@ def test_no_host_name_makes_a_page_fail(
     sent = {"HTTP_HOST": host, "HTTP_CONNECTION": "Upgrade", "HTTP_UPGRADE": upgrade}
     monkeypatch.setattr(app, "wsgi_app", lambda environ, start: inner(environ | sent, start))
     answers = [*map(ada.get, ["/", SECURITY, "/nowhere"]), page := create_key(ada)]
-    assert {answer.status_code for answer in answers} <= {200, 400, 404}
-    assert len(set(SECRET.findall(page.text))) == count() == 1
-    assert not [answer for answer in answers if "<i>" in answer.text]
+    assert {answer.status_code for answer in answers} <= {200, 400, 404}, f"Host: {host}"
+    assert len(set(SECRET.findall(page.text))) == count() == 1, (
+        f"with Host: {host}, a form makes no key, or the page does not show it: {page}"
+    )
+    assert not [answer for answer in answers if "<i>" in answer.text], "the host is not escaped"
 
 
 # What every page carries
@@ -1218,19 +1333,21 @@ def test_everything_has_the_security_headers(client: FlaskClient) -> None:
     static_urls = re.findall('"(/static/.*?)"', client.get("/").text)
     for path in ["/", "/log-in", "/nowhere", "/static/nowhere", *static_urls]:
         headers = client.get(path).headers
-        assert "Strict-Transport-Security" not in headers
+        assert "Strict-Transport-Security" not in headers, f"{path}: only on https"
         secure = client.get(path, base_url="https://localhost").headers
-        assert secure.get("Strict-Transport-Security") == "max-age=31536000", path
+        assert secure.get("Strict-Transport-Security") == "max-age=31536000", (
+            f"{path} on https: see add_security_headers in web/site.py"
+        )
         policy = dict(part.split(" ", 1) for part in headers["Content-Security-Policy"].split("; "))
         assert policy == {
             **dict.fromkeys(("default-src", "base-uri", "frame-ancestors"), "'none'"),
             **dict.fromkeys(("script-src", "style-src", "img-src"), "'self'"),
             **dict.fromkeys(("connect-src", "form-action"), "'self'"),
-        }
+        }, f"{path}: see SECURITY_HEADERS in web/site.py"
         assert (headers["Referrer-Policy"], headers["X-Content-Type-Options"]) == (
             "same-origin",
             "nosniff",
-        )
+        ), f"{path}: see SECURITY_HEADERS in web/site.py"
         assert headers.get("Cache-Control") == (
             "no-cache" if path in static_urls else "no-store"
         ), f"{path}: see add_security_headers"
@@ -1400,8 +1517,10 @@ def test_page_is_headed_as_the_link_that_leads_to_it(
 ) -> None:
     page = ada.get(path, base_url="http://localhost/demo").text
     current = f'<a href="/demo{path}" aria-current="[a-z]+">{link}</a>'
-    found = re.findall(f"{current}|(?<=<h1>){heading}(?=</h1>)|Version [0-9.]+[0-9]", page)
-    assert found[1:] == [heading, f"Version {API['info']['version']}"]
+    assert re.findall(f"{current}|(?<=<h1>){heading}(?=</h1>)|Version [0-9.]+[0-9]", page)[1:] == [
+        heading,
+        f"Version {API['info']['version']}",
+    ], f"{path}: the current link in base.html, the heading, then the version in the footer"
 
 
 def test_form_says_what_a_type_sets_and_no_page_names_a_command(ada: FlaskClient) -> None:
@@ -1439,7 +1558,10 @@ def test_links_to_the_reference_lead_to_what_is_there(client: FlaskClient) -> No
             f'<details class="fold">\\s*<summary><h2>{title}</h2>.*?</summary>\\s*'
             f'<div [^>]*id="{anchor}"'
         )
-        assert re.search(f'{folded}|<section id="{anchor}"', page)
+        assert re.search(f'{folded}|<section id="{anchor}"', page), (
+            f"no part of the page has the anchor {anchor} and the title {title}, or it is folded "
+            "with its anchor outside: see reference.html, api.html"
+        )
 
 
 @pytest.mark.parametrize(
@@ -1460,9 +1582,11 @@ def test_log_in_lasts_beside_other_cookies_of_the_host_and_seven_of_its_name(
 ) -> None:
     cookie = ada.get_cookie("demo_service")
     assert cookie
-    header = cookies.replace("OURS", f"demo_service={cookie.value}")
     visitor = ada.application.test_client(use_cookies=False)
-    assert visitor.get(SECURITY, headers={"Cookie": header}).status_code == status
+    headers = {"Cookie": cookies.replace("OURS", f"demo_service={cookie.value}")}
+    assert visitor.get(SECURITY, headers=headers).status_code == status, (
+        "eight cookies named demo_service are looked at: see open_session in web/log_in.py"
+    )
 
 
 def test_cookie_is_out_of_reach_of_scripts_sites_and_services_on_other_ports(
@@ -1509,4 +1633,7 @@ def test_session_lasts_a_month_also_one_of_a_machine_whose_clock_is_ahead(
     monkeypatch.setattr("itsdangerous.timed.time", Clock(time.time() + ahead))
     log_in_as(ada, "ada")
     monkeypatch.undo()
-    assert (ada.get(SECURITY).status_code == 200) == is_valid
+    assert (ada.get(SECURITY).status_code == 200) == is_valid, (
+        f"a session that began {-ahead} s ago is {'good' if is_valid else 'too old or too new'}: "
+        "see open_session in web/log_in.py"
+    )
