@@ -3,7 +3,7 @@
 import os
 import re
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from functools import partial
 from types import SimpleNamespace
@@ -33,7 +33,6 @@ from ws.connection import REASONS, SERVER_OPTIONS, CloseCode, WebSocket, plain_h
 from ws.open_sockets import Handler, open_sockets_of
 from ws.ticker import Ticker
 
-Serving = Callable[[Handler], Any]
 # Of the headers of a refusal, those that are described.
 NAMED = {"Connection", "Upgrade", *API["components"]["headers"]} - {"Cache-Control"}
 
@@ -169,25 +168,6 @@ def test_each_of_many_sockets_is_pinged_and_closed_in_time(app: Service, new_key
         )
 
 
-@pytest.fixture
-def serving(app: Flask, accepted: Server) -> Serving:
-    """Serves the connection with this handler, in the greenlet that it returns."""
-
-    def run(handler: Handler) -> None:
-        with app.test_request_context(f"{ECHO}?api_key=private"):
-            open_sockets_of(app).handle(WebSocket(accepted), None, handler)
-
-    return partial(gevent.spawn, run)
-
-
-def test_socket_that_was_admitted_while_a_stop_began_closes_with_1001(
-    serving: Serving, peer: RawSocket, app: Service
-) -> None:
-    open_sockets_of(app).shut_down()
-    serving(mock.Mock(side_effect=AssertionError("it is served")))
-    assert peer.frame() == closing(1001, REASONS[1001])
-
-
 def test_reasons_of_closes_are_described_and_short_enough() -> None:
     """wsproto would cut a longer one."""
     rows = SOCKETS["x-close-codes"].items()
@@ -207,6 +187,7 @@ BUG = mock.Mock(side_effect=ZeroDivisionError)
     ("handler", "code", "error"),
     [
         pytest.param(lambda ws: None, 1000, "", id="none"),
+        pytest.param(lambda ws: None, 1001, "", id="a stop began after the handshake"),
         pytest.param(BUG, 1011, "ZeroDivisionError", id="any"),
         pytest.param(
             mock.Mock(side_effect=FileNotFoundError), 1011, "FileNotFoundError", id="OSError"
@@ -221,14 +202,21 @@ BUG = mock.Mock(side_effect=ZeroDivisionError)
     ],
 )
 def test_handler_that_ends_closes_and_its_bug_is_logged(
-    serving: Serving,
+    app: Service,
+    accepted: Server,
     peer: RawSocket,
     caplog: pytest.LogCaptureFixture,
     handler: Handler,
     code: int,
     error: str,
 ) -> None:
-    served = serving(handler)
+    open_sockets_of(app).is_stopping = code == CloseCode.GOING_AWAY
+
+    def serve() -> None:
+        with app.test_request_context(f"{ECHO}?api_key=private"):
+            open_sockets_of(app).handle(WebSocket(accepted), None, handler)
+
+    served = gevent.spawn(serve)
     assert peer.frame() == closing(code, REASONS[code])
     peer.sock.close()
     served.get(timeout=30)
