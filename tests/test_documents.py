@@ -173,14 +173,18 @@ def of(each: Any) -> list[Any]:
     return [resolved(message, SOCKETS) for message in each["messages"]]
 
 
-def received(ws: ClientConnection, types: set[str], when: str) -> list[Any]:
-    """The messages that come until there was one of each type."""
+def received(
+    ws: ClientConnection, seconds: float, types: set[str] | None = None, when: str = ""
+) -> list[Any]:
+    """The messages of these seconds; with types, only until there was one of each."""
     bodies: list[Any] = []
-    with suppress(TimeoutError):
-        while missing := types - {body["type"] for body in bodies}:
-            bodies.append(json.loads(ws.recv(timeout=10)))
+    end = time.monotonic() + seconds
+    with suppress(TimeoutError, ConnectionClosed):
+        while types is None or types - {body["type"] for body in bodies}:
+            bodies.append(json.loads(ws.recv(timeout=max(0, end - time.monotonic()))))
+    missing = (types or set()) - {body["type"] for body in bodies}
     assert not missing, (
-        f"the socket sends no {missing} within 10 s {when}, only {bodies}: see Ticker"
+        f"the socket sends no {missing} within {seconds} s {when}, only {bodies}: see Ticker"
     )
     return bodies
 
@@ -217,10 +221,10 @@ def test_messages_are_described(start_patched: StartServer, name: str) -> None:
             with connect(urls[0]) as one:
                 for example in examples:
                     one.send(example if isinstance(example, str) else json.dumps(example))
-                bodies = received(one, {*to_one}, when)  # a reply is for who has sent a message
+                bodies = received(one, 10, {*to_one}, when)  # a reply is for who has sent a message
                 left = time.monotonic()
             assert time.monotonic() - left < patience(3), f"{name}: the handler must go on reading"
-            bodies += received(other, {*to_other}, when)  # what is sent is for all clients
+            bodies += received(other, 10, {*to_other}, when)  # what is sent is for all clients
         eventually(
             lambda: server.ask("/kept").body == b"0",
             5,
@@ -240,13 +244,11 @@ def test_messages_are_described(start_patched: StartServer, name: str) -> None:
 
 def heard(ws: ClientConnection, seconds: float) -> list[tuple[str, str, str]]:
     """What the messages of these seconds say: their types, fields, and values without times."""
-    said: list[tuple[str, str, str]] = []
-    end = time.monotonic() + seconds
-    with suppress(TimeoutError, ConnectionClosed):
-        while text := str(ws.recv(timeout=max(0, end - time.monotonic()))):
-            body = json.loads(re.sub(ANY_TIME, "", text))
-            said += [(body["type"], field, str(value)) for field, value in body.items()]
-    return said
+    return [
+        (body["type"], field, re.sub(ANY_TIME, "", str(value)))
+        for body in received(ws, seconds)
+        for field, value in body.items()
+    ]
 
 
 @pytest.mark.ci
