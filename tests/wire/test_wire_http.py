@@ -87,7 +87,6 @@ ODD = {  # with the status of the answer
     "handshake of HTTP/1.0": (request_bytes(ECHO, UPGRADE, version="HTTP/1.0"), 400),
     "upgrade, not connected": (handshake_bytes(STATUS, {"Connection": None}), 200),
 }
-ADA = {"username": "ada", "email": "ada@example.com", "password": "long enough"}
 CORS = "Access-Control-Allow-Origin"
 
 
@@ -157,7 +156,9 @@ def test_a_host_must_be_named(server: Server, path: str, headers: dict[str, str]
 
 @pytest.mark.parametrize("name", ["length", "chunks"])
 def test_a_form_that_ends_early_is_400_and_changes_nothing(server: Server, name: str) -> None:
-    form = form_bytes("/sign-up", **ADA | {"username": name, "email": f"{name}@example.com"})
+    form = form_bytes(
+        "/sign-up", username=name, email=f"{name}@example.com", password="long enough"
+    )
     if name == "chunks":
         head, _, body = form.partition(b"\r\n\r\n")
         head = head.replace(b"Content-Length: %d" % len(body), b"Transfer-Encoding: chunked")
