@@ -33,6 +33,7 @@ from helpers.paths import (
     PROFILE,
     SECURITY,
     SEVERAL,
+    STATS,
     STATUS,
     TEST,
     TOTALS,
@@ -175,11 +176,17 @@ def routes(app: Flask, method: str) -> list[str]:
 # Signing up, logging in and out
 
 
-@pytest.mark.parametrize("config", [{"SIGNUPS": "closed"}], indirect=True)
+@pytest.mark.parametrize(
+    "config",
+    [{"SIGNUPS": "closed"}, {"SIGNUPS": "closed", "API_URL": "https://api.example.com"}],
+    indirect=True,
+)
 def test_closed_sign_ups_say_so(client: FlaskClient) -> None:
     console = client.get("/").text
     assert "sign-up" not in client.get("/log-in").text + console
-    assert "Ask the operator of this service for an account" in console
+    assert (
+        len(re.findall("Log in</a>|Ask the operator of this service for an account", console)) == 3
+    ), "a link in the header, a button, and a sentence"
     for path, send in product(("/sign-up", "/sign-up/", "/log-in"), (client.get, client.post)):
         answer = send(path, data=TYPED)
         assert {answer.status_code == 403, "Sign-up is closed" in answer.text} == {
@@ -390,20 +397,22 @@ def test_thirty_keys_an_hour_are_what_a_user_gets(
 def test_account_is_deleted_with_its_keys_by_its_password_and_its_name(ada: FlaskClient) -> None:
     key = secret_in(create_key(ada))
     assert ask_api(ada, key).status_code == 200
-    for wrong, words in [
-        ({"password": "wrong"}, "This is not your password."),
-        ({"confirmed": ""}, "This is not your user name."),
-        ({"confirmed": "bob"}, "This is not your user name."),
+    for wrong, label, words in [
+        ({"password": "wrong"}, "Password", "This is not your password."),
+        ({"confirmed": ""}, "Your user name", "This is not your user name."),
+        ({"confirmed": "bob"}, "Your user name", "This is not your user name."),
     ]:
         refused = ada.post(f"{PROFILE}/delete", data=TYPED | wrong)
         assert (refused.status_code, is_logged_in(ada)) == (422, True), (
             f"an account is deleted with {wrong}: see delete_account in web/profile_settings.py"
         )
-        assert words in refused.text
+        assert re.search(f'>{label}</label>\\s*<div role="alert"><p[^>]*>{words}', refused.text), (
+            f"{words!r} is right below {label!r}: see delete-account.html"
+        )
     # So what a browser fills in, the password and the name that belongs to it, is never all.
     assert re.search(
         '<input hidden name="username" value="ada" autocomplete="username">.*'
-        'name="confirmed" type="text" value="" autocomplete="off"',
+        'Type ada to confirm.*name="confirmed" type="text" value="" autocomplete="off"',
         ada.get(f"{PROFILE}/delete").text,
         re.DOTALL,
     ), "a browser fills in what confirms a deletion, or no password: see delete-account.html"
@@ -433,7 +442,7 @@ def test_profile_is_saved_or_else_not_shown_as_ones_own(log_in: LogIn, ada: Flas
     )
     for text in (
         "<h1>Profile Settings<",
-        "Your profile is saved.",
+        f"{NOTICE}Your profile is saved.",
         "Logged in as </span>countess<",
         ">2026-11-21</time>",
     ):
@@ -442,13 +451,14 @@ def test_profile_is_saved_or_else_not_shown_as_ones_own(log_in: LogIn, ada: Flas
 
 def test_only_a_right_form_changes_the_password(ada: FlaskClient, client: FlaskClient) -> None:
     log_in_as(client, "ada")
-    for current, new, message in [
-        ("not my password", "a brand new one", "This is not your current password."),
-        (PASSWORD, "short", "Use 10 to 256 characters."),
+    for current, new, label, words in [
+        ("not my password", "a brand new one", "Current password", "This is not your current"),
+        (PASSWORD, "short", "New password", "Use 10 to 256 characters."),
     ]:
         answer = ada.post(f"{SECURITY}/password", data={"current": current, "password": new})
-        assert (answer.status_code, message in answer.text) == (422, True), (
-            f"this form has to be refused with {message!r}: see change_password"
+        found = re.findall(f'>{label}</label>\\s*<div role="alert"><p[^>]*>{words}', answer.text)
+        assert (answer.status_code, len(found)) == (422, 1), (
+            f"this form has to be refused with {words!r}, right below {label!r}: see change_password"
         )
     assert is_logged_in(client), "a form that is refused logs others out"
     answer = ada.post(
@@ -508,6 +518,7 @@ def test_new_key_is_shown_once(app: Flask, ada: FlaskClient, tmp_path: Path) -> 
         f">{secret}</textarea>",
         f"<code>export KEY={secret}</code>",
         'curl -H "X-API-Key: $KEY" http://localhost/<wbr>api/<wbr>v1/<wbr>protected/<wbr>test',
+        f'data-send aria-label="Send GET {TEST}"',
     ):
         assert text in unescape(answer.text)
     body = ask_api(ada, secret).get_json()
@@ -528,7 +539,10 @@ def test_form_sent_again_makes_no_second_key_and_says_what_the_first_one_made(
 ) -> None:
     """Also when that was the last key that Ada could make."""
     monkeypatch.setattr(api_keys, "MAX_KEYS", 1)
-    (nonce,) = re.findall(r'name="nonce" value="(\w{8})"', ada.get(SECURITY).text)
+    # Firefox would fill in the old one after Reload.
+    (nonce,) = re.findall(
+        r'name="nonce" value="(\w{8})" autocomplete="off"', ada.get(SECURITY).text
+    )
     secret = secret_in(create_key(ada, "ci", nonce=nonce))
     for _ in range(2):
         again = create_key(ada, "cd", nonce=nonce)
@@ -590,21 +604,30 @@ def test_user_without_keys_of_ones_own_manages_those_of_the_operator(ada: FlaskC
 
 
 @pytest.mark.parametrize(
-    "config", [{"SITE_NAME": "Ada's <API>", "API_URL": "https://api.example.com/v1"}], indirect=True
+    "config", [{"SITE_NAME": "Ada's <API>", "API_URL": "https://[::1]:8443/v1"}], indirect=True
 )
 def test_pages_have_the_name_and_the_address_of_the_guarded_api(ada: FlaskClient) -> None:
     for path in ("/", "/nowhere"):
-        assert not re.search(">Log in<|X-RateLimit|openapi.json</a>", ada.get(path).text), (
-            f"{path}: she is logged in; the API is another; the gate passes no such headers on"
+        assert not re.search(
+            ">Log in<|X-RateLimit|openapi.json</a>|the console", ada.get(path).text
+        ), (
+            f"{path}: she is logged in; the API is another; the gate passes no such headers on; "
+            "the first page is the overview"
         )
     assert re.findall(r"</span> <code>(\w+)", ada.get("/").text) == [
         *("missing_api_key", "invalid_api_key", "rate_limited", "unavailable")
     ], "edit `codes` in api.html: the refusals of the gate"
     page = unescape(create_key(ada).text)
-    assert page.count("Ada's <API></") == 2, "the title, and the link to the first page"
-    assert re.search(
-        r'curl -H "X-API-Key: \$KEY" https://api.example.com/v1', page.replace("<wbr>", "")
-    ), "the code beside a new key does not call API_URL: see key.html"
+    assert [page.count(text) for text in ("Ada's <API></", '$KEY" "https://', "data-send")] == [
+        *(2, 1, 0)
+    ], "the title and the link to the first page; a shell needs quotes; no page calls API_URL"
+    assert [
+        {*re.findall('<code>[^<]*?(https?://[^"<& ]+)', text.replace("<wbr>", ""))}
+        for text in (ada.get("/").text, page)
+    ] == [{"https://[::1]:8443/v1"}] * 2, (
+        "the code of the first page, or beside a new key, does not call API_URL: see api.html and "
+        "key.html"
+    )
 
 
 def test_bad_field_makes_no_key_and_a_bad_name_keeps_what_was_chosen(ada: FlaskClient) -> None:
@@ -804,12 +827,17 @@ def test_key_that_was_used_ends_the_one_that_it_has_replaced(ada: FlaskClient) -
     second = secret_in(ada.post(f"{KEYS}/{first[8:16]}/successor"))
     assert [ask_api(ada, key).status_code for key in [first] * 5 + [second]] == [200] * 6
     assert re.search(
-        '">replaced<.*>5 of 5.* low="3.5" high="4.5".* value="5".*this day, resets 00:00<',
+        '">replaced<.*>5 of 5.* low="3.5" high="4.5".* value="5".*this day, resets 00:00<'
+        '.*data-label="Expires: "><div><span>\\s*<time [^>]*>in 24 h<',
         ada.get(SECURITY).text,
         re.DOTALL,
     ), "the list does not show a replaced key with 5 of 5 and its meter: see security.html, peek"
-    assert "The one before it" in (page := ada.get(f"{KEYS}/{second[8:16]}/rotate").text)
-    assert f"{first[:16]}…</code>, stops working at once." in page
+    assert re.search(
+        f"{second[:16]}…</code>, used just now<.*"
+        f"The one before it, <code>{first[:16]}…</code>, stops working at once[.]",
+        ada.get(f"{KEYS}/{second[8:16]}/rotate").text,
+        re.DOTALL,
+    ), "the page does not say that the key was used, or which one ends: see change-key.html"
     third = secret_in(ada.post(f"{KEYS}/{second[8:16]}/successor"))
     assert [ask_api(ada, key).status_code for key in (first, second, third)] == [401, 200, 429], (
         "the first key has ended, the second is in its grace, and the third has used what either "
@@ -1071,11 +1099,15 @@ def test_no_value_of_a_field_makes_a_page_fail_and_all_are_shown_as_text(
         assert not re.search(
             r'name="(?:password|current)" type="(?!password"[^>]*="(?:current|new)-password")|'
             r'name="(username|email)"(?![^>]*autocomplete="\1")|'
-            r'(?s:\A(?!.*="username").*="[a-z]+-password")',
+            r'(?s:\A(?!.*="username").*="[a-z]+-password")|'
+            r'<button(?![^>]* type="button")[^>]* data-|'
+            r'-note">[^<]*?\b(?P<size>\d+)\b[^<]*(?:letter|character)[^<]*</p>\s*<div[^>]*>\s*'
+            r'<input(?![^>]*length="(?P=size)")',
             page.text,
         ), (
             f"{page.request.path}: a password is shown while it is typed, or no browser fills it "
-            "in: see autocomplete, and the hidden field username"
+            "in: see autocomplete, and the hidden field username; or a button of the script sends "
+            'the form: give it type="button"; or a hint has another size than minlength, maxlength'
         )
         assert {*re.findall(r'type="radio" name="(\w+)"', page.text)} == {
             *re.findall(r'type="radio" name="(\w+)"[^>]* checked', page.text)
@@ -1192,11 +1224,16 @@ def browser_of(app: Service, user: str) -> FlaskClient:
 
 
 def forms_of(page: TestResponse) -> dict[str, dict[str, str]]:
-    """The forms of a page by where they are sent, each with its fields and what these contain."""
+    """The forms of a page by where they are sent, each with its fields and what these contain.
+
+    Only those that can be sent: by POST, so that no address has what was typed, and with a button.
+    """
     return {
         unescape(to) or page.request.path: fields_of(fields)
         for to, fields in re.findall(
-            r'(?s)<form(?=[^>]* method="post")(?:[^>]* action="([^"]*)")?[^>]*>(.*?)</form>',
+            r'(?s)<form(?=[^>]* method="post")(?:[^>]* action="([^"]*)")?[^>]*>'
+            r'((?:(?!</form>).)*<(?:button(?![^>]* type=)|(?:button|input)[^>]* type="submit")'
+            r"(?:(?!</form>).)*)</form>",
             page.text,
         )
     }
@@ -1464,7 +1501,10 @@ def test_console_has_the_address_that_was_asked_for(
     assert client.get("/", base_url="http://b.example/other").status_code == 200
     page = unescape(client.get("/", base_url=http).text).replace("<wbr>", "")
     prefix = http.partition("a.example")[2]
-    for code in (f"curl {http}{YEAR}", f'WebSocket("{ws}{ECHO}")', f"<code>{prefix}{YEAR}</code>"):
+    for code in (
+        *(f"curl {http}{YEAR}", f'WebSocket("{ws}{ECHO}")'),
+        *(f"<code>{prefix}{YEAR}</code>", f"Only <code>{prefix}{STATS}</code>"),
+    ):
         assert code in page
 
 
@@ -1500,8 +1540,19 @@ def test_path_prefix_is_part_of_all_links_and_forms_and_everything_is_linked(
     # Of other rows, one that has a link is enough: these numbers and texts are made up.
     ids = "|".join([r"ada|\d[\d.-]*", *(key.id for key in stored_keys())])
     shapes = {path: re.sub(rf"(?<!{KEYS})/(?:{ids})(?=/|$)", "/[^/]+", path) for path in needed}
-    alone = [path for path in needed if not re.search(f"^{shapes[path]}$", "\n".join(linked), re.M)]
-    assert not alone, f"no page leads to {alone}: link it, or name it in `linked`"
+    alone = [
+        path
+        for paths, method in (
+            (linked, "GET"),
+            (all_forms(app, ada) | all_forms(app, app.test_client()), "POST"),
+        )
+        for path in needed.intersection(routes(app, method))
+        if not re.search(f"^{shapes[path]}$", "\n".join(paths), re.M)
+    ]
+    assert not alone, (
+        f"no page leads to {alone}, or has the form for it with a button: link it, show the form, "
+        "or name a page in `linked`"
+    )
 
 
 @pytest.mark.parametrize(
@@ -1525,7 +1576,11 @@ def test_page_is_headed_as_the_link_that_leads_to_it(
 
 def test_form_says_what_a_type_sets_and_no_page_names_a_command(ada: FlaskClient) -> None:
     page = re.sub("</?code>", "", ada.get(SECURITY).text)
-    assert "sets the prefix only: sk_live_ for Production, sk_test_ for Development." in page
+    assert re.search(
+        '(?s)class="new-key" open>.*value="production" checked>.*'
+        "sets the prefix only: sk_live_ for Production, sk_test_ for Development[.]",
+        page,
+    ), "the form is open where there is no key"
     for file in (settings.HERE / "web/templates").glob("*.html"):
         assert "<code>flask" not in file.read_text(), (
             f"visitors cannot run commands: name them in docs/operating.md, not in {file.name}"

@@ -257,7 +257,7 @@ class SocketEntry {
 
   closed({ code, reason }) {
     if (!this.opened) return this.refused();
-    const meaning = document.getElementById(`close-${code}`)?.textContent;
+    const meaning = document.getElementById(`close-${code}`)?.textContent.replace(/\.$/, "");
     const advice = `${reason || meaning || "The server closed the connection"} (${code})`;
     this.end("Closed", { mood: "bad", advice });
   }
