@@ -61,7 +61,9 @@ class Browser:
 
     def click(self, name: str) -> None:
         """Click on what has this name, once it is there and has stopped moving."""
-        self.click_at(*self.wait(lambda: self.run(FIND, name), name))
+        self.click_at(
+            *self.wait(lambda: self.run(FIND, name), f"a link, button or label {name!r} at rest")
+        )
 
     def click_at(self, x: int, y: int) -> None:
         move = {"type": "pointerMove", "x": x, "y": y}

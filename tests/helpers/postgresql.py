@@ -60,8 +60,10 @@ class Cluster(AbstractContextManager["Cluster"]):
         file.write_text(self.password)
         file.chmod(0o644)  # in a directory that is for its owner only
         host = "trust" if options else "scram-sha-256"  # the nodes of a CitusCluster connect
-        how = ["--auth-local=trust", f"--auth-host={host}", f"--pwfile={file}", "--no-sync"]
-        command = [str(self._binaries / "initdb"), "-D", "data", "-U", "demo", *how]
+        command = [
+            *(str(self._binaries / "initdb"), "-D", "data", "-U", "demo", "--no-sync"),
+            *("--auth-local=trust", f"--auth-host={host}", f"--pwfile={file}"),
+        ]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL, **self._options)
 
     @contextmanager
@@ -82,7 +84,7 @@ class Cluster(AbstractContextManager["Cluster"]):
         command = [find_program("pgbouncer"), "-q", str(file)]
         with subprocess.Popen(command, stderr=-3, **self._options) as process:
             try:
-                eventually(lambda: listens("127.0.0.1", port))
+                eventually(lambda: listens("127.0.0.1", port), what="PgBouncer starts")
                 yield self.new_database(**defaults).replace(f":{self.port}/", f":{port}/")
             finally:
                 process.kill()
@@ -118,7 +120,7 @@ class Cluster(AbstractContextManager["Cluster"]):
                 stderr=log,
                 **self._options,
             )
-        eventually(self._answers, 20, "PostgreSQL does not start")
+        eventually(self._answers, 20, "PostgreSQL starts")
         return self
 
     def stop(self) -> None:
@@ -138,9 +140,9 @@ class Cluster(AbstractContextManager["Cluster"]):
 
     def replies_through(self, outage: str, load: Load) -> list[Reply]:
         """All replies to a load, from before an outage (the name of a method) until after it."""
-        eventually(lambda: len(load.replies) > 200)
+        eventually(lambda: len(load.replies) > 200, what="200 requests are answered")
         getattr(self, outage)()
-        eventually(lambda: refused(load.replies) > 100, 10)
+        eventually(lambda: refused(load.replies) > 100, 10, f"100 are refused in a {outage}")
         self.thaw() if outage == "freeze" else self.start()
         back = time.monotonic()
         eventually(

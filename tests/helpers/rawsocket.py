@@ -47,7 +47,7 @@ class Frame(NamedTuple):
     payload: bytes
 
     def json(self) -> Any:
-        assert self.opcode == TEXT, self
+        assert self.opcode == TEXT, f"a text was expected, and not {self}; 8 closes, with a reason"
         return json.loads(self.payload)
 
 
@@ -84,7 +84,13 @@ class RawSocket(contextlib.AbstractContextManager["RawSocket"]):
         self.sock.close()
 
     def send(self, data: bytes) -> None:
-        self.sock.sendall(data)
+        try:
+            self.sock.sendall(data)
+        except OSError as error:
+            raise type(error)(
+                f"{error}: the server does not take {data[:100]!r} of {len(data)} bytes: has it "
+                "closed the connection, or does something block the loop?"
+            ) from None
 
     def request(self, path: str, method: str = "GET", **headers: str) -> Answer:
         """Ask over this connection; a header name's dashes are written as underscores."""
@@ -111,7 +117,7 @@ class RawSocket(contextlib.AbstractContextManager["RawSocket"]):
     def open(self, path: str) -> "RawSocket":
         """Upgrade to a WebSocket; fails unless the server agrees."""
         answer = self.handshake(path)
-        assert answer.status == 101, answer
+        assert answer.status == 101, f"the WebSocket {path.partition('?')[0]} is refused: {answer}"
         return self
 
     def handshake(self, path: str, changes: dict[str, str | None] | None = None) -> Answer:
@@ -177,7 +183,10 @@ class RawSocket(contextlib.AbstractContextManager["RawSocket"]):
     def _more(self) -> None:
         data = self._receive()
         if not data:
-            raise ConnectionError(f"the server ended the connection after {self._buffer!r}")
+            raise ConnectionError(
+                f"the server ended the connection after {self._buffer!r}, though more has to come: "
+                "its log says whether it had a bug; or was the client taken for one that is idle?"
+            )
         self._buffer += data
 
 

@@ -42,8 +42,11 @@ USER_ID = 1000  # the next one is twice this: those between are given by the ser
 
 def sources() -> list[Path]:
     """The Python files of the service."""
-    files = [*REPOSITORY.glob("[a-z]*.py"), *REPOSITORY.glob("[a-z]*/*.py")]
-    return [file for file in files if file.parent.name not in ("tests", "benchmarks", "docs")]
+    return [
+        file
+        for file in (*REPOSITORY.glob("[a-z]*.py"), *REPOSITORY.glob("[a-z]*/*.py"))
+        if file.parent.name not in ("tests", "benchmarks", "docs")
+    ]
 
 
 def clean_environment(**settings: str) -> dict[str, str]:
@@ -75,8 +78,8 @@ def listens(address: str, port: int) -> bool:
 
 def serve_command() -> list[str]:
     """The Procfile's command; unlike `python -m`, the program does not import from this folder."""
-    command = (REPOSITORY / "Procfile").read_text().removeprefix("web: ")
-    return shlex.split(f"{Path(sys.executable).parent}/{command}")
+    procfile = REPOSITORY / "Procfile"
+    return shlex.split(procfile.read_text().replace("web: ", f"{Path(sys.executable).parent}/"))
 
 
 def eventually(condition: Callable[[], Any], seconds: float = 20, what: object = "") -> Any:
@@ -118,7 +121,10 @@ def within(seconds: float) -> Iterator[None]:
     started = time.monotonic()
     yield
     took = time.monotonic() - started
-    assert took < patience(seconds), f"{took:.1f} s, not {seconds}"
+    assert took < patience(seconds), (
+        f"it took {took:.1f} s, and {seconds} s are promised (here {patience(seconds):.1f} s, "
+        "because other programs run)"
+    )
 
 
 def patience(seconds: float) -> float:
@@ -151,22 +157,31 @@ def random_key(type: str = "production") -> str:
 
 def start_refusal(command: str, directory: Path, **settings: str) -> str:
     """The one line with which `python ...` fails; it prints nothing else, but perhaps its usage."""
-    defaults = {
-        "PORT": str(free_port()),
-        "DATABASE_URL": f"sqlite:///{directory}/demo.db",
-        "SECRET_KEY": secrets.token_hex(),
-    }
-    done = subprocess.run(
-        [sys.executable, *command.split()],
-        cwd=REPOSITORY,
-        env=clean_environment(**defaults | settings),
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=60,
+    try:
+        done = subprocess.run(
+            [sys.executable, *command.split()],
+            cwd=REPOSITORY,
+            env=clean_environment(
+                **{
+                    "PORT": str(free_port()),
+                    "DATABASE_URL": f"sqlite:///{directory}/demo.db",
+                    "SECRET_KEY": secrets.token_hex(),
+                    **settings,
+                }
+            ),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+    except subprocess.TimeoutExpired as late:
+        pytest.fail(
+            f"python {command} with {settings} serves, but has to be refused: {late.stderr!r}"
+        )
+    assert done.returncode, f"python {command} with {settings} must not succeed: {done}"
+    assert (done.stdout, done.stderr.count("\n")) == ("", 1 + done.stderr.count("usage: ")), (
+        f"a refusal is one line on stderr, and nothing else: {done.stdout}{done.stderr}"
     )
-    assert done.returncode, done
-    assert (done.stdout, done.stderr.count("\n")) == ("", 1 + done.stderr.count("usage: ")), done
     return done.stderr.rstrip("\n")
 
 
@@ -190,20 +205,22 @@ class Server(contextlib.AbstractContextManager["Server"]):
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.ws_url = f"ws://127.0.0.1:{self.port}"
-        defaults = {
-            "PORT": str(self.port),
-            "DATABASE_URL": f"sqlite:///{self._database}",
-            "SECRET_KEY": secrets.token_hex(),
-            **dict.fromkeys(["HOME", "XDG_RUNTIME_DIR"], str(directory)),
-        }
-        self.env = clean_environment(**defaults | settings)
+        self.env = clean_environment(
+            **{
+                "PORT": str(self.port),
+                "DATABASE_URL": f"sqlite:///{self._database}",
+                "SECRET_KEY": secrets.token_hex(),
+                **dict.fromkeys(["HOME", "XDG_RUNTIME_DIR"], str(directory)),
+                **settings,
+            }
+        )
         self._log = directory / "server.log"
         self._log.touch()
         self.stdin = subprocess.DEVNULL
         self._keys = 0
 
     def __str__(self) -> str:
-        return f"the server did not answer; its log ends with {self.log()[-3000:]}"
+        return f"the server answers; its log ends with {self.log()[-3000:]}"
 
     @property
     def pid(self) -> int:
@@ -270,7 +287,9 @@ class Server(contextlib.AbstractContextManager["Server"]):
             with within(5):
                 # A terminal sends any other to all processes.
                 (os.kill if how == signal.SIGTERM else os.killpg)(self.pid, how)
-                assert self.wait() == 0
+                assert self.wait() == 0, (
+                    f"exit status after a {how.name}; its log ends with {self.log()[-1000:]}"
+                )
 
     @contextlib.contextmanager
     def frozen(self) -> Iterator[None]:
@@ -286,12 +305,13 @@ class Server(contextlib.AbstractContextManager["Server"]):
         return self._process.poll() is not None
 
     def wait(self) -> int:
-        return self._process.wait(timeout=40)
+        eventually(self.has_ended, 40, "the server ends after its signal: see server/lifecycle.py")
+        return self._process.returncode
 
     def handle_signals(self) -> None:
         """Wait until gunicorn has handled all signals so far, also those that it ignores."""
         os.kill(self.pid, signal.SIGWINCH)
-        eventually(lambda: self.log_lines("winch"), what="gunicorn does not log its SIGWINCH")
+        eventually(lambda: self.log_lines("winch"), what="gunicorn logs its SIGWINCH")
 
     def __exit__(self, *error: object) -> None:
         """Leave nothing running, whatever the test did. The log must have no traceback."""
@@ -299,7 +319,9 @@ class Server(contextlib.AbstractContextManager["Server"]):
             self.stop(signal.SIGKILL)
         before, traceback, after = self.log().partition("Traceback")
         assert self.may_log_a_traceback or not traceback, (
-            f"the server has a bug: {before[-500:]}{traceback}{after[:5000]}"
+            f"the server has a bug: {[line for line in after.splitlines() if line[:1].isalpha()]}; "
+            "if several tests share this server, an earlier one may have met it: "
+            f"{before[-500:]}{traceback}{after[:5000]}"
         )
 
     def log(self) -> str:
@@ -331,7 +353,7 @@ class Server(contextlib.AbstractContextManager["Server"]):
         """What `flask ...` prints in this server's environment; it must succeed."""
         with self.start_flask(*args, cwd=cwd) as process:
             printed, errors = process.communicate(input)
-        assert process.returncode == 0, errors
+        assert process.returncode == 0, f"flask {' '.join(args)} must succeed: {errors}"
         return printed
 
     def start_flask(self, *args: str, cwd: Path = REPOSITORY) -> "subprocess.Popen[str]":
