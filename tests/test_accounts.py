@@ -102,7 +102,7 @@ def test_text_is_accepted(field: str, text: str) -> None:
 def test_text_is_refused_by_its_field(field: str, text: str) -> None:
     with pytest.raises(InvalidInput) as refused:
         check_fields(**{field: text})
-    assert refused.value.errors.keys() == {field}
+    assert refused.value.errors.keys() == {field}, "see FIELD_RULES and check_fields in models.py"
 
 
 @pytest.mark.usefixtures("with_sample")  # so also in PostgreSQL, which quotes what is taken
@@ -134,7 +134,9 @@ def test_password_is_the_same_in_every_unicode_form() -> None:
     composed, decomposed = (normalize(form, "Grüße für \uff21da") for form in ("NFKC", "NFD"))
     user = User(password_hash=users.hash_password(decomposed))
     assert composed != decomposed
-    assert users.verify_password(user, composed)
+    assert users.verify_password(user, composed), (
+        "a password typed on another keyboard (NFC, NFD) is wrong: normalize it in _scrypt"
+    )
 
 
 def test_no_password_is_right_without_a_user_and_it_costs_as_much_to_find_out(
@@ -142,7 +144,7 @@ def test_no_password_is_right_without_a_user_and_it_costs_as_much_to_find_out(
 ) -> None:
     check = mock.Mock(wraps=check_password_hash)
     monkeypatch.setattr(users, "check_password_hash", check)
-    assert not users.verify_password(None, "")
+    assert not users.verify_password(None, ""), "a password is right although there is no user"
     assert not any(users.verify_password(user, text) for text in ("", "x" * 257))
     assert [call.args[0].partition("$")[0] for call in check.call_args_list] == [
         *("scrypt:32768:8:1", "scrypt:32768:8:1")
@@ -156,7 +158,7 @@ def test_others_have_their_turn_while_a_password_is_hashed(user: User) -> None:
     for work in (users.hash_password, lambda text: users.verify_password(user, text)):
         other = gevent.spawn(lambda: "ran")
         work(PASSWORD)
-        assert other.value == "ran"
+        assert other.value == "ran", "nobody else runs while a password is hashed: see _scrypt"
 
 
 def test_one_password_is_hashed_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -168,12 +170,12 @@ def test_one_password_is_hashed_at_a_time(monkeypatch: pytest.MonkeyPatch) -> No
 
     monkeypatch.setattr(users, "check_password_hash", hash_slowly)
     gevent.joinall([gevent.spawn(users.verify_password, None, "a password") for _ in range(9)])
-    assert len(threads) == 1
+    assert len(threads) == 1, "one hash at a time, in one thread: see hashing_thread and _scrypt"
 
 
 def test_number_of_a_deleted_user_is_given_to_nobody_else(owner: User) -> None:
     users.delete(owner)
-    assert new_user("bob").id > owner.id
+    assert new_user("bob").id > owner.id, "the number is given away: see NumberField in models.py"
 
 
 DECISIONS: dict[str, Callable[[User, str], object]] = {
@@ -200,7 +202,9 @@ def test_what_was_decided_on_another_row_is_not_done(owner: User, decided: str, 
     before = [*User.select().tuples(), *ApiKey.select().tuples()]
     with pytest.raises(Changed, match="nothing was done"):
         DECISIONS[decided](owner, key_id)
-    assert [*User.select().tuples(), *ApiKey.select().tuples()] == before
+    assert [*User.select().tuples(), *ApiKey.select().tuples()] == before, (
+        f"to {decided} has changed rows, though the user is {what}: do it in transaction(user)"
+    )
 
 
 WRITE = re.compile(

@@ -27,7 +27,9 @@ def utc(seconds: int) -> str:
 def get(server: Server, path: str, **headers: str) -> Any:
     answer = server.ask(path, **headers)
     form = answer.status, answer.headers["Content-Type"], answer.body[-1:], b"\\u" in answer.body
-    assert form == (200, "application/json", b"\n", False), "letters are written as they are"
+    assert form == (200, "application/json", b"\n", False), (
+        f"{path}: the status, the type, a newline at the end, letters as they are: {answer.body!r}"
+    )
     return answer.json()
 
 
@@ -37,8 +39,8 @@ def test_bodies_are_the_same_with_flask_debug(
     monkeypatch.setenv("FLASK_DEBUG", "1")
     debugged = service.create_app(config).test_client()
     for path in (STATUS, TEST, "/api/nowhere"):
-        assert debugged.get(path).data == client.get(path).data
-    assert not debugged.application.debug
+        assert debugged.get(path).data == client.get(path).data, "FLASK_DEBUG changes a body"
+    assert not debugged.application.debug, "FLASK_DEBUG is heeded: see Service.__init__"
 
 
 def test_year(client: FlaskClient, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -89,7 +91,7 @@ def test_user_me(server: Server, server_key: str) -> None:
         "email": f"{name}@example.com",
         "created_at": utc(created_at),
         "api_key_count": 1,
-    }
+    }, "see user_me in app.py, and OWNER in storage/key_store.py: an expired key is not counted"
 
 
 def test_gate_says_who_calls_and_refuses_in_a_header_too(server: Server) -> None:
@@ -102,7 +104,7 @@ def test_gate_says_who_calls_and_refuses_in_a_header_too(server: Server) -> None
         "X-Auth-User-Id": str(user_id),
         "X-Auth-Key-Type": "development",
         "X-Auth-Tier": "once",
-    }
+    }, "see gate in app.py"
     for path, method, sent, status in [
         (GATE, "GET", "", 401),
         (f"{GATE}/", "GET", "nonsense", 401),
@@ -110,8 +112,10 @@ def test_gate_says_who_calls_and_refuses_in_a_header_too(server: Server) -> None
         (GATE, "DELETE", key, 405),
     ]:
         refused = server.ask(path, method, X_API_Key=sent)
-        assert problem(refused)["status"] == status
-        assert refused.headers["X-Gate-Problem"].encode("ascii") + b"\n" == refused.body
+        assert problem(refused)["status"] == status, f"{method} {path}"
+        assert refused.headers["X-Gate-Problem"].encode("ascii") + b"\n" == refused.body, (
+            f"{method} {path}: the header has the same problem as the body: see problem_response"
+        )
         minimal = server.ask(path, method, X_API_Key=sent, Prefer="return=minimal")
         assert (minimal.status, minimal.body, "X-Gate-Problem" in minimal.headers) == (
             status,
@@ -129,8 +133,8 @@ CHALLENGE = 'ApiKey realm="api", header="X-API-Key"'
 def problem(answer: Answer) -> dict[str, object]:
     """The body of a problem."""
     body: dict[str, object] = answer.json()
-    assert answer.headers["Content-Type"] == "application/problem+json"
-    assert (body["status"], answer.body[-1:]) == (answer.status, b"\n")
+    assert answer.headers["Content-Type"] == "application/problem+json", answer
+    assert (body["status"], answer.body[-1:]) == (answer.status, b"\n"), answer
     return body
 
 
@@ -141,10 +145,12 @@ def test_no_key_is_refused(server: Server, server_key: str, path: str) -> None:
         server.ask(path, X_API_Key=""),
         server.ask(f"{path}?api_key={server_key}"),
     ):
-        assert (answer.status, problem(answer)["code"]) == (401, "missing_api_key")
+        assert (answer.status, problem(answer)["code"]) == (401, "missing_api_key"), (
+            "the key comes in X-API-Key only, and without one a request is refused: see require_key"
+        )
         assert answer.json()["detail"] == f"Send your key in the X-API-Key header. {EMPTY_KEY}"
         assert answer.headers["WWW-Authenticate"] == CHALLENGE
-        assert "RateLimit" not in answer.headers
+        assert "RateLimit" not in answer.headers, "a 401 tells no limit"
 
 
 def test_every_bad_key_gets_the_same_answer(server: Server, server_key: str) -> None:
@@ -169,7 +175,12 @@ def test_every_bad_key_gets_the_same_answer(server: Server, server_key: str) -> 
         answers = [server.ask(TEST, X_API_Key=key) for key in bad]
         return len({(answer.status, answer.body) for answer in answers}) == 1
 
-    eventually(are_refused_alike, patience(2))
+    eventually(
+        are_refused_alike,
+        patience(2),
+        "every bad key gets the same answer (see find_key and invalid_key in auth.py), a revoked "
+        "one within 2 s (see CACHE_SECONDS)",
+    )
     answer = server.ask(TEST, X_API_Key=revoked)
     assert (answer.status, problem(answer)["code"]) == (401, "invalid_api_key")
     assert answer.headers["WWW-Authenticate"] == CHALLENGE
@@ -205,7 +216,9 @@ def test_limit_refuses_the_sixth_of_five_calls(server: Server) -> None:
             "reset_time": utc(reset),
         }
     )
-    assert max(1, seconds_left) <= int(refused.headers["Retry-After"]) < seconds_left + 60
+    assert max(1, seconds_left) <= int(refused.headers["Retry-After"]) < seconds_left + 60, (
+        "Retry-After is the time that is left of the window: see rate_limited"
+    )
     assert problem(refused) == {
         "type": "https://iana.org/assignments/http-problem-types#quota-exceeded",
         "title": "Too Many Requests",
@@ -248,7 +261,7 @@ def test_time_socket_greets_and_sends_each_second_once(server: Server, server_ke
         updates = [ws.frame().json() for _ in range(4)]
         # Each is a second after the one before, unless the machine pauses.
         while len({times_in(updates[-n]["formatted"])[0] + n for n in range(1, 5)}) > 1:
-            assert len(updates) < 30
+            assert len(updates) < 30, f"seconds are skipped or repeated: {updates[-4:]}: see Ticker"
             updates.append(ws.frame().json())
     for update in updates:
         moment = update.pop("timestamp")

@@ -56,9 +56,11 @@ def test_new_key_has_form_and_row(
         "created_at": NOON,
         "expires_at": NOON + 5,
     }.items() <= row(key).__data__.items()
-    assert find(key) == made
+    assert find(key) == made, "a new key is not found: see find_key in auth.py"
     clock.now += 5
-    assert find(key) is None, "whenever its row is deleted"
+    assert find(key) is None, (
+        "a key is taken after its expires_at: see has_expired, and find_key in auth.py"
+    )
 
 
 def test_two_keys_share_nothing_and_use_the_whole_alphabet(new_key: NewKey) -> None:
@@ -76,7 +78,7 @@ def test_a_user_has_fifty_keys_with_those_in_their_grace(owner: User, new_key: N
     for one_more in (new_key, lambda: rotate_key(owner, keys[1][8:16], 60)):
         with pytest.raises(InvalidInput, match=r"^A user can have 50 keys\. Revoke one first\.$"):
             one_more()
-    assert (count(), row(keys[1]).rotated_at) == (50, None)
+    assert (count(), row(keys[1]).rotated_at) == (50, None), "the refused rotation did something"
     assert rotate_key(owner, keys[49][8:16], 60)[1].predecessor == keys[0][8:16], (
         "which ends that one: the new key replaces the one before it"
     )
@@ -142,7 +144,7 @@ def test_each_column_of_a_key_is_inherited_or_not_on_purpose() -> None:
 @db.connection_context()
 def test_only_a_right_checksum_asks_the_database(find: Find, key: str) -> None:
     db.drop_tables([ApiKey])
-    assert find(key[:-1] + ("b" if key[-1] == "a" else "a")) is None
+    assert find(key[:-1] + ("b" if key[-1] == "a" else "a")) is None, "see has_right_checksum"
     with pytest.raises(peewee.OperationalError):
         find(key)
 
@@ -160,11 +162,11 @@ def test_unlisted_tier_is_treated_as_free_and_logged_once(
     tiers = [secrets.token_hex(8) for _ in range(2)]  # none of which this process has named before
     for key in [new_key(tier=tier) for tier in (tiers[0], *tiers)]:
         answer = client.get(GATE, headers={"X-API-Key": key})
-        assert answer.headers["X-Auth-Tier"] == "free"
+        assert answer.headers["X-Auth-Tier"] == "free", "see quota_of in auth.py"
         for path in (TEST, STATS):
             answer = client.get(path, headers={"X-API-Key": key})
-            assert answer.get_json()["rate_limit_tier"] == "free"
-            assert answer.headers["RateLimit-Policy"].startswith('"free";')
+            assert answer.get_json()["rate_limit_tier"] == "free", f"{path}: use allowance.quota"
+            assert answer.headers["RateLimit-Policy"].startswith('"free";'), f"see quota_of: {path}"
     assert caplog.messages == [
         f"RATE_LIMITS has no tier {tier}; its keys are treated as free" for tier in tiers
-    ]
+    ], "each tier that RATE_LIMITS lacks is logged once: see warn_once and quota_of"

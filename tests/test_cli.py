@@ -69,7 +69,9 @@ def run(line: str, shell: dict[str, Any]) -> tuple[int, str, str]:
 
 def done(result: Result, said: str = "") -> str:
     """What a command printed that must have succeeded, and have said this on standard error."""
-    assert (result.exit_code, result.stderr) == (0, f"{said}\n" if said else "")
+    assert (result.exit_code, result.stderr) == (0, f"{said}\n" if said else ""), (
+        f"the command has to succeed, and say this: {result.exception or 'see cli.py'}"
+    )
     return result.stdout
 
 
@@ -78,8 +80,8 @@ def refused(result: Result) -> str:
     assert (result.exit_code, result.stdout) == (1, ""), (
         "it is not refused: use valid_key(), user_named(), or check_fields()"
     )
-    assert result.stderr.startswith("Error: ")
-    assert result.stderr.count("\n") == 1
+    assert result.stderr.startswith("Error: "), "raise a ClickException or a ValueError in cli.py"
+    assert result.stderr.count("\n") == 1, f"a mistake is told in one line: {result.stderr}"
     return result.stderr.removeprefix("Error: ").rstrip("\n")
 
 
@@ -106,9 +108,11 @@ def test_password_is_asked_for_twice_and_hidden(cli: FlaskCliRunner) -> None:
         result = cli.invoke(
             args=["user", "create", "ada", "ada@example.com"], input=f"{PASSWORD}\n{repeated}\n"
         )
-        assert (result.exit_code, PASSWORD in result.output) == (status, False)
+        assert (result.exit_code, PASSWORD in result.output) == (status, False), (
+            f"a password that is repeated as {repeated!r} has the status {status}, and is not shown"
+        )
         assert result.stdout.startswith("Password (10 or more characters): ")
-        assert bool(users.find_user("ada")) == (status == 0)
+        assert bool(users.find_user("ada")) == (status == 0), "a password that differs makes a user"
 
 
 def test_lists_have_all_columns_and_no_secret(cli: FlaskCliRunner, owner: User, key: str) -> None:
@@ -136,7 +140,9 @@ def test_lists_have_all_columns_and_no_secret(cli: FlaskCliRunner, owner: User, 
         "2100-01-01T00:00:00Z",
         "1970-01-01T00:00:03Z",
     ]
-    assert old == [key[8:16], "ada", 'z"my', "production", "free", *moments, "7", ""]
+    assert old == [key[8:16], "ada", 'z"my', "production", "free", *moments, "7", ""], (
+        "the columns of `flask key list`, in the order of KEY_COLUMNS in cli.py"
+    )
     assert [new[0], *new[6:], last[1]] == [
         *(successor[8:16], *["never"] * 3, "0", key[8:16]),
         "aaron",
@@ -163,7 +169,7 @@ def test_usage_is_that_of_the_hours_of_the_clock_and_the_busiest_key_is_first(
         [busy[8:16], "ada", "ci", "2", "14", "0"],
         [quiet[8:16], "ada", "ci", "3", "3", "1234"],
         [idle[8:16], "ada", "ci", "0", "0", "0"],
-    ]
+    ], "key, user, name, this hour, 24 hours, total; most in 24 hours first: see usage in cli.py"
 
 
 def test_lists_have_an_order(cli: FlaskCliRunner, new_key: NewKey) -> None:
@@ -235,7 +241,9 @@ def test_key_is_as_told(
     cli.app.cli.main(["key", "create", "ada", "ci", *options.split()], standalone_mode=False)
     made = row(capfd.readouterr().out)
     assert (made.type, made.tier) == (type, tier), "edit create_key in cli.py"
-    assert made.expires_at - made.created_at in (seconds - 1, seconds)
+    assert made.expires_at - made.created_at in (seconds - 1, seconds), (
+        f"with {options}, the key ends after {seconds} s: see duration() in cli.py"
+    )
 
 
 @pytest.mark.parametrize("text", ["90", "1w", "1.5h", "100000d", "24 h", ""])
@@ -251,8 +259,13 @@ def test_rotated_key_lasts_for_its_grace(
     """With 0, it is refused at once, also by a clock that is behind."""
     cli.app.cli.main(["key", "rotate", key[8:16], *grace.split()], standalone_mode=False)
     left = row(key).expires_at - now()
-    assert left in (seconds - 1, seconds) if seconds else left <= -CLOCK_SKEW
-    assert (client.get(TEST, headers={"X-API-Key": key}).status_code == 401) == (seconds == 0)
+    assert left in (seconds - 1, seconds) if seconds else left <= -CLOCK_SKEW, (
+        f"the old key ends in {left} s, and not in {seconds} s (0: an hour's clock skew ago): see "
+        "grace in rotate_key of cli.py, and rotate_key in accounts/api_keys.py"
+    )
+    assert (client.get(TEST, headers={"X-API-Key": key}).status_code == 401) == (seconds == 0), (
+        f"a key with {seconds} s of grace is {'taken' if seconds == 0 else 'refused'}"
+    )
 
 
 NO_USER = "To create one: flask user create USERNAME EMAIL"
@@ -291,7 +304,7 @@ def test_mistake_is_one_line_and_changes_nothing(
     before = snapshot()
     arguments = command.replace("KEY", key[:16]).replace("EXPIRED", expired[:16]).split()
     assert words in refused(cli.invoke(args=arguments, input="too short\n"))
-    assert snapshot() == before
+    assert snapshot() == before, f"flask {command} is refused after it has stored something"
 
 
 def test_command_changes_nothing_that_it_does_not_name(
@@ -343,7 +356,9 @@ def test_change_is_made_and_said(
 ) -> None:
     arguments = command.replace("KEY", key[:16]).split()
     assert done(cli.invoke(args=arguments), said.replace("ID", key[8:16])) == ""
-    assert [each["tier"] for each in snapshot()[ApiKey]] == tiers
+    assert [each["tier"] for each in snapshot()[ApiKey]] == tiers, (
+        f"the tiers of the keys that exist after flask {command}: see cli.py"
+    )
 
 
 def test_only_a_new_user_makes_a_database(cli: FlaskCliRunner, tmp_path: Path) -> None:
@@ -355,7 +370,7 @@ def test_only_a_new_user_makes_a_database(cli: FlaskCliRunner, tmp_path: Path) -
     assert refusal.startswith(f"{other} does not exist. If the service has never run")
     (heading,) = re.findall('"(.*)" in docs/operating.md', refusal)
     assert f"## {heading}\n" in (HERE / "docs/operating.md").read_text()
-    assert not other.exists()
+    assert not other.exists(), "a command that creates no user has created the file"
     created = cli.invoke(
         args=["user", "create", "bob", "bob@example.com", "--password-stdin"], input=PASSWORD
     )
@@ -385,8 +400,12 @@ def test_key_that_nobody_could_use_is_not_made(
 ) -> None:
     before = row(key).__data__
     status, _, error = run(f"$FLASK {command.replace('KEY', key[:16])}", shell)
-    assert (status, error.count("\n"), words in error) == (1, 1, True)
-    assert (count(), row(key).__data__) == (1, before)
+    assert (status, error.count("\n"), words in error) == (1, 1, True), (
+        f"{command} fails with one line that says {words!r}, not with {error}"
+    )
+    assert (count(), row(key).__data__) == (1, before), (
+        f"{command} could not print its key, but has made it, or changed another one"
+    )
 
 
 @pytest.mark.parametrize(

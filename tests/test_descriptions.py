@@ -236,7 +236,10 @@ def test_entry_is_complete(operation: Operation) -> None:
             bodies += [(status, example, media["schema"]) for example in examples]
     for place, body, schema in bodies:
         wrong = misfits(body, schema, operation.description)
-        assert not wrong, f"{advice}: the example of {place}: {'; '.join(wrong)}"
+        assert not wrong, (
+            f"{advice}, or components in docs/openapi.json, if only the schema or the example "
+            f"there is wrong: the example of {place}: {'; '.join(wrong)}"
+        )
 
 
 def test_field_of_an_answer_is_required_or_says_when_it_is_missing() -> None:

@@ -73,10 +73,15 @@ def test_only_what_is_a_bug_is_logged_as_one(
         status,
         "1" if status == 503 else "",
     ), "see is_outage and SQLITE_OUTAGES"
-    assert "".join(caplog.messages).startswith(line)
-    assert (bool(caplog.messages), "Traceback" in caplog.text) == (bool(line), status == 500)
+    assert "".join(caplog.messages).startswith(line), f"{error!r} is logged otherwise: see register"
+    assert {"logged": bool(caplog.messages), "with traceback": "Traceback" in caplog.text} == {
+        "logged": bool(line),
+        "with traceback": status == 500,
+    }, "a bug is logged with its traceback, an outage in one line: see register in responses.py"
     assert "private" not in caplog.text, "log reason_of(error), and no query"
-    assert not [text for text in ("private", *map(str, error.args)) if text in answer.text]
+    assert not [text for text in ("private", *map(str, error.args)) if text in answer.text], (
+        "the client sees this of an error in the service: see internal_error, database_error"
+    )
 
 
 @pytest.mark.parametrize(
@@ -95,7 +100,9 @@ def test_only_what_is_a_bug_is_logged_as_one(
 )
 def test_query_with_a_mistake_is_a_bug(app: Flask, client: FlaskClient, sql: str) -> None:
     app.add_url_rule("/api/wrong", "wrong", lambda: current_service().store._query(sql))
-    assert client.get("/api/wrong").status_code == 500
+    assert client.get("/api/wrong").status_code == 500, (
+        f"{sql} is a mistake, and no outage: see is_outage in storage/outage.py"
+    )
 
 
 @pytest.mark.parametrize("abort", [abort, werkzeug.exceptions.abort], ids=["flask", "werkzeug"])
@@ -109,8 +116,12 @@ def test_any_abort_is_a_problem_with_the_words_of_the_view(
 
     for status in werkzeug.exceptions.default_exceptions.keys() - {405, 416}:
         answer = client.get(f"/api/aborting/{status}")
-        assert (answer.status_code, answer.mimetype) == (status, "application/problem+json")
-        assert answer.json == Problem(status, detail="Not on Mondays.").get_response().json
+        assert (answer.status_code, answer.mimetype) == (status, "application/problem+json"), (
+            f"abort({status}) under /api/ is no problem: see problem_response in responses.py"
+        )
+        assert answer.json == Problem(status, detail="Not on Mondays.").get_response().json, (
+            f"abort({status}) and Problem({status}) differ: see problem_response, DEFAULTS"
+        )
         page = client.get(f"/apis/api/aborting/{status}")
         assert (page.status_code, page.mimetype) == (status, "text/html"), "see is_api"
         assert "Not on Mondays." in page.text

@@ -83,12 +83,12 @@ def new_id(place: Settings) -> NewId:
 def key_of(store: KeyStore, key_id: str) -> ApiKey:
     store.clear_cache()
     found = store.find(key_id)
-    assert found
+    assert found, f"there is no row of the key {key_id}, or `find` does not find it"
     return found
 
 
 def remaining(allowance: Allowance | None) -> int | None:
-    assert allowance
+    assert allowance, "`hit` does not find the key, or takes it for one that was deleted"
     return allowance.remaining if allowance.accepted else None
 
 
@@ -145,10 +145,14 @@ def test_limiter_and_database_have_the_same_rule_for_a_window(
     )
 
     limiter = Limiter()
-    assert [remaining(limiter.hit(key.id, LONG, stored)) for _ in range(2)] == left[1:]
+    assert [remaining(limiter.hit(key.id, LONG, stored)) for _ in range(2)] == left[1:], (
+        "Limiter and database differ: see Usage.in_current_window in ratelimit.py"
+    )
     counted: list[tuple[str, Usage]] = []
     limiter.save(counted.extend)
-    assert (stored.followed_by(counted[0][1]) if counted else stored) == after
+    assert (stored.followed_by(counted[0][1]) if counted else stored) == after, (
+        "Usage.followed_by and SAVE in storage/sqlite.py are one rule in two languages"
+    )
 
 
 def test_store_model_and_condition_agree_which_keys_have_ended(
@@ -162,11 +166,13 @@ def test_store_model_and_condition_agree_which_keys_have_ended(
     ApiKey.insert_many(many).execute()
     live = list(ApiKey.select().where(ApiKey.valid()))
     (expired,) = ApiKey.select().where(~ApiKey.valid())
-    assert {key.id for key in live} == {*live_ids, *(row["id"] for row in many)}
-    assert [key for key in (expired, *live) if key.has_expired] == [expired]
+    assert {key.id for key in live} == {*live_ids, *(row["id"] for row in many)}, "see valid()"
+    assert [key for key in (expired, *live) if key.has_expired] == [expired], "see has_expired"
     again = ApiKey(id=live[0].id, digest="of a row that was edited by hand")
     ended = [expired, ApiKey(id="deleted!", digest="deleted"), again]
-    assert store.ended_digests(live + ended) == {key.digest for key in ended}
+    assert store.ended_digests(live + ended) == {key.digest for key in ended}, (
+        "keys that have expired, are deleted or have another digest: see VALID and ended_digests"
+    )
 
 
 SESSIONS = {  # what comments promise of SQLite's, where 2 is `full`, and of PostgreSQL's
@@ -300,7 +306,7 @@ def test_of_two_forms_at_once_one_is_refused(
             assert succeeds(begun, read[0])
             other = thread.submit(succeeds, make, read[-1])
             wait([other], timeout=0.5)  # it has to wait for the end of this transaction
-        assert not other.result()
+        assert not other.result(), "both forms succeed: look at the rows inside transaction(user)"
 
 
 @in_sqlite
@@ -317,7 +323,9 @@ def test_usage_changed_by_hand_stays(store: KeyStore, new_id: NewId) -> None:
     store.hit(key_id, LONG)
     store.save()
     # The row was forgotten together with the count.
-    assert remaining(store.hit(key_id, LONG)) == LONG.limit - 2
+    assert remaining(store.hit(key_id, LONG)) == LONG.limit - 2, (
+        "what was saved is forgotten, or counts twice: clear the cache with each save"
+    )
     by_hand("UPDATE api_key SET used = 3, total = 500")
     store.save()
     assert key_of(store, key_id).usage == Usage(501, END, 4), "see SAVE"
@@ -336,7 +344,9 @@ def test_clocks_that_differ_open_no_window_twice(
     for moment in range(turn - 25, turn + 25, 2):
         for clock.now in (moment, moment + ahead):
             granted += remaining(store.hit(key_id, quota)) is not None
-    assert granted == 2 * quota.limit
+    assert granted == 2 * quota.limit, (
+        "a window opens twice where clocks differ: see SAME_WINDOW and Quota.window_ends"
+    )
 
 
 @in_postgres
@@ -349,7 +359,7 @@ def test_request_that_waited_for_the_database_opens_no_window(
     granted = []
     for clock.now in (now + 2, now, now + 2, now + 2, now, now + 1, now, now + 2):
         granted.append(remaining(store.hit(key_id, quota)))
-    assert granted == [4, 3, 2, 1, 0, None, None, None]
+    assert granted == [4, 3, 2, 1, 0, None, None, None], "see SAME_WINDOW in storage/postgres.py"
 
 
 @in_postgres
@@ -367,7 +377,9 @@ def test_request_that_finds_the_next_window_begun_is_counted_in_it(
         return look_up(key_id)
 
     monkeypatch.setattr(store, "_look_up", turn_and_look_up)
-    assert remaining(store.hit(key_id, quota)) == 3
+    assert remaining(store.hit(key_id, quota)) == 3, (
+        "it is refused in a window in which something is left: see the second look in `hit`"
+    )
 
 
 def test_save_that_fails_saves_nothing_and_the_next_one_all(store: KeyStore, new_id: NewId) -> None:
@@ -385,7 +397,7 @@ def test_save_that_fails_saves_nothing_and_the_next_one_all(store: KeyStore, new
     store.hit(key_id, LONG)
     with broken_disk():  # whatever fails besides, a stop ends in order
         store.save_and_close()
-    assert by_hand(saved) == [(4, 4)]
+    assert by_hand(saved) == [(4, 4)], "a stop loses what was counted: see save_and_close"
 
 
 def test_keys_are_saved_in_one_order(store: KeyStore, new_id: NewId, place: Settings) -> None:
@@ -394,7 +406,9 @@ def test_keys_are_saved_in_one_order(store: KeyStore, new_id: NewId, place: Sett
     assert all(store.hit(key_id, LONG) for key_id in reversed(ids))
     store.save()
     stored = "rowid" if place.sqlite else "ctid"
-    assert by_hand(f"SELECT key_id FROM hourly_usage ORDER BY {stored}") == [(n,) for n in ids]
+    assert by_hand(f"SELECT key_id FROM hourly_usage ORDER BY {stored}") == [(n,) for n in ids], (
+        "a save stores keys in the order of their ids: see save in ratelimit.py or postgres.py"
+    )
 
 
 @in_postgres
@@ -433,7 +447,9 @@ def test_deleted_key_is_a_bad_key(store: KeyStore, new_id: NewId) -> None:
     """Also while its row is remembered."""
     assert store.find(key_id := new_id())
     by_hand("DELETE FROM api_key")
-    assert store.hit(key_id, LONG) is None
+    assert store.hit(key_id, LONG) is None, (
+        "a RecursionError: `hit` asks the cache again; clear it before the second look"
+    )
 
 
 OUTAGES = "08006 25006 25P03 28000 3D000 40001 40P01 42501 53100 53300 55P03 57014 57P01 57P03"
@@ -446,7 +462,9 @@ def test_errors_of_postgresql_are_outages_or_mistakes(store: KeyStore) -> None:
     for ask, code in product((store._query, by_hand), f"{OUTAGES} {MISTAKES}".split()):
         with pytest.raises(peewee.PeeweeException) as caught:
             ask(f"DO $$ BEGIN RAISE EXCEPTION 'no' USING ERRCODE = '{code}'; END $$")
-        assert outage.is_outage(caught.value) == (code in OUTAGES), code
+        assert outage.is_outage(caught.value) == (code in OUTAGES), (
+            f"SQLSTATE {code} is {'an outage' if code in OUTAGES else 'a mistake'}: see is_outage"
+        )
 
 
 @pytest.mark.parametrize(
@@ -464,7 +482,9 @@ def test_many_may_start_at_once_and_add_what_is_missing(
         by_hand(sql)
     with ThreadPoolExecutor(3) as threads:
         assert list(threads.map(prepare_database, [place] * 3)) == [None] * 3
-    assert ["expires_at"] in [index.columns for index in db.get_indexes("api_key")]
+    assert ["expires_at"] in [index.columns for index in db.get_indexes("api_key")], (
+        "a start adds no index that is missing: see create_missing in storage/database.py"
+    )
 
 
 @in_postgres
@@ -492,8 +512,8 @@ def test_useless_server_is_one_line(cluster: Cluster, right: str, wrong: str, re
     url = cluster.new_database().replace(right, wrong, 1)
     with pytest.raises(SettingsError, match=f"^DATABASE_URL: PostgreSQL: .*{reason}") as refusal:
         prepare_database(load({"DATABASE_URL": url}))
-    assert "\n" not in str(refusal.value)
-    assert cluster.password not in str(refusal.value)
+    assert "\n" not in str(refusal.value), "a refused start is one line: use reason_of"
+    assert cluster.password not in str(refusal.value), "the line has the password of the URL"
 
 
 ICU = "ENCODING 'UTF8' LOCALE_PROVIDER icu ICU_LOCALE"
@@ -564,7 +584,7 @@ def test_file_is_for_its_owner(config: Settings, tmp_path: Path, mode: int | Non
     assert modes == {
         **dict.fromkeys(("test.db", "test.db-wal", "test.db-shm"), mode or 0o600),
         "test.db-lock": 0o600,
-    }
+    }, "the files are for their owner, unless another mode was given: see check_file and lock"
 
 
 @pytest.fixture
@@ -604,7 +624,7 @@ def test_log_of_a_file_that_was_moved_away_is_not_taken_over(
     (tmp_path / "moved.db-wal").touch()
     with pytest.raises(SettingsError, match=r"is missing, but moved\.db-wal is there: put"):
         prepare_database(config)
-    assert not (tmp_path / "moved.db").exists()
+    assert not (tmp_path / "moved.db").exists(), "a refused start creates a file: see check_file"
 
 
 def test_file_that_is_no_database_stays_as_it_was(config: Settings, tmp_path: Path) -> None:
@@ -613,7 +633,9 @@ def test_file_that_is_no_database_stays_as_it_was(config: Settings, tmp_path: Pa
     file.chmod(0o644)
     with pytest.raises(SettingsError, match=f"^DATABASE_URL: {file}: file is not a database$"):
         prepare_database(config)
-    assert (file.read_text(), file.stat().st_mode & 0o777) == (text, 0o644)
+    assert (file.read_text(), file.stat().st_mode & 0o777) == (text, 0o644), (
+        "a refused start changes a file that is no database"
+    )
 
 
 @pytest.mark.usefixtures("app")

@@ -47,7 +47,7 @@ def test_lock_by_another_process_loses_nothing(start_server: StartServer) -> Non
     seconds = sorted(reply.seconds for reply in load.replies)
     assert seconds[-3] < patience(0.1), "each save waits for the lock: use BUSY_SECONDS"
     assert seconds[-1] < 4, "who waits for a lock halts all: use BUSY_SECONDS"
-    assert len(server.log_lines("database unavailable")) == 1
+    assert len(server.log_lines("database unavailable")) == 1, "an outage is logged once a minute"
 
 
 @pytest.mark.ci
@@ -87,7 +87,7 @@ def test_stop_waits_for_a_lock(start_server: StartServer, ends: bool) -> None:
     assert len(server.log_lines("could not save the last counts: database is locked")) == (
         0 if ends else 1
     )
-    assert server.start().total(key) == (2 if ends else 0)
+    assert server.start().total(key) == (2 if ends else 0), "see LAST_MILLISECONDS"
 
 
 @pytest.mark.parametrize("is_older", [False, in_ci(True)])
@@ -107,7 +107,9 @@ def test_file_is_complete_after_a_stop_although_another_program_has_it_open(
         alone = shutil.copy(server.database, server.directory / "alone.db")
     with closing(sqlite3.connect(alone)) as copy:
         assert copy.execute("SELECT total FROM api_key").fetchall() == [(int(not is_older),)]
-    assert bool(server.log_lines("another program still reads the database")) == is_older
+    assert bool(server.log_lines("another program still reads the database")) == is_older, (
+        "the log says so if another program keeps -wal alive, and only then: see save_and_close"
+    )
 
 
 @pytest.mark.ci
@@ -151,7 +153,10 @@ def test_limit_is_exact_over_64_connections(start_server: StartServer) -> None:
     server = start_server(RATE_LIMITS="free=1000/day")
     replies = Load(server.port, server.new_key(), connections=64, requests=1500).join()
     assert {reply.status for reply in replies} == {200, 429}
-    assert sorted(reply.remaining for reply in accepted(replies)) == list(range(1000))
+    assert sorted(reply.remaining for reply in accepted(replies)) == list(range(1000)), (
+        f"of 1500 requests, {len(accepted(replies))} were accepted, not 1000, or two were told the "
+        "same number of requests left: see Limiter.hit, or HIT in storage/postgres.py"
+    )
 
 
 def test_what_was_used_up_is_used_up_after_a_restart(start_server: StartServer) -> None:

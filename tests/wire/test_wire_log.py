@@ -54,7 +54,10 @@ def test_log_that_cannot_be_written_prints_no_secret(
         form.send(f"password={words[3]}".encode())
     server.stop()
     written = server.log() + (path.read_text("latin-1") if path.is_file() else "")
-    assert not [word for word in (*words, "Traceback", "Logging error") if word in written]
+    assert not [word for word in (*words, "Traceback", "Logging error") if word in written], (
+        f"a log that meets a {failure} prints a key, a cookie, a query, a form or a traceback: see "
+        "Output and protect_output in server/log.py"
+    )
     if failure == "encoding" and output != "stderr":
         assert r'"GET /\xc3\xa9" 404' in written
 
@@ -114,7 +117,10 @@ def test_reader_that_pauses_holds_up_nobody(
             *options[1:],
             stdin=writer.fileno(),
         )
-        eventually(lambda: rounds.exists() and rounds.stat().st_size > 15)
+        eventually(
+            lambda: rounds.exists() and rounds.stat().st_size > 15,
+            what="the background goes on while nobody reads its log: see Output in server/log.py",
+        )
         heard = reader.readall()
         eventually(lambda: rounds.stat().st_size > 30)
         key = server.new_key()
@@ -129,7 +135,7 @@ def test_reader_that_pauses_holds_up_nobody(
         assert os.get_blocking(writer.fileno()), "other programs write there, too"
     assert server.execute("SELECT total FROM api_key") == [(1,)]
     assert b"Booting worker" in heard
-    assert heard.count(b"ValueError") > 4
+    assert heard.count(b"ValueError") > 4, "what there is room for is logged: see Output.write"
 
 
 ALWAYS = {

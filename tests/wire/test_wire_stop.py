@@ -39,16 +39,18 @@ def test_everybody_is_told_and_nothing_is_lost(
 
         stopping = threads.submit(server.stop, number)
         with within(1):
-            assert sockets[0].close_code() == 1001
+            assert sockets[0].close_code() == 1001, "see STOPS and lifecycle.serving"
             assert idle.request(TEST, X_API_Key=key).status == 200  # as long as others go on
             under_way.send(b"\r\n")
             assert {client.close_code() for client in sockets[1:]} == {1001}
         answer = under_way.answer()
-        assert silent.ended()
+        assert silent.ended(), "a connection without a request is not closed at a stop"
         stopping.result()
-    assert (answer.status, answer.json()["success"]) == (200, True)
-    assert not server.log_lines("could not save the last counts")
-    assert server.start().total(key) == 25 + 3
+    assert (answer.status, answer.json()["success"]) == (200, True), "it was under way"
+    assert not server.log_lines("could not save the last counts"), server.log()[-1000:]
+    assert server.start().total(key) == 25 + 3, (
+        "a stop loses or doubles counts (of 25 sockets and 3 requests): see save_and_close"
+    )
 
 
 def test_what_arrives_before_and_during_a_stop_is_answered(start_server: StartServer) -> None:
@@ -63,11 +65,15 @@ def test_what_arrives_before_and_during_a_stop_is_answered(start_server: StartSe
             client.send(request_bytes(STATUS, {"Host": "a"}))
         os.kill(server.pid, signal.SIGTERM)
         assert told.close_code() == 1001
-        assert [client.answer().status for client in pending] == [200] * 40
+        assert [client.answer().status for client in pending] == [200] * 40, (
+            "what arrived before the stop is answered: see server/lifecycle.py"
+        )
         late.send(handshake_bytes(ECHO)[20:])
         answer = late.answer()
-        assert server.wait() == 0
-    assert server.postgres or server.stored == {"service.db"}, "it was not killed"
+        assert server.wait() == 0, f"the status of a stop; its log ends with {server.log()[-1000:]}"
+    assert server.postgres or server.stored == {"service.db"}, (
+        "the file is not complete alone: the worker was killed, or save_and_close has not ended"
+    )
     assert (answer.status, answer.json()["code"]) == (503, "too_many_sockets")
     assert 1 <= int(answer.headers["Retry-After"]) <= 10
 
@@ -98,12 +104,15 @@ def test_background_goes_on_after_a_bug(start_patched: StartServer) -> None:
     server.may_log_a_traceback = True
     eventually(lambda: server.log_lines("ValueError: a bug"))
     assert server.ask(TEST, X_API_Key=server.new_key()).status == 200
-    eventually(lambda: server.execute("SELECT total FROM api_key") == [(1,)])
+    eventually(
+        lambda: server.execute("SELECT total FROM api_key") == [(1,)],
+        what="the count is saved, although each round of the background fails: see attempt",
+    )
     eventually(
         lambda: len(server.log_lines("Traceback")) == len(server.worker_pids),
         what="one traceback for each worker: see attempt in server/lifecycle.py",
     )
-    assert max(map(len, server.log().splitlines())) <= 1000
+    assert max(map(len, server.log().splitlines())) <= 1000, "a line is cut off: see redact"
     assert "\x1b" not in server.log(), "a terminal would obey it"
 
 
@@ -125,9 +134,15 @@ def test_closed_terminal_saves_stops_and_frees_the_port(tmp_path: Path) -> None:
         found = eventually(lambda: re.search(r"(sk_live_\w+)\s", server.log()))
         assert {server.ask(TEST, X_API_Key=found[1]).status for _ in range(7)} == {200}
         server.stop(signal.SIGKILL)  # the terminal, and not the demo
-    eventually(lambda: not listens("127.0.0.1", server.port))
+    eventually(
+        lambda: not listens("127.0.0.1", server.port),
+        what="the demo stops with its terminal: see SIGHUP in server/lifecycle.py",
+    )
 
-    eventually(lambda: server.execute("SELECT total FROM api_key") == [(7,)])
+    eventually(
+        lambda: server.execute("SELECT total FROM api_key") == [(7,)],
+        what="the 7 requests are saved when the terminal is closed",
+    )
     eventually(lambda: not server.database.with_name("service.db-wal").exists())
     assert server.stored == {"service.db"}
 
@@ -149,11 +164,11 @@ def test_postgresql_reload_fails_nobody(start_server: StartServer, cluster: obje
     with Load(server.port, key, connections=4) as load:
         eventually(lambda: len(load.replies) > 100)
         os.kill(server.pid, signal.SIGHUP)
-        eventually(lambda: not before & set(server.worker_pids), 10)
+        eventually(lambda: not before & set(server.worker_pids), 10, "other workers serve")
         replies = load.stop()
-    assert server.total(key) == len(accepted(replies))
+    assert server.total(key) == len(accepted(replies)), "a reload loses counts, or counts twice"
     # A connection that a worker closes may cut off a request that it has not read.
-    assert {reply.status for reply in replies} <= {200, 0}
+    assert {reply.status for reply in replies} <= {200, 0}, "a reload refuses requests"
 
 
 def test_no_secret_is_in_a_log_or_a_file_and_nobody_can_forge_a_line(
@@ -162,8 +177,8 @@ def test_no_secret_is_in_a_log_or_a_file_and_nobody_can_forge_a_line(
     server = start_server(GUNICORN_CMD_ARGS="--access-logfile - --log-level debug")
     server.ask("/api/v1/%0d%0a%1b[2K%0b%c2%85%e2%80%a8forged")
     (line,) = eventually(lambda: server.log_lines("forged"))
-    assert "GET /api/v1/" in line
-    assert line.isprintable()
+    assert "GET /api/v1/" in line, "a path breaks a line of the log: see CONTROL in server/log.py"
+    assert line.isprintable(), f"the log has control characters: see CONTROL: {line!r}"
     assert server.sign_up("ada").status == 303
     key = server.flask("key", "create", "ada", "ci").strip()
     escaped = "".join(f"%{ord(character):02X}" for character in key)
@@ -179,7 +194,9 @@ def test_no_secret_is_in_a_log_or_a_file_and_nobody_can_forge_a_line(
     assert '"POST /sign-up" 303' in server.log()
     assert '"GET /api/v1/protected/test" 200' in server.log()
     secrets = ("scrypt:", "example.com", "long+enough", "long enough", key[17:-6])
-    assert not [secret for secret in secrets if secret in server.log()]
+    assert not [secret for secret in secrets if secret in server.log()], (
+        "the log has a hash, an address, a password or a key: see redact and RedactingLogger.setup"
+    )
     for path, text in itertools.product(files, texts):
         assert text[17:].encode() not in path.read_bytes(), f"{text} in {path}: see STARTS"
 

@@ -47,7 +47,7 @@ def test_stream_ends_with_its_key_and_at_a_stop(start_patched: StartServer) -> N
         f"{late} outlive their keys: let their generators ask auth.find_key before each part"
     )
     second = begin(streams)
-    assert not wait(second, MOMENT_SECONDS).done
+    assert not wait(second, MOMENT_SECONDS).done, "a stream with a good key ends by itself"
     server.stop()
     late = [second[each] for each in wait(second, 1).not_done]
     assert not late, (
