@@ -24,7 +24,7 @@ from conftest import NewKey
 from helpers.described import ANY_TIME, values_of
 from helpers.documents import API, SOCKETS, resolved
 from helpers.paths import ECHO, TEST, TIME
-from helpers.rawsocket import PING, PONG, TEXT, UPGRADE, RawSocket, close_frame, closing, frame
+from helpers.rawsocket import PING, PONG, TEXT, UPGRADE, RawSocket, closing, frame
 from helpers.server import sources
 from helpers.stored import HIDDEN, add_hidden_user, add_rows, change, outage, row
 from models import User
@@ -91,7 +91,7 @@ def start(accepted: Server, first: bytes = b"") -> tuple[Any, WebSocket]:
 def test_each_frame_gives_others_a_turn(accepted: Server, peer: RawSocket, kind: int) -> None:
     """Also those that come in one packet, and a pong that nobody has asked for."""
     start(accepted)
-    peer.send(frame(kind) * 1000 + close_frame(1000))
+    peer.send(frame(kind) * 1000 + frame(*closing(1000)))
     ended = gevent.spawn(peer.close_code)
     turns = 0
     while not ended.ready():

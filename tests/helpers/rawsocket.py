@@ -61,10 +61,6 @@ def closing(code: int | None = None, reason: str = "") -> Frame:
     return Frame(CLOSE, b"" if code is None else frames.Close(code, reason).serialize())
 
 
-def close_frame(code: int | None = None) -> bytes:
-    return frame(*closing(code))
-
-
 class RawSocket(contextlib.AbstractContextManager["RawSocket"]):
     """One connection to the server, a new one or `sock`; its reads fail after PATIENT_SECONDS."""
 

@@ -21,7 +21,6 @@ from helpers.rawsocket import (
     PONG,
     TEXT,
     RawSocket,
-    close_frame,
     closing,
     frame,
     handshake_bytes,
@@ -125,7 +124,7 @@ def test_client_that_answers_no_ping_is_lost(start_patched: StartServer) -> None
     ]
     # The answer to a close of the client has its code, and no reason.
     + [
-        pytest.param(close_frame(code), code, "", id=f"closed with {code}")
+        pytest.param(frame(*closing(code)), code, "", id=f"closed with {code}")
         for code in (None, 1000, 1008, 4999)
     ],
 )
@@ -219,7 +218,7 @@ def test_odd_handshake_and_the_frames_in_its_packet_are_answered(
     server: Server, changes: dict[str, str | None]
 ) -> None:
     texts = ["first", "x" * 60_000, "last"]
-    frames = [*(frame(TEXT, text.encode()) for text in texts), close_frame(1000)]
+    frames = [*(frame(TEXT, text.encode()) for text in texts), frame(*closing(1000))]
     with RawSocket(server.port) as client:
         client.send(b"".join([handshake_bytes(ECHO, changes), *frames]))
         answer = client.answer()
@@ -256,7 +255,7 @@ def test_too_many_of_one_caller_and_of_all(start_server: StartServer) -> None:
                 assert answer.json()["code"] == "too_many_sockets"
                 assert 1 <= int(answer.headers["Retry-After"]) <= 10
         assert answer.headers["X-RateLimit-Remaining"] == "1000"  # it was not counted
-        clients[0].send(close_frame(1000))
+        clients[0].send(frame(*closing(1000)))
         assert clients[0].close_code() == 1000
         eventually(lambda: server.send(handshake_bytes(third)).status == 101)
 
