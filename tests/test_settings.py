@@ -33,7 +33,7 @@ LONGEST = Quota(f"z{'a-_0189' * 4}bcd", 999_999_999_999, 1)  # each kind of char
 def refusal(**environ: str) -> str:
     with pytest.raises(SettingsError) as mistake:
         load(environ)
-    assert "\n" not in str(mistake.value)
+    assert "\n" not in str(mistake.value), f"a refusal is one line: {mistake.value}"
     return str(mistake.value)
 
 
@@ -123,8 +123,8 @@ def test_wrong_value_is_one_line_with_the_variable_first(variable: str) -> None:
     )
     for text in (*WRONG[variable], *CONTROLS):
         line = refusal(**{variable: text})
-        assert line.startswith(f"{variable}: "), text
-        assert variable != "SECRET_KEY" or not text or text not in line
+        assert line.startswith(f"{variable}: "), f"{text!r} is refused without the name: {line}"
+        assert variable != "SECRET_KEY" or not text or text not in line, "the secret is shown"
 
 
 UNREADABLE = [  # what libpq takes for the host, the port or the name, its errors repeat
@@ -139,7 +139,7 @@ UNREADABLE = [  # what libpq takes for the host, the port or the name, its error
 )
 def test_password_of_a_url_is_read_as_it_is_written(password: str) -> None:
     loaded = load({"DATABASE_URL": f"postgresql://ada:{password}@localhost/demo"})
-    assert "fish" not in repr(loaded)
+    assert "fish" not in repr(loaded), "the repr of Settings shows the password of the URL"
     assert conninfo_to_dict(str(loaded.database_url)) == {
         "user": "ada",
         "password": unquote(password),
@@ -165,8 +165,8 @@ def test_password_of_a_url_is_read_as_it_is_written(password: str) -> None:
 )
 def test_url_that_cannot_be_read_is_refused_but_not_shown(url: str) -> None:
     line = refusal(DATABASE_URL=url)
-    assert line.startswith("DATABASE_URL: must be sqlite:///")
-    assert "fish" not in line
+    assert line.startswith("DATABASE_URL: must be sqlite:///"), f"see _postgres: {line}"
+    assert "fish" not in line, f"the line shows the password of the URL: {line}"
 
 
 def test_missing_driver_is_an_error_with_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -216,5 +216,5 @@ def test_file_limit_is_raised_as_far_as_allowed(
     monkeypatch.setattr(resource, "getrlimit", lambda _: tuple(limits))
     monkeypatch.setattr(resource, "setrlimit", set_limits)
     raise_file_limit()
-    assert limits == [raised, hard]
+    assert limits == [raised, hard], "the limit on open files is raised: see raise_file_limit"
     assert (max_connections(), max_websockets()) == (raised // 2, sockets)

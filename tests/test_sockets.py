@@ -110,7 +110,8 @@ def test_push_that_does_not_fit_ends_all(accepted: Server, peer: RawSocket, befo
     assert serving.get(timeout=30) == CloseCode.ABNORMAL
 
     data = b"".join(iter(partial(peer.sock.recv, 100_000), b""))
-    assert set(data) <= ({0} if before else {1})  # what fitted, and after it no close frame
+    # What fitted, and after it no close frame.
+    assert set(data) <= ({0} if before else {1}), "a frame follows what was cut: see send_now"
 
 
 def test_push_to_a_client_that_has_left_raises_nothing(accepted: Server, peer: RawSocket) -> None:
@@ -131,11 +132,11 @@ def test_nothing_follows_a_close_frame(accepted: Server, peer: RawSocket) -> Non
     ws.send_now(b"late")
     with pytest.raises(ConnectionClosed):
         ws.send(b"late")
-    assert peer.frame() == closing(1001, REASONS[1001])
+    assert peer.frame() == closing(1001, REASONS[1001]), "the first close decides on the code"
     peer.send(frame(PING) + frame(TEXT, b"hi"))
-    assert peer.ended()
+    assert peer.ended(), "something follows the close frame: see `close` and `_write_control`"
     peer.sock.close()
-    assert serving.get(timeout=30) == CloseCode.GOING_AWAY
+    assert serving.get(timeout=30) == CloseCode.GOING_AWAY, "the first close decides on the code"
 
 
 def test_one_close_frame_is_sent_when_there_is_room(
@@ -177,7 +178,7 @@ def test_reasons_of_closes_are_described_and_short_enough() -> None:
     files = [file.read_text() for file in sources()]
     written = {int(code) for text in files for code in re.findall(r"\.close\((\d{4})", text)}
     assert written <= described.keys(), "close with a CloseCode, and name it in REASONS"
-    assert max(len(reason.encode()) for reason in REASONS.values()) <= 123
+    assert max(len(reason.encode()) for reason in REASONS.values()) <= 123, "shorten it in REASONS"
 
 
 BUG = mock.Mock(side_effect=ZeroDivisionError)
@@ -217,11 +218,11 @@ def test_handler_that_ends_closes_and_its_bug_is_logged(
             open_sockets_of(app).handle(WebSocket(accepted), None, handler)
 
     served = gevent.spawn(serve)
-    assert peer.frame() == closing(code, REASONS[code])
+    assert peer.frame() == closing(code, REASONS[code]), "see OpenSockets.handle"
     peer.sock.close()
     served.get(timeout=30)
-    assert error in caplog.text
-    assert "private" not in caplog.text
+    assert error in caplog.text, "a bug of a handler is not logged: see OpenSockets.handle"
+    assert "private" not in caplog.text, "the query is logged, which may have a key"
 
 
 TOLD = {  # by the codes of refusals

@@ -58,7 +58,9 @@ WRITTEN = {
 
 
 def test_each_setting_of_gunicorn_was_decided_on() -> None:
-    assert sorted(SETTINGS) == sorted([*SUPPORTED_OPTIONS, *REFUSED, *WITHOUT_OPTION])
+    assert sorted(SETTINGS) == sorted([*SUPPORTED_OPTIONS, *REFUSED, *WITHOUT_OPTION]), (
+        "gunicorn has other settings: name each in SUPPORTED_OPTIONS, REFUSED or WITHOUT_OPTION"
+    )
     assert {name for name in SETTINGS if not SETTINGS[name].cli} == {*WITHOUT_OPTION}
 
 
@@ -68,7 +70,9 @@ def test_documents_list_the_supported_options() -> None:
         section("Options of gunicorn", (REPOSITORY / "docs/deploying.md").read_text()),
     )
     names = {option: name for name in SETTINGS for option in SETTINGS[name].cli or []}
-    assert sorted(names[option] for option in listed) == sorted(SUPPORTED_OPTIONS)
+    assert sorted(names[option] for option in listed) == sorted(SUPPORTED_OPTIONS), (
+        "edit the list in docs/deploying.md, Options of gunicorn"
+    )
 
 
 @pytest.mark.parametrize("value", ["1", "0"])

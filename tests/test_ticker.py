@@ -70,8 +70,12 @@ def test_first_update_comes_within_200_ms(clock: Sleeper, tenth: int, offset: fl
     listeners = [clock.join() for _ in range(3)]
     clock.now += 0.0002  # the next tenth may begin meanwhile
     clock.run(1)
-    assert all(0 < moments[0] - joined <= 0.2 for moments in listeners)
-    assert all(0.099 < moments[0] % 1 < 0.901 for moments in listeners)
+    assert all(0 < moments[0] - joined <= 0.2 for moments in listeners), (
+        f"the first update comes later than 0.2 s after {joined}: {listeners}: see Ticker"
+    )
+    assert all(0.099 < moments[0] % 1 < 0.901 for moments in listeners), (
+        f"an update comes within 0.1 s of the turn of a second: {listeners}: see Ticker"
+    )
     phases = {round(moments[0] % 1, 1) for moments in listeners}
     assert len(phases) == (1 if tenth in (8, 9) else 2), "those that join together tick apart"
 
@@ -83,8 +87,10 @@ def test_lateness_up_to_the_turn_skips_and_repeats_no_second(clock: Sleeper) -> 
     clock.run(30)
     for moments in listeners:
         seconds = [int(moment) for moment in moments]
-        assert seconds == list(range(seconds[0], seconds[0] + len(seconds)))
-        assert len(seconds) > 30
+        assert seconds == list(range(seconds[0], seconds[0] + len(seconds))), (
+            "a second is skipped or repeated when a tick is late: see Ticker"
+        )
+        assert len(seconds) > 30, f"only {len(seconds)} updates in 31 s: the Ticker drifts"
 
 
 @pytest.mark.parametrize("jump", [-86_400, -5, 5, 86_400])
@@ -94,4 +100,6 @@ def test_clock_that_is_set_makes_no_burst_and_no_silence(clock: Sleeper, jump: i
     clock.late = lambda now: now + next(jumps, 0) if abs(now - NOON - 3) < 0.1 else now
     clock.run(12)
     assert next(jumps, None) is None, "it was set"
-    assert 11 <= len(moments) <= 13
+    assert 11 <= len(moments) <= 13, (
+        f"{len(moments)} updates in 12 s, in which the clock was set by {jump} s: use monotonic"
+    )

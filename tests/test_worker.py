@@ -61,7 +61,7 @@ def test_patches_spare_gunicorn_work(worker: Worker, monkeypatch: pytest.MonkeyP
     gunicorn_patches.patch_gunicorn(worker.cfg)
     monkeypatch.delattr(Config, "__getattr__")  # plain attributes are left
     first, second = (wsgi.base_environ(worker.cfg)["wsgi.errors"] for _ in range(2))
-    assert first is second
+    assert first is second, "the wrapper of errors is made for each request: see patch_gunicorn"
     for clock.now, date in ((5.9, b"\r\nDate: second 5\r\n"), (7.1, b"\r\nDate: second 7\r\n")):
         with connected(worker) as client:
             client.sendall(GET)
@@ -88,7 +88,9 @@ def test_complete_body_comes_in_one_packet_with_the_header(worker: Worker) -> No
     gunicorn_patches.patch_gunicorn(worker.cfg)
     with connected(worker) as client:
         client.sendall(GET)
-        assert client.recv(4096).endswith(b"\r\n\r\nHello")
+        assert client.recv(4096).endswith(b"\r\n\r\nHello"), (
+            "the body comes in a packet of its own: see Response.write in gunicorn_patches.py"
+        )
     body = b"x" * 3_000_000  # more than the kernel takes at once
     worker.wsgi = lambda environ, start_response: hello(environ, start_response, body)
     with connected(worker, socket.SOCK_STREAM) as client:
@@ -108,7 +110,7 @@ def test_each_part_of_a_stream_is_sent_as_soon_as_it_exists(worker: Worker) -> N
     worker.wsgi = stream
     with connected(worker, socket.SOCK_STREAM) as client:
         client.sendall(GET)
-        assert client.recv(4096).endswith(b"\r\n\r\none")
+        assert client.recv(4096).endswith(b"\r\n\r\none"), "a part of a stream waits for the next"
         may_go_on.set()
         assert client.recv(4096) == b"two"
 

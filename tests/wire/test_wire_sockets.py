@@ -52,7 +52,9 @@ def test_a_thousand_mixed_messages_come_back_in_order(server: Server) -> None:
         for part in (sent[start : start + 50] for start in range(0, len(sent), 50)):
             for message in part:
                 ws.send(message)
-            assert [json.loads(ws.recv(timeout=30))["message"] for _ in part] == part
+            assert [json.loads(ws.recv(timeout=30))["message"] for _ in part] == part, (
+                "messages come back whole and in order: see `messages` and `_flush`"
+            )
 
 
 @pytest.mark.parametrize("sent", [frame(TEXT, b"x" * MAX_BYTES), frame(PING, b"x" * 125)])
@@ -65,7 +67,9 @@ def test_client_that_never_reads(start_patched: StartServer, sent: bytes) -> Non
         client.sock.settimeout(15)
         with pytest.raises((ConnectionResetError, BrokenPipeError)):
             client.send(bytes(50_000_000))
-    eventually(lambda: server.log_lines(": 1006"))
+    eventually(
+        lambda: server.log_lines(": 1006"), what="the close of a client that is lost is logged"
+    )
 
 
 def test_kernel_keeps_128_kib_of_a_connection_in_each_direction(
@@ -89,7 +93,7 @@ def test_client_that_answers_no_ping_is_lost(start_patched: StartServer) -> None
     with RawSocket(server.port).open(ECHO) as client:
         started = time.monotonic()
         for _ in range(5):
-            assert client.frame() == (PING, b"")
+            assert client.frame() == (PING, b""), "see `ping` and PING_SECONDS"
             client.send(frame(PONG))
         answered = time.monotonic()
         assert answered - started < patience(1.5), "a pong puts the next ping off by PING_SECONDS"
@@ -136,7 +140,7 @@ def test_close_has_its_code_and_its_reason(
         assert client.frame() == closing(code, reason), (
             "close it at once, in `messages` or `_events` of ws/connection.py"
         )
-        assert client.ended()
+        assert client.ended(), "something follows the close frame: see _events in ws/connection.py"
 
 
 @pytest.mark.parametrize(
@@ -222,8 +226,10 @@ def test_odd_handshake_and_the_frames_in_its_packet_are_answered(
     with RawSocket(server.port) as client:
         client.send(b"".join([handshake_bytes(ECHO, changes), *frames]))
         answer = client.answer()
-        assert answer.status == 101
-        assert not {"Sec-WebSocket-Extensions", "Sec-WebSocket-Protocol"} & answer.headers.keys()
+        assert answer.status == 101, f"{changes} is refused: see tokens, HANDSHAKE: {answer}"
+        assert not {"Sec-WebSocket-Extensions", "Sec-WebSocket-Protocol"} & answer.headers.keys(), (
+            "it agrees to a compression, or a protocol: see plain_handshake"
+        )
         assert [client.frame().json()["message"] for _ in texts] == texts
         assert client.frame() == closing(1000)
         assert client.ended()
@@ -269,7 +275,7 @@ def test_1024_open_files_are_enough_for_384_sockets(start_server: StartServer) -
     with contextlib.ExitStack() as clients:  # each asks as soon as it is connected
         assert [
             clients.enter_context(RawSocket(server.port)).handshake(ECHO).status for _ in range(385)
-        ] == [101] * 384 + [503]
+        ] == [101] * 384 + [503], "with 1,024 files, 384 sockets are open: see max_websockets"
 
 
 def test_frame_is_finished_before_1001(start_server: StartServer) -> None:
@@ -280,9 +286,9 @@ def test_frame_is_finished_before_1001(start_server: StartServer) -> None:
             client.open(ECHO).fill(frame(TEXT, b"x" * MAX_BYTES), seconds=0.5)
         os.kill(server.pid, signal.SIGTERM)
         while (found := reading.frame()).opcode == TEXT:
-            assert len(found.json()["message"]) == MAX_BYTES
-        assert found == closing(1001, REASONS[1001])
-        assert server.wait() == 0
+            assert len(found.json()["message"]) == MAX_BYTES, "a frame is cut by a stop"
+        assert found == closing(1001, REASONS[1001]), "see wait_closed in ws/connection.py"
+        assert server.wait() == 0, f"the status of a stop; {server.log()[-1000:]}"
     assert len(server.log_lines(": 1001")) == len(server.log_lines(": 1006")) == 1, (
         "who reads gets the whole frame and a close frame: see wait_closed and _disconnect"
     )

@@ -126,7 +126,9 @@ def test_every_command_leads_to_the_same_server(
 def test_refused_start_is_one_line(
     tmp_path: Path, command: str, settings: dict[str, str], words: str
 ) -> None:
-    assert re.match(words, start_refusal(command, tmp_path, **settings))
+    assert re.match(words, start_refusal(command, tmp_path, **settings)), (
+        f"the refusal has to begin with {words!r}; the other text is what it says"
+    )
 
 
 @pytest.mark.parametrize(
@@ -146,7 +148,7 @@ def test_other_servers_answer_only_which_command_to_run(tmp_path: Path, command:
             assert (answer.status, answer.headers["Content-Type"], answer.json()["code"]) == (
                 *(503, "application/problem+json"),
                 "unavailable",
-            )
+            ), f"{path} is served without our worker: see wsgi_app in service/application.py"
             assert "`.venv/bin/gunicorn`" in answer.json()["detail"]
         assert server.send(handshake_bytes(ECHO)).status == 503
     assert len(server.log_lines("run `.venv/bin/gunicorn`")) == 1
@@ -308,7 +310,7 @@ def test_signal_during_the_start_stops_the_demo_in_order(
         eventually(lambda: demo.log_lines(moment), 30)
         os.kill(demo.pid, number)
         signalled = time.monotonic()
-    assert demo.wait() == 0
+    assert demo.wait() == 0, f"the status of a stop in a start; {demo.log()[-1000:]}"
     # A worker is killed that has only just been forked, and hears no signal, or that takes 5 s.
     is_killed = moment == "Listening at" or time.monotonic() - signalled > 5
     assert is_killed or demo.stored == {"service.db"}
@@ -322,4 +324,4 @@ def test_taken_port_is_one_line_and_spends_no_secret(tmp_path: Path) -> None:
         f"PORT: {port} on 127.0.0.1: Address already in use; "
         f"is the service running already? If not, try PORT={port + 1}"
     )
-    assert not (tmp_path / "demo.db").exists()
+    assert not (tmp_path / "demo.db").exists(), "the port is looked at before a file is made"
