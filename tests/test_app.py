@@ -58,7 +58,7 @@ def test_status_says_whether_a_key_is_good(server: Server, server_key: str) -> N
     assert [get(server, STATUS, X_API_Key=key) for key in ("", "nonsense", server_key)] == [
         {"status": "operational", "version": "1.0.0", "authenticated": is_good}
         for is_good in (False, False, True)
-    ]
+    ], "without a key, with a bad one, with a good one: see status in app.py"
 
 
 def test_protected_test(server: Server) -> None:

@@ -132,7 +132,9 @@ def test_nothing_follows_a_close_frame(accepted: Server, peer: RawSocket) -> Non
     ws.send_now(b"late")
     with pytest.raises(ConnectionClosed):
         ws.send(b"late")
-    assert peer.frame() == closing(1001, REASONS[1001]), "the first close decides on the code"
+    assert peer.frame() == closing(1001, REASONS[1001]), (
+        "the close frame comes at once, with the code of the first close: see WebSocket.close"
+    )
     peer.send(frame(PING) + frame(TEXT, b"hi"))
     assert peer.ended(), "something follows the close frame: see `close` and `_write_control`"
     peer.sock.close()
