@@ -36,7 +36,7 @@ from helpers.documents import (
     section,
     socket_operations,
 )
-from helpers.paths import STATUS
+from helpers.paths import STATUS, TEST
 from helpers.rawsocket import handshake_bytes
 from helpers.server import (
     REPOSITORY,
@@ -207,7 +207,12 @@ def test_messages_are_described(start_patched: StartServer, name: str) -> None:
     )
 
     asked = [each for each in operations if each["action"] == "receive"]
-    replies = [text for each in asked if "reply" in each for text in of(each["reply"])]
+    replies = [
+        text
+        for each in asked
+        if "reply" in each and each["reply"].get("channel", each["channel"]) == each["channel"]
+        for text in of(each["reply"])
+    ]
     others = [text for each in operations if each["action"] == "send" for text in of(each)]
     to_one, to_other = (
         {each["payload"]["properties"]["type"]["const"]: each["payload"] for each in described}
@@ -366,6 +371,29 @@ FIGURES = [  # what a document tells, and what is true
     ("docs/asyncapi.json", r'"maxLength": (\d{3,})', MAX_MESSAGE_BYTES),
     ("docs/asyncapi.json", r"Up to ([\d,]+) bytes", f"{MAX_MESSAGE_BYTES:,}"),
     ("docs/asyncapi.json", r'when": "A message was larger than (.*?) b', f"{MAX_MESSAGE_BYTES:,}"),
+    ("docs/asyncapi.json", r'"asyncapi": "(.*?)"', "3.1.0"),  # tools read the others differently
+    ("docs/asyncapi.json", r'"host": "(.*?)", "protocol": "(.*?)"', ("{host}", "ws")),
+    ("docs/asyncapi.json", r'"default": "127.0.0.1:(\d+)"', settings.load({}).port),
+    ("docs/asyncapi.json", r'"defaultContentType": "(.*?)"', "application/json"),
+    ("docs/asyncapi.json", r'"contentType": "(.*?)", "payload": { "type": "string"', "text/plain"),
+    ("docs/asyncapi.json", r'"method": "(\w+)".*"method": "(\w+)"', ("GET", "GET")),
+    ("docs/asyncapi.json", r'"x-check": "(.*?)"', TEST),
+    (
+        "docs/asyncapi.json",
+        r'"security": \[ { "\$ref": "(\S+)" }, { "\$ref": "(\S+)" } \]',
+        ("#/components/securitySchemes/query", "#/components/securitySchemes/header"),
+    ),
+    # Anybody may ask for the status, with a key or without.
+    ("docs/endpoints.json", r'"security": (.*?), "errors"', '[{}, {"apiKey": []}]'),
+    ("docs/openapi.json", r'"openapi": "(.*?)"', "3.1.0"),
+    *(
+        (
+            "docs/openapi.json",
+            rf'"components": .*"status": {status}, "detail": "(.*?)"',
+            responses.DEFAULTS[status][1],
+        )
+        for status in (400, 413, 500, 503)
+    ),
     ("docs/endpoints.json", r"body is larger than (\d+) KiB", application.MAX_BODY_BYTES // 1024),
     ("docs/endpoints.json", r"body did not arrive within (\d+) s", application.BODY_SECONDS),
     ("docs/openapi.json", r"OPTIONS gets a (\d+) without a body", 200),

@@ -19,6 +19,9 @@ FORMATS = {
     "date-time": r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d",
     "date": r"^\d{4}-\d\d-\d\d$",
     "email": "@",
+    "time": r"^\d\d:\d\d:\d\d",
+    "uri": r"^\w+:",
+    "uuid": r"^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$",
 }
 BOUNDS: dict[str, Callable[[Any, Any], bool]] = {
     "minimum": lambda value, bound: value >= bound,
