@@ -198,7 +198,11 @@ def test_messages_are_described(start_patched: StartServer, name: str) -> None:
     """
     advice = f"edit docs/asyncapi.json: {name}"
     operations = socket_operations(name)
-    assert operations, f"{advice}: an operation, with the messages that are sent"
+    assert {
+        each.get("reply", each).get("channel", each["channel"])["$ref"] for each in operations
+    } == {f"#/channels/{name}"}, (
+        f"{advice}: an operation, with the messages that are sent, and its reply in this channel"
+    )
     assert "summary" in SOCKETS["channels"][name], f"{advice}: summary"
     path = SOCKETS["channels"][name]["address"]
     server = start_patched(WEBSOCKETS, WEB_CONCURRENCY="1")
@@ -207,12 +211,7 @@ def test_messages_are_described(start_patched: StartServer, name: str) -> None:
     )
 
     asked = [each for each in operations if each["action"] == "receive"]
-    replies = [
-        text
-        for each in asked
-        if "reply" in each and each["reply"].get("channel", each["channel"]) == each["channel"]
-        for text in of(each["reply"])
-    ]
+    replies = [text for each in asked if "reply" in each for text in of(each["reply"])]
     others = [text for each in operations if each["action"] == "send" for text in of(each)]
     to_one, to_other = (
         {each["payload"]["properties"]["type"]["const"]: each["payload"] for each in described}
