@@ -402,6 +402,7 @@ FIGURES = [  # what a document tells, and what is true
         r'"ContentTooLarge": { "description": ".*? larger than (\d+) KiB',
         application.MAX_BODY_BYTES // 1024,
     ),
+    ("gunicorn.conf.py", r'bind = f"(.*?):', "0.0.0.0"),  # or no router of a platform reaches it
     ("docs/deploying.md", r"open for (\d+) seconds instead of (\d+)", IDLE),
     ("docs/deploying.md", r"belong to user (\d+)", deployed("Dockerfile", r"--uid (\d+)")),
     ("docs/deploying.md", r"-v demo-data:(\S+)", deployed("Dockerfile", r"sqlite:///(/\w+)/")),

@@ -6,6 +6,7 @@ import pytest
 from flask import request
 
 import app as service
+from helpers.rawsocket import request_bytes
 from helpers.server import Server
 from service.client_address import client_network
 from settings import Settings, load
@@ -49,17 +50,20 @@ def test_address_stays_if_a_router_is_missing(config: Settings, entries: str) ->
     assert seen(config, 2, headers) == "127.0.0.1 http://localhost/"
 
 
-def test_gunicorn_believes_no_header_about_the_scheme(server: Server) -> None:
+def test_gunicorn_believes_no_header_about_the_scheme_and_the_path(server: Server) -> None:
     """It would by default, because it takes every address for a proxy's."""
-    answer = server.ask("/log-in", X_Forwarded_Proto="https", X_Forwarded_Ssl="on")
-    assert "Strict-Transport-Security" not in answer.headers
+    forged = {"X-Forwarded-Proto": "https", "X-Forwarded-Ssl": "on", "SCRIPT_NAME": "/log-in"}
+    answer = server.send(request_bytes("/log-in", {"Host": "localhost"} | forged))
+    assert (answer.status, "Strict-Transport-Security" in answer.headers) == (200, False), (
+        "edit gunicorn.conf.py: secure_scheme_headers, forwarder_headers"
+    )
 
 
 @pytest.mark.parametrize(
     ("address", "who"),
     [
         ("203.0.113.7", "203.0.113.7"),
-        ("2001:db8:1:2:3:4:5:6", "2001:db8:1:2::"),
+        ("2001:db8:1:3:8004:5:6:7", "2001:db8:1:3::"),
         ("::ffff:203.0.113.7", "203.0.113.7"),  # IPv4, as a socket for both shows it
         ("fe80::1%eth0", "fe80::"),
         ("203.0.113.7:40000", "203.0.113.7"),  # as Azure's gateways write it
