@@ -446,12 +446,23 @@ def test_backup_is_whole_and_private_and_replaces_nothing(
     assert copy.stat().st_mode & 0o777 == 0o600
     with contextlib.closing(sqlite3.connect(copy)) as opened:
         assert opened.execute("SELECT id FROM api_key").fetchall() == [(key[8:16],)]
-    before = copy.read_bytes()
-    for taken in (copy, link):
-        assert f"{taken} exists, and is not replaced" == refused(
-            cli.invoke(args=["backup", str(taken)])
-        )
-    assert (copy.read_bytes(), link.exists(), [*tmp_path.glob(".*")]) == (before, False, [])
+    before, late = copy.read_bytes(), tmp_path / "late.db"
+    monkeypatch.setattr(  # another program makes this file while SQLite copies
+        "peewee.logger.debug", lambda asked: "VACUUM" in asked[0] and late.write_text("theirs")
+    )
+    monkeypatch.setattr("peewee.logger.isEnabledFor", lambda level: True)
+    for taken in (late, copy, link):
+        result = cli.invoke(args=["backup", str(taken)])
+        assert (result.exit_code, result.stderr) == (
+            1,
+            f"Error: {taken} exists, and is not replaced\n",
+        ), f"a backup replaces {taken.name}: look right before the rename, not before the copy"
+    assert (copy.read_bytes(), late.read_text(), link.exists(), [*tmp_path.glob(".*")]) == (
+        before,
+        "theirs",
+        False,
+        [],
+    )
 
 
 @pytest.mark.parametrize(
