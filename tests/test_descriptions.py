@@ -200,6 +200,10 @@ def test_routes_are_those_that_are_described(app: Flask) -> None:
 
 def test_readme_lists_every_endpoint_and_who_may_call_it() -> None:
     """A parameter is written as {name}, or as Flask writes it."""
+    tags = {each["name"] for each in API["tags"]}
+    assert tags == {tag for each in OPERATIONS for tag in each.entry["tags"]}, (
+        "edit `tags` in docs/endpoints.json and docs/openapi.json"
+    )
     described = {
         *((each.method, each.path, each.needs_key) for each in OPERATIONS),
         *(("WS", each["address"], needs_key(name)) for name, each in SOCKETS["channels"].items()),

@@ -157,6 +157,14 @@ def test_story_of_a_user(person: Browser, server: Server) -> None:
     person.back()
     person.expect("Log in to open Profile Settings.")
     assert last_key not in person.run(page)
+    for label in ("User name or email", "Password"):
+        person.type(label, "wrong")
+    person.click("Log in")
+    person.expect("Wrong user name or password.")
+    person.back()
+    person.wait(
+        lambda: person.run("() => !document.querySelector(':disabled')"), "buttons after Back"
+    )
     person.open(server.url)
     person.click(f"Send GET {ME}")
     person.expect("This endpoint needs a key.")
@@ -430,7 +438,9 @@ FAULTS = """() => {
         e => [...e.childNodes].some(node => node.nodeType === 3 && node.data.trim()))
     const tiny = all('html:not(:has([name=viewport]))') // on a phone
     const shown = all("[hidden]").filter(e => e.checkVisibility())
-    return [...wide, ...bare, ...tiny, ...shown].map(element => element.outerHTML.slice(0, 200))
+    const cut = all("textarea, pre, .card").filter(e =>
+        getComputedStyle(e).overflowY === "hidden" && e.scrollHeight > e.clientHeight + 1)
+    return [...wide, ...bare, ...tiny, ...shown, ...cut].map(e => e.outerHTML.slice(0, 200))
 }"""
 
 
