@@ -312,3 +312,18 @@ def start_patched(start_server: StartServer, tmp_path: Path) -> StartServer:
         return start_server(*command, GUNICORN_CMD_ARGS=f"--config {file}", **settings)
 
     return start
+
+
+@pytest.fixture
+def zones(monkeypatch: pytest.MonkeyPatch) -> Iterator[Iterator[str]]:
+    """Moves the server to another time zone, and to one more."""
+
+    def move() -> Iterator[str]:
+        for name in ("Asia/Tokyo", "America/Lima"):
+            monkeypatch.setenv("TZ", name)
+            time.tzset()
+            yield name
+
+    yield move()
+    monkeypatch.undo()
+    time.tzset()

@@ -641,21 +641,6 @@ def without_numbers(text: str) -> str:
     return re.sub(r"[0-9a-f]{8}(?:-[0-9a-f]{4,12}){4}|\d+", "0", text)
 
 
-@pytest.fixture
-def zones(monkeypatch: pytest.MonkeyPatch) -> Iterator[Iterator[str]]:
-    """Moves the server to another time zone, and to one more."""
-
-    def move() -> Iterator[str]:
-        for name in ("Asia/Tokyo", "America/Lima"):
-            monkeypatch.setenv("TZ", name)
-            time.tzset()
-            yield name
-
-    yield move()
-    monkeypatch.undo()
-    time.tzset()
-
-
 def check_times(what: str, one: str, other: str) -> None:
     """The texts are the same but for seconds."""
     advice = f"{what}: write times with date_time, timestamp or display"

@@ -40,6 +40,13 @@ WITHOUT_OPTION = re.findall(
     post_worker_init pre_exec pre_fork pre_request secure_scheme_headers ssl_context tmp_upload_dir
     when_ready worker_abort worker_exit worker_int wsgi_app""",
 )
+OURS = re.findall(  # what gunicorn.conf.py sets
+    r"\w+",
+    """
+    access_log_format backlog bind chdir control_socket_disable forwarded_allow_ips
+    forwarder_headers graceful_timeout http_parser keepalive logger_class on_starting
+    secure_scheme_headers when_ready worker_class worker_connections workers wsgi_app""",
+)
 SETTINGS = Config().settings
 # Each command of the documents and of what deploys the service: its file, and what stands behind
 # `gunicorn`, which in a Dockerfile is a list in JSON. Lines that are comments are left out.
@@ -62,6 +69,11 @@ def test_each_setting_of_gunicorn_was_decided_on() -> None:
         "gunicorn has other settings: name each in SUPPORTED_OPTIONS, REFUSED or WITHOUT_OPTION"
     )
     assert {name for name in SETTINGS if not SETTINGS[name].cli} == {*WITHOUT_OPTION}
+    file = (REPOSITORY / "gunicorn.conf.py").read_text()
+    assert SETTINGS.keys() & {*re.findall(r"(?m)^(\w+)[^=\n(]*=", file)} == {*OURS}, (
+        "gunicorn.conf.py sets other settings: do all promises of the service hold with them? "
+        "Then edit OURS"
+    )
 
 
 def test_documents_list_the_supported_options() -> None:

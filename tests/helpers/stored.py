@@ -70,6 +70,7 @@ def add_hidden_user() -> str:
         if field.model in owned and field.name not in NEEDED:
             write(field, "HIDDEN", field.model.id == owned[field.model])
     add_rows(key, "HIDDEN", 777_777)
+    add_rows(key, "HIDDEN", 777_777, is_full=True)
     return secret
 
 
@@ -78,8 +79,8 @@ def add_rows(key: ApiKey, text: str, number: int, is_full: bool = False) -> None
     """Store a row of the key's user in each table that was added to the first three.
 
     It has this text in each column of texts, and this number wherever one is needed, or, if
-    is_full, in all that aren't made for each row, as an UUID is. Times are a minute ago, and come
-    in the order of their columns.
+    is_full, in all that aren't made for each row, as an UUID is. Times are 90 minutes ago, and come
+    in the order of their columns; with an odd number, those that may be null are tomorrow.
     """
     owners: dict[str, Any] = {"user": key.user_id, "api_key": key.id}
     for table in TABLES[3:]:
@@ -92,7 +93,8 @@ def add_rows(key: ApiKey, text: str, number: int, is_full: bool = False) -> None
             elif isinstance(field, TEXTS):
                 row[name] = key.id if name == "key_id" else text
             elif name.endswith("_at") and (is_full or not field.null):
-                row[name] = now() - 60 + len(row)
+                is_ahead = field.null and number % 2  # such as an end that is to come
+                row[name] = now() - 5400 + len(row) + (DAY if is_ahead else 0)
             elif not callable(field.default) and (
                 is_full or not (field.null or field.default is not None)
             ):

@@ -62,14 +62,18 @@ def test_every_command_leads_to_the_same_server(
     """It makes no user beside others, not even as the demo."""
     (tmp_path / "psycopg.py").write_text("raise ImportError")  # SQLite needs no driver
     server = Server(
-        tmp_path, *command, GUNICORN_CMD_ARGS="--access-logfile -", PYTHONPATH=str(tmp_path)
+        tmp_path,
+        *command,
+        GUNICORN_CMD_ARGS="--access-logfile -",
+        PYTHONPATH=str(tmp_path),
+        PROXY_HOPS="1",
     )
     key = server.new_key()
     with server, RawSocket(server.start().port) as stream:
         stream.open(f"{TIME}?api_key={key}")
         for expected in ("auth_success", "time_update", "time_update"):
             assert stream.frame().json()["type"] == expected
-        assert server.ask(TEST, X_API_Key=key).status == 200
+        assert server.ask(TEST, X_API_Key=key, X_Forwarded_For="203.0.113.7").status == 200
         for path in Path("/tmp").glob(f"demo-{server.port}.sock"):
             bash(f"curl -sSfm 20 --unix-socket {path} http://a{STATUS} http://a/log-in", tmp_path)
         assert server.send(f"GET {TIME}?api_key={key}\r\n\r\n".encode()).status == 400  # no version
@@ -82,8 +86,8 @@ def test_every_command_leads_to_the_same_server(
         "what only the demo says, where nobody is named demo"
     )
     assert re.search(
-        rf'\d\] \[INFO\] 127.0.0.1 "GET {TEST}" 200 [1-9]\d+ \d\.\d+s\n', server.log()
-    ), "an access log, with addresses, sizes and seconds"
+        rf'\d\] \[INFO\] 203.0.113.7 "GET {TEST}" 200 [1-9]\d+ \d\.\d+s\n', server.log()
+    ), "an access log, with the addresses of clients and not of proxies, sizes and seconds"
     assert server.log_lines(f"open {TIME} of key {key[8:16]}")
     assert re.search(
         rf"closed {TIME} of key {key[8:16]} after [1-9]\d*\.\d s: 1001\n", server.log()
