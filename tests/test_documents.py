@@ -598,6 +598,22 @@ LINES = [  # of files in DEPLOY, with what users would notice without them
 ]
 
 
+# What the unit sets. If a line is new, decide: do all promises of the service hold with it? (A
+# WatchdogSec would end it, because gunicorn doesn't tell systemd that it is alive.)
+UNIT = re.findall(
+    r"\w+",
+    """
+    After CapabilityBoundingSet Description Environment EnvironmentFile ExecStart KillMode
+    KillSignal LimitNOFILE LockPersonality MemoryDenyWriteExecute NoNewPrivileges
+    PrivateDevices PrivateTmp PrivateUsers ProcSubset ProtectClock ProtectControlGroups
+    ProtectHome ProtectHostname ProtectKernelLogs ProtectKernelModules ProtectKernelTunables
+    ProtectProc ProtectSystem RemoveIPC Requires Restart RestartSec RestrictAddressFamilies
+    RestrictNamespaces RestrictRealtime RestrictSUIDSGID StartLimitIntervalSec StateDirectory
+    StateDirectoryMode SystemCallArchitectures SystemCallErrorNumber SystemCallFilter
+    TimeoutStopSec Type UMask User WantedBy Wants WorkingDirectory""",
+)
+
+
 @pytest.mark.parametrize(("name", "line", "promise"), LINES)
 def test_deployment_has_the_lines_that_keep_its_promises(
     name: str, line: str, promise: str
@@ -605,6 +621,10 @@ def test_deployment_has_the_lines_that_keep_its_promises(
     assert DEPLOY[name].count(" ports:") < 2, f"edit {name}: only one may be reached"
     form = re.escape(line).replace(r"\.\*", ".*")
     assert re.search(rf"(?m)^[ \t]*{form}(  #|$)", DEPLOY[name]), f"edit {name}: {line}: {promise}"
+
+
+def test_each_line_of_the_unit_was_decided_on() -> None:
+    assert {*re.findall(r"(?m)^(\w+)=", DEPLOY["demo-service.service"])} == {*UNIT}, "edit UNIT"
 
 
 def test_numbers_of_deployments_are_enough() -> None:

@@ -77,7 +77,7 @@ class Handler(BaseHTTPRequestHandler):
             head = (
                 f"{status or 200} Fine\r\nRateLimit: its own\r\nRateLimit-Policy: its own\r\n"
                 "X-Accel-Redirect: /elsewhere\r\nX-Accel-Limit-Rate: 1\r\n"
-                "X-Accel-Buffering: yes\r\n"
+                "X-Accel-Buffering: yes\r\nX-Session: its secret\r\n"
                 f"{large}{length}Connection: close"
             )
             parts = [b"", b""] if self.command == "HEAD" else [b"<", b"API>"]
@@ -226,6 +226,7 @@ def test_request_with_a_key_reaches_the_api_as_it_is(
     eventually(
         lambda: re.search(line, logged(gate.folder)), what=f"edit deploy/{gate.name}: the log"
     )
+    assert "its secret" not in logged(gate.folder), f"edit {gate.name}: no headers in the log"
 
 
 @pytest.mark.parametrize("path", ["/stream", "/slow"])  # without a length, and with one
