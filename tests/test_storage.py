@@ -207,6 +207,24 @@ def test_session_is_as_promised(place: Settings, name: str) -> None:
 
 
 @in_postgres
+def test_process_has_at_most_10_connections(store: KeyStore, place: Settings) -> None:
+    """However many requests and pages wait for one at once."""
+    pages = postgres.PageDatabase(str(place.database_url))
+    wait(
+        ThreadPoolExecutor(1).submit(ask, "SELECT pg_sleep(0.3)")
+        for ask in (store._query, pages.connection_context()(pages.execute_sql)) * 12
+    )
+    assert by_hand(
+        "SELECT count(*) FROM pg_stat_activity"
+        " WHERE datname = current_database() AND pid <> pg_backend_pid()"
+    ) <= [(10,)], (
+        "docs/growing.md promises at most 10: see KEY_CONNECTIONS and PAGE_CONNECTIONS where "
+        "storage/postgres.py makes a connection_pool"
+    )
+    pages.close_all()
+
+
+@in_postgres
 def test_start_that_adds_a_column_waits_for_nobody(place: Settings) -> None:
     """All requests would wait behind it: see ONE_AT_A_TIME."""
     by_hand("ALTER TABLE api_key DROP COLUMN predecessor")
