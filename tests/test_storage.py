@@ -404,10 +404,10 @@ def test_save_that_fails_saves_nothing_and_the_next_one_all(store: KeyStore, new
     """In the rows and in the chart; at the latest when the store is closed."""
     saved = """SELECT total, (SELECT sum(requests) FROM hourly_usage WHERE key_id = id)
         FROM api_key ORDER BY total"""
-    other_id, key_id = new_id(), new_id()
+    key_id = new_id()
     shorter = LONG._replace(seconds=10**8)  # another window begins before the save
-    assert all(store.hit(key_id, quota) for quota in (LONG, LONG, shorter))
-    assert store.hit(other_id, LONG)
+    hits = [(new_id(), LONG), (key_id, LONG), (key_id, LONG), (key_id, shorter)]
+    assert all(store.hit(*each) for each in hits)
     by_hand("CREATE UNIQUE INDEX one_key ON hourly_usage (hour)")  # so the second key fails
     with pytest.raises(peewee.PeeweeException):
         store.save()
