@@ -97,7 +97,9 @@ def test_each_frame_gives_others_a_turn(accepted: Server, peer: RawSocket, kind:
     while not ended.ready():
         turns += 1
         gevent.sleep(1e-6)
-    assert turns > 500, f"1,000 frames give others {turns} turns: sleep after each in _events"
+    assert turns > 500, (
+        f"1,000 frames give others {turns} turns: sleep after each in _events, for TURN_SECONDS"
+    )
 
 
 @pytest.mark.parametrize("before", [0, 1_000_000], ids=["much was pushed", "a frame is half sent"])

@@ -37,7 +37,11 @@ def test_lock_by_another_process_loses_nothing(start_server: StartServer) -> Non
                 with within(2):
                     assert stream.close_code() == 1008, "see close_ended in ws/open_sockets.py"
                 eventually(lambda: len(load.replies) > 100)
-            eventually(lambda: server.ask(TEST, X_API_Key=revoked).status == 401, patience(2))
+            eventually(
+                lambda: server.ask(TEST, X_API_Key=revoked).status == 401,
+                patience(2),
+                "a key that is used is refused within CACHE_SECONDS, too: see KeyStore.find",
+            )
         assert server.sign_up("late").status == 303
     assert load.statuses() == {200}, "counts wait for the file: see Store in storage/sqlite.py"
     eventually(
