@@ -469,9 +469,7 @@ def test_parameter_is_taken_within_its_bounds_only(
 ) -> None:
     """And one that is left out has the described default: there are more rows than that."""
     add_many_rows(row(key))
-    made = [each for each in fields(IntegerField) if each.default is now]
-    for field in [each for each in made if each.model in TABLES[3:]]:
-        write(field, field - HOUR * field.model._meta.primary_key)  # some may ask for a day
+    move_times(0, -HOUR)  # some may ask for a day
     add_rows(row(key), "~full", 2, is_full=True)  # the others have nulls
     add_rows(row(hidden_key), "HIDDEN too", 777_778)  # the latest row is not of the key
     for name, schema in operation.query.items():
@@ -563,15 +561,19 @@ def test_list_has_an_end_and_an_order_and_is_not_remembered(
     assert not wrong, f"{operation}: show the column of the same name: {wrong}"
     check_lists(app, row(key), lambda: {str(operation): ask(key, url=url).text})
     if order := re.search("(?i)(latest|newest|oldest)( is| are)? first", str(operation.entry)):
-        made = [each for each in fields(IntegerField) if each.default is now]
-        for field in [each for each in made if each.model in TABLES[3:]]:
-            # Each row in a second of its own.
-            write(field, field - 9999 + field.model._meta.primary_key)
-        names = "|".join({field.name for field in made})
+        names = "|".join(move_times(-9999, 1))  # each row in a second of its own
         times = re.findall(rf'"(?:{names})": ?"(.*?)"', ask(key, url=url).text)
         assert times == sorted(times, reverse=order[1].lower() != "oldest"), (
             f"{operation} says {order[0]}: edit order_by(), or docs/endpoints.json"
         )
+
+
+def move_times(start: int, step: int) -> set[str]:
+    """Make the rows of added tables so many seconds apart; returns the names of such columns."""
+    made = [each for each in fields(IntegerField) if each.default is now]
+    for field in [each for each in made if each.model in TABLES[3:]]:
+        write(field, field + start + step * field.model._meta.primary_key)
+    return {field.name for field in made}
 
 
 def check_nulls(send: Callable[[], dict[str, str]]) -> None:
