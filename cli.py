@@ -217,7 +217,7 @@ def backup(file: str) -> None:
     """Copy the SQLite database to FILE, also while the service is running."""
     if not current_service().settings.sqlite:
         fail(f"with PostgreSQL, run: {PG_DUMP}")
-    path = Path.cwd() / file  # absolute, so SQLite does not mistake it for a URI
+    path = Path.cwd() / file  # an absolute path, which SQLite does not take for a URI
     # In a hidden folder beside the file: what a kill -9 leaves behind is not mistaken for a backup.
     with TemporaryDirectory(prefix=".", suffix=".unfinished", dir=path.parent) as folder:
         unfinished = Path(folder) / path.name

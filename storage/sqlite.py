@@ -98,10 +98,7 @@ def lock(file: Path) -> None:
 
 
 class RollbackMixin:
-    """A database that ignores a failed rollback: SQLite has rolled back by itself.
-
-    It does so when the disk is full.
-    """
+    """Ignores a rollback that fails: when the disk is full, SQLite has rolled back by itself."""
 
     def rollback(self) -> None:
         with suppress(OperationalError):

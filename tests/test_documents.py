@@ -346,7 +346,7 @@ GUNICORN = (REPOSITORY / "gunicorn.conf.py").read_text()
 WORDS = ["no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"]
 FIGURES = [  # what a document tells, and what is true
     ("README.md", r"text message of up to ([\d,]+) bytes", f"{MAX_MESSAGE_BYTES:,}"),
-    ("README.md", r"tiers; .* per (.*?) \|", f"{', '.join(UNITS)}".replace(" day", " or day")),
+    ("README.md", r"tiers; .* per (.*?) \|", ", ".join(UNITS).replace(" day", " or day")),
     ("SECURITY.md", r"form slowly, is disconnected after (\d+) seconds", worker.SEND_SECONDS),
     ("SECURITY.md", r"a ping, after (\d+)\.", PING_SECONDS + STALLED_SECONDS),
     ("SECURITY.md", r"arrive within (\d+) seconds, or (\d+) behind a proxy", IDLE[::-1]),

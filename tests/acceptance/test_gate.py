@@ -504,10 +504,8 @@ def test_connections_are_used_again_and_only_a_204_passes(tmp_path: Path, name: 
         ) as port,
     ):
         with tls(port) as client:
-            keys = [
-                *("good", "bad", "odd") * 10,
-                "late",
-            ]  # nginx ends the connection of the last one
+            # nginx ends the connection of the last one.
+            keys = [*("good", "bad", "odd") * 10, "late"]
             answers = {key: client.request("/", X_API_Key=key) for key in keys}
         eventually(lambda: ("ended", api.server_address) in KeptOpen.events)
     seen = {key: (answer.status, answer.body.strip()) for key, answer in answers.items()}
