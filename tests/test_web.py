@@ -406,7 +406,8 @@ def test_thirty_keys_an_hour_are_what_a_user_gets(
         ada.post(f"{KEYS}/{secret_in(create_key(ada))[8:16]}/successor")
     answers = [ada.post(PROFILE, data=TYPED | {"email": "a@example.com"}), create_key(ada)]
     assert [(each.status_code, each.headers.get("Retry-After")) for each in answers] == [
-        *((303, None), (429, f"{3600 - 15 * 60}"))
+        (303, None),
+        (429, f"{3600 - 15 * 60}"),
     ], "whatever her name is now"
     assert (create_key(log_in("bob")).status_code, count()) == (200, 31)
     clock.now += 3600
@@ -645,7 +646,9 @@ def test_pages_have_the_name_and_the_address_of_the_guarded_api(ada: FlaskClient
     ], "edit `codes` in api.html: the refusals of the gate"
     page = unescape(create_key(ada).text)
     assert [page.count(text) for text in ("Ada's <API></", '$KEY" "https://', "data-send")] == [
-        *(2, 1, 0)
+        2,
+        1,
+        0,
     ], "the title and the link to the first page; a shell needs quotes; no page calls API_URL"
     assert [
         {*re.findall('<code>[^<]*?(https?://[^"<& ]+)', text.replace("<wbr>", ""))}
@@ -1595,7 +1598,7 @@ def test_page_is_headed_as_the_link_that_leads_to_it(
     assert re.findall(f"{current}|(?<=<h1>){heading}(?=</h1>)|Version [0-9.]+[0-9]", page)[1:] == [
         heading,
         f"Version {API['info']['version']}",
-    ], f"{path}: the current link in base.html, the heading, then the version in the footer"
+    ], f"{path}: the current link in layout.html, the heading, then the version in the footer"
 
 
 def test_form_says_what_a_type_sets_and_no_page_names_a_command(ada: FlaskClient) -> None:
