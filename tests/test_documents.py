@@ -18,6 +18,7 @@ from websockets.sync.client import ClientConnection, connect
 import describe
 import raised_errors
 import settings
+from accounts.users import UNMATCHABLE_HASH
 from app import API_VERSION
 from cli import PG_DUMP
 from conftest import StartServer
@@ -47,10 +48,11 @@ from helpers.server import (
 from models import FIELD_RULES, PREFIXES, ApiKey, User
 from ratelimit import QUOTA, UNITS
 from server import lifecycle, worker
+from server.log import redact
 from service import application, connections, responses
 from storage import key_store, postgres, sqlite
 from web import forms
-from ws.connection import MAX_MESSAGE_BYTES, PING_SECONDS, STALLED_SECONDS
+from ws.connection import MAX_MESSAGE_BYTES, PING_SECONDS, STALLED_SECONDS, CloseCode
 
 DEPLOYING = (REPOSITORY / "docs/deploying.md").read_text()
 DEPLOY = {
@@ -363,6 +365,26 @@ FIGURES = [  # what a document tells, and what is true
         r"valid for (\d+) days",
         Flask.default_config["PERMANENT_SESSION_LIFETIME"].days,
     ),
+    ("SECURITY.md", r"was deleted is rejected within (\d+) seconds", 2),  # see test_constants
+    ("SECURITY.md", r"time sockets are closed with code (\d+)", CloseCode.REVOKED.value),
+    ("SECURITY.md", r"over (\d+) connections doesn't", 20),  # as test_wire_floods.py does
+    ("SECURITY.md", r"stays below (\d+) ms, or (\d+) ms with PostgreSQL", ("50", "150")),
+    ("SECURITY.md", r"at most (\d+) ms above", 20),  # as test_cost.py has it
+    ("SECURITY.md", r"at most (\d+) forms wait", forms.places.counter),
+    ("SECURITY.md", r"hashed with (\w+)", UNMATCHABLE_HASH.partition(":")[0]),
+    ("SECURITY.md", r"loses at most the last (\w+)", "second"),
+    ("README.md", r"at least (\d+) characters", settings.SECRET_CHARACTERS),
+    ("README.md", r"`python app.py` on ([\d.]+)", "127.0.0.1"),
+    ("README.md", r"needs Python (\S+) to (\S+) on", ("3.11", "3.15")),
+    ("docs/operating.md", r"Python is older than (\S+)", "3.11"),
+    ("pyproject.toml", r'python_version = "(\S+)"', "3.11"),
+    (".ci/run", r"python3\.1{(\d)\.\.(\d)}", ("1", "5")),
+    (".github/workflows/ci.yml", r"run: bash (.*?) env:", ".ci/run"),
+    (
+        ".github/workflows/ci.yml",
+        r"python: \[(.*?)\]",
+        ", ".join(f'"3.{minor}"' for minor in range(11, 16)),
+    ),
     ("docs/asyncapi.json", r"ping every (\d+) seconds", PING_SECONDS),
     ("docs/asyncapi.json", r"for (\d+) seconds is disconnected", STALLED_SECONDS),
     ("docs/asyncapi.json", r"`time_update` within ([\d.]+) seconds", 0.2),  # see Ticker.stream
@@ -425,6 +447,16 @@ FIGURES = [  # what a document tells, and what is true
     ),
     ("docs/deploying.md", r"nologin (\S+)", deployed("demo-service.service", r"User=(.*)")),
     ("docs/deploying.md", r"-p User=(\S+)", deployed("demo-service.service", r"User=(.*)")),
+    ("docs/deploying.md", r"default is `(.*?):PORT`", "0.0.0.0"),
+    ("docs/deploying.md", r"`Procfile`'s `(.*?)`", DEPLOY["Procfile"][5:-1]),
+    ("docs/deploying.md", r"`(\w+_SECONDS)=", "RAILWAY_DEPLOYMENT_DRAINING_SECONDS"),
+    ("docs/deploying.md", r"stop takes \[up to (\d+) seconds", 5),
+    (
+        "docs/deploying.md",  # nobody else reaches it, and it may do nothing else
+        r"docker run (.*?) -v",
+        "-d --name demo --read-only --cap-drop ALL --security-opt no-new-privileges \\ "
+        "-p 127.0.0.1:8000:8000",
+    ),
     ("docs/growing.md", r"at most (\d+) connections: 7", postgres.KEY_CONNECTIONS + 3),
     ("docs/growing.md", r"(\d+) for keys", postgres.KEY_CONNECTIONS),
     ("docs/growing.md", r"(\d+) for pages", postgres.PAGE_CONNECTIONS),
@@ -432,6 +464,24 @@ FIGURES = [  # what a document tells, and what is true
     ("docs/growing.md", r"a connection for ([\d.]+) s at most", postgres.CONNECTION_SECONDS),
     ("docs/growing.md", r"to each statement for ([\d.]+) s\.", postgres.ANSWER_SECONDS),
     ("docs/growing.md", r"503 within (\w+) seconds, pages", WORDS[round(postgres.HIT_SECONDS)]),
+    ("docs/growing.md", r"pages within (\w+), and public", "ten"),
+    (
+        "docs/growing.md",
+        r"add up to (\w+) seconds, those of a page to (\w+)\.",
+        ("eight", "fifteen"),
+    ),
+    ("docs/growing.md", r"again within (\w+) seconds and pages within a (\w+)", ("5", "minute")),
+    ("docs/operating.md", r"notices changes within (\w+) seconds", "two"),
+    ("docs/operating.md", r"longer than ([\d,]+) characters", f"{len(redact('x' * 9999)):,}"),
+    ("docs/operating.md", r"says `([\w ]+):` with the cause", "database unavailable"),
+    (
+        "docs/operating.md",
+        r"`(\w+ \w+)`, each once a (\w+) at most",
+        ("error connecting", "minute"),
+    ),
+    ("docs/operating.md", r"up to ([\w ]+) of counts \(SQLite\)", "one second"),
+    ("docs/operating.md", r"at least (\d+) to start", 128),
+    ("docs/operating.md", r"at most ([\d,]+), is reserved", f"{9000 - websockets(18_000):,}"),
     ("docs/operating.md", r"start waits up to (\w+) seconds", WORDS[sqlite.TRIES // 10]),
     ("docs/operating.md", r"512 connections and (\d+) sockets", websockets(1024)),
     ("docs/operating.md", r"([\d,]+) sockets need a limit of 12,000", f"{websockets(12_000):,}"),
@@ -444,6 +494,17 @@ FIGURES = [  # what a document tells, and what is true
     ("docs/protecting-your-api.md", r"user may have (\d+) keys", settings.MAX_KEYS),
     ("docs/protecting-your-api.md", r"up to (\d+) times an hour", forms.NEW_KEYS.limit),
     ("docs/testing-clients.md", r"more than ([\d,]+) bytes", f"{MAX_MESSAGE_BYTES:,}"),
+    ("docs/testing-clients.md", r"more than (\w+) seconds, and read", WORDS[STALLED_SECONDS]),
+    ("docs/testing-clients.md", r"a binary message with (\d+)", CloseCode.NOT_TEXT.value),
+    ("docs/testing-clients.md", r"closes the socket with code (\d+)", CloseCode.TOO_BIG.value),
+    ("docs/testing-clients.md", r"each (\d+), (\d+), and (\d+) of a pro", ("200", "204", "429")),
+    (
+        "docs/testing-clients.md",
+        r"get a (\d+), (\d+), (\d+), or (\d+)",
+        ("414", "417", "431", "501"),
+    ),
+    ("docs/protecting-your-api.md", r"get a (\d+), (\d+), or (\d+)", ("502", "503", "504")),
+    ("docs/protecting-your-api.md", r"at most (\d+) KiB in (\d+) fields", ("32", "90")),
 ]
 
 
@@ -720,24 +781,22 @@ def test_numbers_of_deployments_are_enough() -> None:
     assert (len(told), min(map(int, told)) >= 2 * 5) == (3, True), (
         f"a stop takes 5 s: {told}: edit TimeoutStopSec, kill_timeout or ..._DRAINING_SECONDS"
     )
-    idle = re.findall(r"keepalive\w* (\d+s?)\b", "".join(DEPLOY.values()))
-    assert Counter(idle) == {"1s": 2, "60s": 4, "32": 5, "64": 1}, (
+    waits = {
+        name: " ".join(re.findall(r"(?:keepalive\w*|host|ion|val|out) (\d\w*)\b(?!\.)", text))
+        for name, text in DEPLOY.items()
+        if "Caddy" in name or "nginx" in name
+    }
+    assert waits == {
+        "Caddyfile": "60s 32",
+        "nginx.conf": "64 60s 60s",
+        "gate.Caddyfile": "1s 50ms 10s 1s 9s 60s 32 20ms 1s 32",
+        "gate.nginx.conf": "32 60s 32 1s 10s 1h 1h 1s 9s 2s",
+    }, (
         "edit deploy/: each proxy keeps connections, for less than the 100 s of gunicorn.conf.py, "
-        "and than the 2 s of other APIs"
+        "and than the 2 s of other APIs; an answer may take 8 s, all questions about a request 11 s"
     )
-    waits = re.findall(r"(?:tion|val|out) (\d\w+)", DEPLOY["gate.Caddyfile"])
-    waits += re.findall(r"proxy_\w+_timeout (\w+);", DEPLOY["gate.nginx.conf"])
-    assert " ".join(waits) == "1s 50ms 10s 1s 9s 20ms 10s 1h 1h 1s 9s 2s", (
-        "edit deploy/gate.*: an answer may take 8 s, all questions about a request 11 s"
-    )
-    sites = [
-        site
-        for name in ("nginx.conf", "gate.nginx.conf")
-        for site in DEPLOY[name].split("\nserver {")[1:]
-    ]
-    assert not [site for site in sites if "access_log " not in site], "say where this server logs"
     assert {"off", "emerg", "demo_service", "gate"} == {
-        *re.findall(r"_log (?:.* )?(\S+);", "".join(sites))
+        *re.findall(r"_log (?:.* )?(\S+);", "".join(DEPLOY.values()))
     }, "edit deploy/*.conf: access_log with a log_format of the file, error_log with emerg"
 
 

@@ -164,6 +164,48 @@ def test_test_command_runs_tests(checkout: Checkout) -> None:
     assert " passed" in checkout.paste(command, PYTEST_ADDOPTS="-n 0 -v tests/test_ratelimit.py")
 
 
+# Stands for every program that .ci/run starts: of two Pythons, and of their environments.
+PROGRAM = r"""#!/bin/sh
+case "$0 $*" in
+    *"$FAILING"*) echo why; exit 1;;
+    */python3.15\ -c*) echo 3.15.0;;
+    *-c*) echo 3.14.0;;
+    *-m\ venv*) mkdir -p $3/bin; for name in mypy pip pytest ruff; do ln -s $0 $3/bin/$name; done;;
+    *) echo passed;;
+esac
+"""
+
+
+@pytest.mark.parametrize(
+    "failing",
+    [
+        "nothing",
+        "python3 -m venv",
+        "/pip install -r requirements-dev.txt -r .ci/",
+        "/ruff check .",
+        "/ruff format --check .",
+        "/mypy",
+        "/pytest --ci -n",
+        "/pytest --postgres tests/",
+        "/pytest --ci --postgres tests/",
+        "/other/bin/pip install -r",
+        "/other/bin/pytest tests/",
+    ],
+)
+def test_ci_fails_if_a_check_fails(checkout: Checkout, failing: str) -> None:
+    printed = checkout.paste(
+        f"tee ../python3 ../python3.1{{1..5}} ../npm > ../pyenv <<'END'\n{PROGRAM}END\n"
+        "chmod 755 ../{python3,npm,pyenv}*; .ci/run && echo succeeded || true",
+        FAILING=failing,
+        CI="",
+        COVERAGE="",
+    )
+    told = [each in printed for each in ("succeeded", "failed: ", failing.split()[0], "why\n")]
+    assert told == [failing == "nothing"] + [failing != "nothing"] * 3, (
+        f"edit .ci/run: it must run {failing}, and end with an error if that fails: {printed}"
+    )
+
+
 def test_blocks_can_be_pasted_into_any_shell() -> None:
     """No prompt, and no comment: interactive zsh runs it."""
     found = [block for path in DOCUMENTS for block in blocks("sh", path.read_text())]
