@@ -118,10 +118,10 @@ class Operation:
     ) -> str:
         """The path with the examples of its parameters, or with this value for each."""
         described = [each for each in self.parameters if each.get("required") or not only_required]
-        values = {each["name"]: value or str(each["example"]) for each in described}
-        values |= {
-            name: changed if isinstance(changed, str) else json.dumps(changed)
-            for name, changed in (changes or {}).items()
+        given = {each["name"]: value or each["example"] for each in described} | (changes or {})
+        values = {
+            name: each if isinstance(each, str) else json.dumps(each)
+            for name, each in given.items()
         }
         query = {name: values[name] for name in self.query.keys() & values.keys()}
         path = self.path.format(**{name: quote(text, safe="") for name, text in values.items()})
