@@ -137,7 +137,7 @@ def walk(app: Service, commands: Iterator[tuple[str, str]]) -> Iterator[str]:
     user = users.find_user("ada")
     assert user
     made, key = api_keys.create_key(user, "ci")
-    fill(user, range(1, 31))
+    fill(user, made.id, range(1, 31))
     # As if a row was edited by hand.
     change(key, type="odd\n\u20ac", created_at=10**13, last_used_at=-1)
     yield "the rows"
@@ -191,8 +191,8 @@ def test_no_command_shows_a_secret_or_a_key_that_has_ended(
 
 
 @db.connection_context()
-def fill(user: User, numbers: range) -> None:
-    """Store a row for each number in each table; what belongs to a user, to this one."""
+def fill(user: User, key_id: str, numbers: range) -> None:
+    """Store a row for each number in each table; what belongs to a user or key, to these."""
     known = {
         "user": user,
         "type": DEFAULT_TYPE,
@@ -201,7 +201,8 @@ def fill(user: User, numbers: range) -> None:
     }
     for table, number in product(TABLES, numbers):
         row = {
-            name: known.get(name, number)
+            # Some rows are changed only by the key that has made them.
+            name: key_id if "key" in name and table in TABLES[3:] else known.get(name, number)
             for name, field in table._meta.fields.items()
             if name in known or not (field.null or field.default is not None)
             if not isinstance(field, AutoField)

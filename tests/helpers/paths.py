@@ -23,6 +23,8 @@ UNLIMITED = {STATS}
 CALLS: set[str] = set()
 # Paths of requests that store something also if they are refused, such as a log of failures.
 AUDITED: set[str] = set()
+# Paths of lists with all rows of a user, who can't have more than the table allows.
+COMPLETE: set[str] = set()
 # Routes of forms that are meant to change several rows, such as a choice of the main one.
 SEVERAL: set[str] = set()
 

@@ -80,7 +80,8 @@ def add_rows(key: ApiKey, text: str, number: int, is_full: bool = False) -> None
 
     It has this text in each column of texts, and this number wherever one is needed, or, if
     is_full, in all that aren't made for each row, as an UUID is. Times are 90 minutes ago, and come
-    in the order of their columns; with an odd number, those that may be null are tomorrow.
+    in the order of their columns; with an odd number, expires_at, and those that may be null, are
+    tomorrow.
     """
     owners: dict[str, Any] = {"user": key.user_id, "api_key": key.id}
     for table in TABLES[3:]:
@@ -93,7 +94,8 @@ def add_rows(key: ApiKey, text: str, number: int, is_full: bool = False) -> None
             elif isinstance(field, TEXTS):
                 row[name] = key.id if name == "key_id" else text
             elif name.endswith("_at") and (is_full or not field.null):
-                is_ahead = field.null and number % 2  # such as an end that is to come
+                # Such as an end that is to come, so that a POST which cleans up leaves the row.
+                is_ahead = (field.null or name == "expires_at") and number % 2
                 row[name] = now() - 5400 + len(row) + (DAY if is_ahead else 0)
             elif not callable(field.default) and (
                 is_full or not (field.null or field.default is not None)
