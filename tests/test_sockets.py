@@ -125,8 +125,13 @@ def test_push_to_a_client_that_has_left_raises_nothing(accepted: Server, peer: R
     assert serving.get(timeout=30) == CloseCode.ABNORMAL
 
 
+@mock.patch("service.connections.CLOSE_SECONDS", 100)
+@mock.patch("ws.connection.CLOSE_SECONDS", 100)
 def test_nothing_follows_a_close_frame(accepted: Server, peer: RawSocket) -> None:
-    """No push, no answer to a message or a ping, no second close."""
+    """No push, no answer to a message or a ping, no second close.
+
+    The server closes its side without waiting for the client, or for CLOSE_SECONDS.
+    """
     serving, ws = start(accepted)
     ws.close(CloseCode.GOING_AWAY)
     ws.close(CloseCode.REVOKED)

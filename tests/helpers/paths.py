@@ -27,6 +27,8 @@ AUDITED: set[str] = set()
 COMPLETE: set[str] = set()
 # Routes of forms that are meant to change several rows, such as a choice of the main one.
 SEVERAL: set[str] = set()
+# Types of messages that a socket sends to others only when something is new.
+SELDOM: set[str] = set()
 
 PARAMETER = re.compile(r"<(?:(\w+)(?:\((.*?)\))?:)?(\w+)>")  # its converter, arguments and name
 

@@ -173,7 +173,8 @@ class RawSocket(contextlib.AbstractContextManager["RawSocket"]):
         except TimeoutError:
             raise TimeoutError(
                 "the server neither sends something nor ends the connection: does something block "
-                "the loop, has a Ticker ended, or does WebSocket.close start no timer?"
+                "the loop, has a Ticker ended, does WebSocket.close start no timer, or does "
+                "half_close not end its side?"
             ) from None
 
     def _more(self) -> None:

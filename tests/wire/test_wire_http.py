@@ -3,12 +3,14 @@
 import socket
 import struct
 import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from datetime import datetime
 
 import pytest
 
 from conftest import StartServer
-from helpers.paths import ECHO, ME, STATUS, TIME
+from helpers.paths import ECHO, ME, STATUS, TEST, TIME
 from helpers.rawsocket import (
     TEXT,
     UPGRADE,
@@ -130,20 +132,31 @@ def test_client_may_be_silent_for_longer_than_it_may_leave_a_response_unread(
         for _ in range(2):
             assert client.request(STATUS).status == 200
             echo.send(frame(TEXT, b"hi"))
-            moment = datetime.fromisoformat(echo.frame().json()["timestamp"]).timestamp()
-            assert moment > time.time() - 1, "the time of an echo"
+            assert (
+                datetime.fromisoformat(echo.frame().json()["timestamp"]).timestamp()
+                > time.time() - 1
+            ), "the time of an echo"
             time.sleep(1)
 
 
-def test_client_that_leaves_in_the_middle_is_no_traceback(server: Server) -> None:
+@pytest.mark.parametrize("meanwhile", [nullcontext, Server.frozen])
+def test_client_that_leaves_in_the_middle_is_no_traceback(
+    server: Server, meanwhile: Callable[[Server], AbstractContextManager[object]]
+) -> None:
+    """Who has left before the server sees the connection is neither served nor counted."""
     form = form_bytes("/log-in", username="ada", password="long enough")
-    for sent in (form, form[:-5], handshake_bytes(ECHO), request_bytes("/", {"Host": "a"})):
-        for part in (sent, sent[: len(sent) // 2]) * 2:
-            with RawSocket(server.port) as client:
-                # Closing resets the connection at once.
-                client.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-                client.send(part)
-    assert server.ask("/log-in").status == 200
+    key = server.new_key()
+    asked = request_bytes(TEST, {"Host": "a", "X-API-Key": key})
+    with meanwhile(server):
+        for sent in (form, form[:-5], handshake_bytes(ECHO), request_bytes("/", {"Host": "a"})):
+            for part in (sent, sent[: len(sent) // 2], asked) * 2:
+                with RawSocket(server.port) as client:
+                    # Closing resets the connection at once.
+                    client.sock.setsockopt(
+                        socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0)
+                    )
+                    client.send(part)
+    assert server.total(key) == 0 or meanwhile is nullcontext, "see SO_ERROR in server/worker.py"
 
 
 @pytest.mark.parametrize("headers", [{}, {"Host": ""}, {"Upgrade": "h2c"}])
