@@ -226,7 +226,14 @@ def test_entry_is_complete(operation: Operation) -> None:
     kind, schema = operation.body
     bodies = [
         *([("requestBody", operation.example, schema)] if kind.endswith("json") else []),
-        *((f"the header {each}", of["example"], of["schema"]) for each, of in HEADERS.items()),
+        *(
+            (
+                f"the header {each}",
+                {"example": of["example"], "required": of.get("required", False)},
+                {"properties": {"example": of["schema"], "required": {"const": True}}},
+            )
+            for each, of in HEADERS.items()
+        ),
     ]
     for status, response in operation.responses.items():
         for media in response.get("content", {}).values():
@@ -309,6 +316,10 @@ def test_key_is_checked_and_each_request_counted(
         f"{operation}: {answer.text}"
     )
     counted = app.store.usage_of(row(key)).total
+    told = operation.entry.get("description", "")
+    assert not (told.count("Counts as one") if not operation.needs_key else "n't count" in told), (
+        f"{operation.advice}: description: whether a request counts"
+    )
     if not operation.needs_key:
         assert counted == 0, f"{operation} is public, so it counts nothing"
         assert operation.is_safe or snapshot() == before, f"anybody can store: {operation}"
@@ -455,7 +466,8 @@ def test_parameters_are_described(ask: Ask, operation: Operation, key: str, read
     assert status < 300 or status == 404, f"{operation.advice}: required"
     ask(key)
     found = [ask(key, url=operation.url(value)).status_code for value in NONSENSE]
-    assert min(found) >= 400 or "404" not in operation.responses, (
+    has_id = any(each["in"] == "path" for each in operation.parameters)
+    assert min(found) >= 400 or not has_id or "404" not in operation.responses, (
         f"{operation}: raise Problem(404) where no row has the ID of the path"
     )
     described = {each["name"] for each in operation.parameters if each["in"] == "query"}
