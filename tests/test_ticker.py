@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
+from itertools import chain
 from unittest import mock
 
 import gevent
@@ -21,7 +22,8 @@ class Sleeper(Clock):
         super().__init__()
         self.left = 0.0
         self.late: Callable[[float], float] = lambda now: now
-        self.ticker = ticker.Ticker(bytes)
+        self.make_frame = mock.Mock(return_value=b"")
+        self.ticker = ticker.Ticker(self.make_frame)
 
     def spawn(self, run: Callable[..., None], *args: object) -> "Sleeper":
         self.spawned = partial(run, *args)
@@ -36,9 +38,11 @@ class Sleeper(Clock):
     def join(self) -> list[float]:
         """Serve a socket; in the list will be when something was sent to it."""
         moments: list[float] = []
-        ws = mock.Mock(WebSocket)
-        ws.send_now = lambda data: moments.append(self.now)
-        ws.messages = lambda: [Event().wait()]
+        ws = mock.Mock(
+            WebSocket,
+            send_now=lambda data: moments.append(self.now),
+            messages=lambda: [Event().wait()],
+        )
 
         def serve() -> None:
             with Flask("test").app_context():
@@ -76,8 +80,12 @@ def test_first_update_comes_within_200_ms(clock: Sleeper, tenth: int, offset: fl
     assert all(0.099 < moments[0] % 1 < 0.901 for moments in listeners), (
         f"an update comes within 0.1 s of the turn of a second: {listeners}: see Ticker"
     )
-    phases = {round(moments[0] % 1, 1) for moments in listeners}
-    assert len(phases) == (1 if tenth in (8, 9) else 2), "those that join together tick apart"
+    assert len({round(moments[0] % 1, 1) for moments in listeners}) == (
+        1 if tenth in (8, 9) else 2
+    ), "those that join together tick apart"
+    assert clock.make_frame.call_count == len({*chain(*listeners)}), (
+        "a frame is made once for all sockets of a tick, and only then: see Ticker._tick"
+    )
 
 
 def test_lateness_up_to_the_turn_skips_and_repeats_no_second(clock: Sleeper) -> None:
