@@ -120,7 +120,10 @@ def test_file_that_a_client_has_is_not_sent_again(server: Server, path: str) -> 
 
 @pytest.mark.parametrize(("sent", "status"), ODD.values(), ids=ODD)
 def test_odd_request_is_answered(server: Server, sent: bytes, status: int) -> None:
-    assert server.send(sent).status == status, "if it is of a WebSocket, see HANDSHAKE"
+    assert server.send(sent).status == status, (
+        "a WebSocket: see HANDSHAKE; a form: see BoundedRequest and BoundedChunks; others: "
+        "see check_host_and_size, handle_request, and create_url_adapter"
+    )
 
 
 def test_client_may_be_silent_for_longer_than_it_may_leave_a_response_unread(

@@ -287,7 +287,10 @@ def test_first_start_prints_what_works_and_the_second_no_secret(demo: Server) ->
     answer = demo.send(form_bytes("/below/log-in", username="demo", password=password))
     assert (answer.status, answer.headers["Location"]) == (303, f"/below{SECURITY}")
     assert "; Path=/below" in answer.headers["Set-Cookie"]
-    assert f"Listening at: {demo.url} " in demo.log(), "for this machine only"
+    assert f"Listening at: {demo.url} " in demo.log(), (
+        "the demo is for this machine only: see main in server/demo.py; if nothing says where it "
+        "listens, see open_again in server/log.py"
+    )
     demo.stop()
 
     first = demo.log()
