@@ -92,6 +92,7 @@ def test_a_user_has_fifty_keys_with_those_in_their_grace(owner: User, new_key: N
 def test_successor_goes_on_with_the_window(owner: User, clock: Clock) -> None:
     _, key = api_keys.create_key(owner, "my ci", "development", tier="pro", expires_at=NOON + 1000)
     change(key, total=9, reset=8, used=7, last_used_at=9)
+    api_keys.change_key(owner, key[8:16], name="my ci")
     clock.now += 900
     new = rotate_key(owner, key[8:16])[2]
     assert {
@@ -99,7 +100,9 @@ def test_successor_goes_on_with_the_window(owner: User, clock: Clock) -> None:
         **{"total": 0, "reset": 8, "used": 7, "last_used_at": None},
         **{"created_at": NOON + 900, "expires_at": NOON + 900 + 1000},
     }.items() <= row(new).__data__.items()
-    assert row(key).usage == Usage(9, 8, 7), "save the columns of a rotation only: `only=[...]`"
+    assert row(key).usage == Usage(9, 8, 7), (
+        "a rotation or another name gives a new allowance: see change_key, and save only=[...]"
+    )
     assert row(key).expires_at == NOON + 1000, "the grace makes no key last longer"
     clock.now += 1000
     with pytest.raises(InvalidInput, match="has ended"):
@@ -137,8 +140,9 @@ def test_each_column_of_a_key_is_inherited_or_not_on_purpose() -> None:
     )
     page = (HERE / "web/templates/change-key.html").read_text()
     (told,) = re.findall("a new key with the same (.*?)[.]", page)
-    shown = {*re.findall(r"\w+", told)} - {"and", "lifetime"}
-    assert {"user_id", *shown} == {*api_keys.INHERITED}, "edit change-key.html"
+    assert {"user_id", *re.findall(r"\w+", told)} == {*api_keys.INHERITED, "and", "lifetime"}, (
+        "edit change-key.html"
+    )
 
 
 @db.connection_context()

@@ -155,15 +155,18 @@ def walk(app: Service, commands: Iterator[tuple[str, str]]) -> Iterator[str]:
         yield path
     for operation in sorted(ALL, key=lambda each: each.method == "DELETE"):
         how = operation.sent(operation.example) | {"headers": {"X-API-Key": key}}
-        url = operation.url(changes=operation.largest)  # the largest numbers in its query
-        answer = browser.open(url, method=operation.method, **how)
+        answer = browser.open(  # with the largest numbers in its query
+            operation.url(changes=operation.largest), method=operation.method, **how
+        )
         # More than 30 rows may be more than a user may have.
         is_full = operation.method == "POST" and answer.status_code in (403, 409, 422)
         assert answer.status_code < 300 or is_full, f"{operation} has a bug: {answer.text}"
         yield str(operation)
     app.store.flush()
-    numbers = [*range(1200), 0, 0]  # of their keys; one key has three
-    sockets: Any = {mock.Mock(): ApiKey(id=f"{n:08}", digest=str(n)) for n in numbers}
+    sockets: Any = {
+        mock.Mock(): ApiKey(id=f"{number:08}", digest=f"{number}")
+        for number in (*range(1200), 0, 0)  # one key has three
+    }
     open_sockets_of(app).open = sockets
     open_sockets_of(app).close_ended(app.store.ended_digests)
     assert all(ws.close.called for ws in sockets), "see close_ended and ended_digests"

@@ -49,10 +49,9 @@ def test_clock_set_far_back_is_right(
 
 def test_total_goes_on_when_the_window_turns(limiter: Limiter, clock: Clock) -> None:
     """Of what is stored, and of what is only counted."""
-    stored = Usage(total=100, reset=NOON + 60, used=3)
-    moments = (NOON, NOON + 0.5, NOON + 60)
     assert [
-        limiter.hit("ada", FIVE, stored) for clock.now in moments
+        limiter.hit("ada", FIVE, Usage(total=100, reset=NOON + 60, used=3))
+        for clock.now in (NOON, NOON + 0.5, NOON + 60)
     ] == [  # the seconds that are left are rounded up
         (FIVE, True, 1, NOON + 60, 60, 101),
         (FIVE, True, 0, NOON + 60, 60, 102),
@@ -68,10 +67,13 @@ def test_total_goes_on_when_the_window_turns(limiter: Limiter, clock: Clock) -> 
 
 def test_users_may_choose_tiers_that_allow_no_more_than_free() -> None:
     """Neither at once nor on average, and `free` comes first."""
-    quotas = parse_quotas(
-        "many=61/day,fast=2/minute,once=1/day,free=60/hour,same=60/hour,steady=1/minute"
-    )
-    assert [*tiers_for_users(quotas)] == ["free", "once", "same", "steady"], (
+    assert [
+        *tiers_for_users(
+            parse_quotas(
+                "many=61/day,fast=2/minute,once=1/day,free=60/hour,same=60/hour,steady=1/minute"
+            )
+        )
+    ] == ["free", "once", "same", "steady"], (
         "a user could choose more than free allows: see tiers_for_users, and UNITS"
     )
 

@@ -48,8 +48,10 @@ from helpers.stored import (
     change,
     count,
     hidden_rows,
+    left_behind,
     neglected,
     outage,
+    remarked,
     row,
     snapshot,
     write,
@@ -1007,6 +1009,7 @@ def test_limit_of_rows_is_told_by_its_refusal_and_holds_for_two_at_once(
     lowered: dict[str, Any] = {name: number for number, (_, name) in enumerate(limited, 3)}
     app.settings = dataclasses.replace(usual, **lowered)
     headers = {"X-API-Key": secret_in(create_key(ada))}
+    secret = secret_in(create_key(ada, "another"))
     own = snapshot()
     add_many_rows(row(add_hidden_user()))
     requests = {
@@ -1038,6 +1041,12 @@ def test_limit_of_rows_is_told_by_its_refusal_and_holds_for_two_at_once(
             assert any(sql.startswith("UPDATE") for sql, _ in asked), (
                 f"{path}: count and store in one `with transaction(user):`"
             )
+            other_key = how | {"headers": {"X-API-Key": secret}}
+            assert (
+                not path.startswith("/api/")
+                or not re.search(r"(?i)\b(a|each|this) key\b", told)
+                or browser_of(app, "ada").open(path, **other_key).status_code < 400
+            ), f"{path}: count the rows of the key, and not of all keys of the user"
         for table, name in [each for each in limited if each[0] in added]:
             most = added[table] if answer.status_code >= 400 else None
             advice = (
@@ -1066,7 +1075,10 @@ def test_form_changes_only_the_row_in_its_path_and_says_whether_it_deletes(
     add_many_rows(keys[0], 1, 3)
     before, said = snapshot(), dict[str, bool]()
     own_ids = {  # the ID, and those of the rows to which a row belongs, but not of the user
-        table: {"id", *(field.name for field, model in table._meta.refs.items() if model != User)}
+        table: {
+            *("id", "key_id"),
+            *(field.name for field, model in table._meta.refs.items() if model != User),
+        }
         for table in TABLES
     }
     for path, form in all_forms(app, ada).items():
@@ -1083,6 +1095,8 @@ def test_form_changes_only_the_row_in_its_path_and_says_whether_it_deletes(
         assert not others or "<" not in rule or rule in SEVERAL, (
             f"{path} also changes {others}: name the ID in where(), or see SEVERAL"
         )
+        assert not left_behind(), f"{path} {left_behind()}"
+        assert form.keys() - {"nonce"} or not remarked(before), f"{path} {remarked(before)}"
         deletes = any(len(rows) > len(after[table]) for table, rows in before.items())
         told = re.findall(f"{NOTICE}(.*?)</p>", page.text)
         for name, value in other_choices(page, path, form, str(told).lower()):
@@ -1244,6 +1258,7 @@ def test_text_that_just_fits_its_field_is_stored_and_shown_whole_and_may_be_empt
             for longest in taken[-1:]:
                 assert len(longest) == int(size), f"{to} allows another maxlength of {name}"
                 is_taken(to, form | {name: longest})
+                check_texts()
                 wrong = neglected(before, longest)
                 assert not wrong, f"{to} with another {name} must keep {wrong}, or set the time"
                 stored = str(snapshot()).count(longest)

@@ -23,6 +23,7 @@ TERM = re.compile(r"((?:[^(),]|\([^()]*\))+?)( ASC| DESC)?(?=,|$)")  # of an ord
 TEXTS = (CharField, TextField)
 NEEDED = {"id", "digest", "type"}  # so that a key is valid
 UPDATED = {"changed_at", "edited_at", "modified_at", "updated_at"}  # columns of added tables
+KEPT: set[str] = set()  # the names of added tables whose rows outlive their key, such as a log
 COUNTS = {"total", "reset", "used", "last_used_at"}
 
 
@@ -75,8 +76,10 @@ def add_hidden_user() -> str:
 
 
 @db.connection_context()
-def add_rows(key: ApiKey, text: str, number: int, is_full: bool = False) -> None:
-    """Store a row of the key's user in each table that was added to the first three.
+def add_rows(
+    key: ApiKey, text: str, number: int, is_full: bool = False, tables: Any = None
+) -> None:
+    """Store a row of the key's user in each table that was added to the first three, or in these.
 
     It has this text in each column of texts, and this number wherever one is needed, or, if
     is_full, in all that aren't made for each row, as an UUID is. Times are 90 minutes ago, and come
@@ -84,7 +87,7 @@ def add_rows(key: ApiKey, text: str, number: int, is_full: bool = False) -> None
     tomorrow.
     """
     owners: dict[str, Any] = {"user": key.user_id, "api_key": key.id}
-    for table in TABLES[3:]:
+    for table in TABLES[3:] if tables is None else tables:
         row: dict[str, object] = {}
         for name, field in table._meta.fields.items():
             if isinstance(field, AutoField):
@@ -108,11 +111,11 @@ def add_rows(key: ApiKey, text: str, number: int, is_full: bool = False) -> None
 
 @db.connection_context()
 def add_many_rows(key: ApiKey, first: int = 4, last: int = 104) -> None:
-    """More than a page shows, each with a text of its own; the first one has no nulls."""
+    """More than a page shows, each with a text of its own; one of the first has no nulls."""
     hour = now() // HOUR * HOUR
     for number in range(first, last + 1):
         letters = "".join("abcdefghij"[int(digit)] for digit in str(1000 + number))
-        add_rows(key, f"~{letters}", number % 3 + 1, is_full=number == 4)
+        add_rows(key, f"~{letters}", number % 3 + 1, is_full=number == min(4, last))
         insert = HourlyUsage.insert(hour=hour - number * HOUR, key_id=key.id, requests=1)
         insert.on_conflict_ignore().execute()  # an hour may have begun since the last call
 
@@ -198,6 +201,32 @@ def neglected(before: dict[Any, list[dict[str, Any]]], value: object) -> set[str
         for column in new
         if (new[column] not in wanted if new[column] != old[column] else column in UPDATED)
     }
+
+
+def remarked(before: dict[Any, list[dict[str, Any]]]) -> list[str]:
+    """Advice for each time that was there, and is another one now."""
+    return [
+        f"moves {column}, when it is sent again: add {column}.is_null() to where(), or call the "
+        f"column last_{column} if the last time counts"
+        for table, rows in before.items()
+        for old, new in product(rows, snapshot()[table])
+        if old.get("id", new) == new.get("id")
+        for column, field in table._meta.fields.items()
+        if field.null and column.endswith("_at") and column[:5] != "last_" and column not in UPDATED
+        if None not in (old[column], new[column]) and old[column] != new[column]
+    ]
+
+
+def left_behind() -> list[str]:
+    """Advice for each added table with rows whose key is gone."""
+    keys = {each["id"] for each in snapshot()[ApiKey]}
+    return [
+        f"leaves rows of {table.__name__} behind: delete those of a key where it is deleted, in "
+        "revoke_key, rotate_key and delete_old_rows, or see KEPT in tests/helpers/stored.py"
+        for table, rows in snapshot().items()
+        if table in TABLES[3:] and table.__name__ not in KEPT
+        if not {each.get("key_id") for each in rows} <= {None, *keys}
+    ]
 
 
 def stored_secrets() -> set[str]:
