@@ -34,14 +34,19 @@ for (const button of document.querySelectorAll("[data-copy]")) {
   button.addEventListener("click", () => copy(button));
 }
 
-/** Copy the text of the element that the button names, and say how it went. */
+/** Copy the text of the element that the button names, and say how it went, also the next time. */
 async function copy(button) {
+  const turn = (said.turn = {});
+  said.textContent = "";
   const element = document.getElementById(button.dataset.copy);
   const written = navigator.clipboard?.writeText(element.textContent);
   const copied = (await written?.then(() => true, () => false)) || copySelected(element);
   button.textContent = copied ? "Copied" : "Selected";
   said.textContent = copied ? "Copied" : "The text is selected. Copy it.";
-  setTimeout(() => (button.textContent = "Copy", said.textContent = ""), 2000);
+  setTimeout(() => {
+    button.textContent = "Copy";
+    if (said.turn === turn) said.textContent = "";
+  }, 2000);
 }
 
 /** Without https, browsers have no clipboard, but most still have this command. */
