@@ -12,8 +12,10 @@ from flask.testing import FlaskClient
 
 from helpers.paths import TEST, YEAR
 from helpers.server import random_key
+from server.log import redact
 from service.application import Service
 from web import forms
+from ws.connection import frame
 from ws.open_sockets import open_sockets_of
 
 CACHE: Any = type(lru_cache(len))
@@ -34,6 +36,7 @@ def knock(client: FlaskClient, number: int) -> None:
     )
     sockets = open_sockets_of(client.application)
     sockets.release(sockets.reserve(address["REMOTE_ADDR"]))
+    redact(str(frame(message=number)))  # what is logged, and what is sent to a socket
 
 
 def containers() -> dict[int, tuple[int, Any]]:

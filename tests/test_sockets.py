@@ -190,15 +190,12 @@ def test_reasons_of_closes_are_described_and_short_enough() -> None:
     assert max(len(reason.encode()) for reason in REASONS.values()) <= 123, "shorten it in REASONS"
 
 
-BUG = mock.Mock(side_effect=ZeroDivisionError)
-
-
 @pytest.mark.parametrize(
     ("handler", "code", "error"),
     [
         pytest.param(lambda ws: None, 1000, "", id="none"),
         pytest.param(lambda ws: None, 1001, "", id="a stop began after the handshake"),
-        pytest.param(BUG, 1011, "ZeroDivisionError", id="any"),
+        pytest.param(mock.Mock(side_effect=ZeroDivisionError), 1011, "ZeroDivisionError", id="any"),
         pytest.param(
             mock.Mock(side_effect=FileNotFoundError), 1011, "FileNotFoundError", id="OSError"
         ),
