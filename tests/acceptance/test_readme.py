@@ -208,8 +208,12 @@ def test_ci_fails_if_a_check_fails(checkout: Checkout, failing: str) -> None:
 
 def test_blocks_can_be_pasted_into_any_shell() -> None:
     """No prompt, and no comment: interactive zsh runs it."""
-    found = [block for path in DOCUMENTS for block in blocks("sh", path.read_text())]
-    assert not [block for block in found if re.search(r"(?m)^\s*[$>] |(^|\s)#", block)]
+    assert not [
+        block
+        for path in DOCUMENTS
+        for block in blocks("sh", path.read_text())
+        if re.search(r"(?m)^\s*[$>] |(^|\s)#", block)
+    ]
 
 
 @pytest.mark.parametrize("program", ["caddy", "nginx"])
