@@ -397,6 +397,11 @@ FIGURES = [  # what a document tells, and what is true
     ("SECURITY.md", r"stays below (\d+) ms, or (\d+) ms with PostgreSQL", ("50", "150")),
     ("SECURITY.md", r"at most (\d+) ms above", 20),  # as test_cost.py has it
     ("SECURITY.md", r"at most (\d+) forms wait", forms.places.counter),
+    ("SECURITY.md", r"its requests in each (\w+)", "hour"),
+    ("CONTRIBUTING.md", r"codes are (\d+) to (\d+)", ("4000", "4999")),  # RFC 6455 part 7.4.2
+    ("README.md", r"in this (\w+), in (\d+) hours, and in total", ("hour", "24")),
+    ("README.md", r"`/(\w+\.\w+)` and `/(\w+\.\w+)` describe", ("openapi.json", "asyncapi.json")),
+    ("README.md", r"each restart logs this user (\w+)", "out"),
     ("SECURITY.md", r"hashed with (\w+)", UNMATCHABLE_HASH.partition(":")[0]),
     ("SECURITY.md", r"loses at most the last (\w+)", "second"),
     ("README.md", r"at least (\d+) characters", settings.SECRET_CHARACTERS),
@@ -425,6 +430,16 @@ FIGURES = [  # what a document tells, and what is true
         "HEAD counts like GET, OPTIONS does not count",
     ),
     ("docs/openapi.json", r'"With a 429 or 503: the (\w+) to wait', "seconds"),
+    (
+        "docs/openapi.json",
+        r'"public", "description": "(.*?)"',
+        "Requires no key. Requests don't count.",
+    ),
+    (
+        "docs/asyncapi.json",
+        r'"too_many_sockets", "when": "(.*?) has .* "too_many_sockets", "when": "(This key) has',
+        ("This client address", "This key"),
+    ),
     ("docs/asyncapi.json", r"version other than (\d+)\..* other than (\d+)\.", ("13", "13")),
     ("docs/asyncapi.json", r"(\w+) subprotocol is accepted", "no"),
     ("docs/asyncapi.json", r"(\w+) displayed second is skipped or repeated", "No"),
@@ -513,6 +528,11 @@ FIGURES = [  # what a document tells, and what is true
     ("docs/growing.md", r"a connection for ([\d.]+) s at most", postgres.CONNECTION_SECONDS),
     ("docs/growing.md", r"to each statement for ([\d.]+) s\.", postgres.ANSWER_SECONDS),
     ("docs/growing.md", r"503 within (\w+) seconds, pages", WORDS[round(postgres.HIT_SECONDS)]),
+    ("docs/deploying.md", r"\| with `(\w+)`, users can be", "closed"),
+    ("docs/deploying.md", r"needs (\w+) `worker_connections` and (\w+) open", ("two", "two")),
+    ("docs/growing.md", r"processes, (\d+) by default", settings.load({}).web_concurrency),
+    ("docs/growing.md", r"only the last (\w+) of the chart", "second"),
+    ("docs/growing.md", r"With PostgreSQL (\d+) or later", 14),
     ("docs/growing.md", r"pages within (\w+), and public", "ten"),
     (
         "docs/growing.md",
@@ -552,6 +572,10 @@ FIGURES = [  # what a document tells, and what is true
         r"get a (\d+), (\d+), (\d+), or (\d+)",
         ("414", "417", "431", "501"),
     ),
+    ("docs/protecting-your-api.md", r"your API that are idle for a (\w+)", "second"),
+    ("docs/protecting-your-api.md", r"connection to the pages gets a (\d+)", 421),
+    ("docs/protecting-your-api.md", r"the key's ID \(Caddy: `(.*?)`\)", "user_id"),
+    ("docs/protecting-your-api.md", r"error log is kept at `(\w+)`", "emerg"),
     ("docs/protecting-your-api.md", r"get a (\d+), (\d+), or (\d+)", ("502", "503", "504")),
     ("docs/protecting-your-api.md", r"at most (\d+) KiB in (\d+) fields", ("32", "90")),
 ]
@@ -689,6 +713,8 @@ LINES = [  # of files in DEPLOY, with what users would notice without them
         "X-Accel-Buffering X-Accel-Charset;",
         "no header of the API changes what the gate does",
     ),
+    ("gate.nginx.conf", "client_max_body_size 0;", "uploads may have any size"),
+    ("gate.Caddyfile", "max_size 1", "a pre-flight has no body"),
     ("gate.nginx.conf", "proxy_buffers 4 68k;", "large downloads cost little"),
     ("gate.nginx.conf", "# limit_req_status 429;", "clients take it for no outage"),
     (
