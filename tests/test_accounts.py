@@ -108,7 +108,8 @@ def test_text_is_refused_by_its_field(field: str, text: str) -> None:
 @pytest.mark.usefixtures("with_sample")  # so also in PostgreSQL, which quotes what is taken
 @pytest.mark.parametrize("text", ["email", "EMAIL", "username@b.example", "USERNAME@b.Example"])
 def test_taken_name_or_address_is_refused_by_its_field(text: str) -> None:
-    users.create("email", "username@b.example", "")
+    users.create("eMail", "userName@b.example", "")
+    assert users.find_user(text), "a log-in asks for other capitals than typed: see find_user"
     taken = {"email" if "@" in text else "username": text}
     with pytest.raises(InvalidInput) as invalid:
         users.create(**{"username": "bob", "email": "bob@example.com"} | taken, password_hash="")
@@ -176,6 +177,7 @@ DECISIONS: dict[str, Callable[[User, str], object]] = {
     "change the password": lambda user, key_id: users.change(user, password_hash=""),
     "create a key": lambda user, key_id: api_keys.create_key(user, "ci"),
     "rotate a key": rotate_key,
+    "revoke a key": lambda user, key_id: api_keys.revoke_key(user, key_id, list),
 }
 
 
