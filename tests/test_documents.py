@@ -231,9 +231,8 @@ def test_messages_are_described(start_patched: StartServer, name: str) -> None:
                 bodies = received(one, 10, {*to_one}, when)  # a reply is for who has sent a message
                 left = time.monotonic()
             assert time.monotonic() - left < patience(3), f"{name}: the handler must go on reading"
-            bodies += received(
-                other, 10, {*to_other} - SELDOM, when
-            )  # what is sent is for all clients
+            # What is sent is for all clients.
+            bodies += received(other, 10, {*to_other} - SELDOM, when)
         eventually(
             lambda: server.ask("/kept").body == b"0",
             5,
