@@ -66,8 +66,15 @@ function typedKey() {
   return source.value.trim();
 }
 
-/** Ask the API, with the key of the page unless the entry is public; never fails. */
+/** Ask the API for an entry. No answer comes once the entry says something else. */
 async function call(entry, path) {
+  const { turn } = entry;
+  const answer = await ask(entry, path);
+  return entry.turn === turn ? answer : new Promise(() => {}); // of two clicks, the later one counts
+}
+
+/** With the key of the page unless the entry is public; never fails. */
+async function ask(entry, path) {
   const key = "public" in entry.dataset ? "" : typedKey();
   const started = performance.now();
   if (/[^\x20-\x7e]/.test(key)) return { advice: "This is not an API key.", needsKey: true };
@@ -109,13 +116,11 @@ function parse(text) {
   }
 }
 
-/** Call the endpoint of an entry and show the response; of two clicks, the later one counts. */
+/** Call the endpoint of an entry and show the response. */
 async function send(entry) {
-  const turn = (entry.turn = {});
   reveal(entry);
   mark(entry, "Waiting…");
-  const result = await call(entry, entry.dataset.path);
-  if (entry.turn === turn) show(entry, result);
+  show(entry, await call(entry, entry.dataset.path));
 }
 
 /** Make room for a response: in an entry of the console, or on the page of a new key. */
@@ -129,6 +134,7 @@ function reveal(entry) {
 function mark(entry, words, { mood = "", took = "", advice = "", needsKey = false } = {}) {
   const [chip, time, sentence] = [".chip", ".took", ".advice"].map((name) => entry.querySelector(name));
   const ways = needsKey && document.getElementById("ways");
+  entry.turn = {}; // for `call`
   chip.textContent = words;
   chip.className = `chip ${mood}`;
   if (time) time.textContent = took;
@@ -218,13 +224,12 @@ class SocketEntry {
 
   connect() {
     const query = "public" in this.entry.dataset ? "" : `?api_key=${encodeURIComponent(typedKey())}`;
-    const address = location.origin.replace("http", "ws") + this.entry.dataset.path + query;
     this.log.replaceChildren();
     this.log.hidden = true;
     this.opened = false;
     reveal(this.entry);
     this.say("Connecting…", "Cancel");
-    this.socket = new WebSocket(address);
+    this.socket = new WebSocket(this.entry.dataset.path + query); // over TLS if the page came so
     this.socket.onopen = () => {
       this.opened = true;
       this.say("Connected", "Disconnect", { mood: "good" });
@@ -271,7 +276,6 @@ class SocketEntry {
   async refused() {
     this.end("Refused");
     const { advice, needsKey } = await call(this.entry, this.entry.dataset.check);
-    if (this.socket) return; // the user has clicked again
     const full = "Too many sockets are open. Close one and try again.";
     this.end("Refused", { mood: "bad", advice: advice || full, needsKey });
   }
