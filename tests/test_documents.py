@@ -23,7 +23,7 @@ from app import API_VERSION
 from cli import PG_DUMP
 from conftest import StartServer
 from helpers.commands import names
-from helpers.described import ANY_TIME, misfits, parts_of, times_in
+from helpers.described import ANY_TIME, OPERATIONS, misfits, parts_of, times_in
 from helpers.documents import (
     API,
     CONTRIBUTING,
@@ -45,7 +45,7 @@ from helpers.server import (
     patience,
     sources,
 )
-from models import FIELD_RULES, PREFIXES, ApiKey, User
+from models import DAY, FIELD_RULES, PREFIXES, ApiKey, User
 from ratelimit import QUOTA, UNITS
 from server import lifecycle, worker
 from server.log import redact
@@ -231,8 +231,9 @@ def test_messages_are_described(start_patched: StartServer, name: str) -> None:
                 bodies = received(one, 10, {*to_one}, when)  # a reply is for who has sent a message
                 left = time.monotonic()
             assert time.monotonic() - left < patience(3), f"{name}: the handler must go on reading"
-            # What is sent is for all clients.
-            bodies += received(other, 10, {*to_other} - SELDOM, when)
+            bodies += received(
+                other, 10, {*to_other} - SELDOM, when
+            )  # what is sent is for all clients
         eventually(
             lambda: server.ask("/kept").body == b"0",
             5,
@@ -314,9 +315,32 @@ def test_fields_and_types_of_keys_are_described_as_they_are_checked() -> None:
 
 
 def test_codes_of_errors_are_those_of_the_service() -> None:
-    described = API["components"]["responses"], SOCKETS["channels"]
-    codes = set(re.findall(r'"code": "([a-z_]+)"', json.dumps(described)))
-    codes |= {code for code, _ in responses.DEFAULTS.values()}
+    described = [
+        *(
+            (int(status), answer)
+            for each in OPERATIONS
+            for status, answer in each.responses.items()
+        ),
+        *(
+            (refusal["status"], refusal)
+            for channel in SOCKETS["channels"].values()
+            for refusal in resolved(channel["x-refusals"], SOCKETS)
+        ),
+    ]
+    wrong = [
+        f"{header}, which a {status} lacks or which isn't in seconds: {row}"
+        for row in (*API["x-codes"], *(answer for _, answer in described if "when" in answer))
+        for before, header in re.findall(r"(\w+ in )?`([A-Z]\w*-[\w-]+)`", str(row))
+        for status, answer in described
+        if status == row["status"] and row["code"] in json.dumps(answer)
+        if header not in answer.get("headers", ())
+        or (before == "seconds in " and API["components"]["headers"][header]["example"] > DAY)
+    ]
+    assert not wrong, f"edit docs/endpoints.json: codes, or docs/asyncapi.json: {wrong[0]}"
+    codes = {
+        *re.findall(r'"code": "([a-z_]+)"', json.dumps(described)),
+        *(code for code, _ in responses.DEFAULTS.values()),
+    }
     listed = {(row["status"], row["code"]) for row in API["x-codes"]}
     assert codes <= {code for _, code in listed}, "edit docs/endpoints.json: codes"
     for path in [path for path in sources() if path.parent.name != "web"]:

@@ -21,8 +21,8 @@ from werkzeug.wrappers import Response
 
 from accounts import users
 from conftest import NewKey
-from helpers.described import ANY_TIME, values_of
-from helpers.documents import API, SOCKETS, resolved
+from helpers.described import ANY_TIME, misfits, values_of
+from helpers.documents import API, SOCKETS, needs_key, resolved
 from helpers.paths import ECHO, TEST, TIME
 from helpers.rawsocket import PING, PONG, TEXT, UPGRADE, RawSocket, closing, frame
 from helpers.server import sources
@@ -339,8 +339,19 @@ def test_key_is_taken_where_it_is_described(
         f"{url} with {headers} is refused: see `admit` and `require_api_key`, or edit "
         f"docs/{name}.json: securitySchemes: {scheme['name']} in {scheme['in']}"
     )
-    assert name == "openapi" or f"'{scheme['name']}': {{" in str(SOCKETS["channels"]["time"]), (
-        "edit docs/asyncapi.json: time: bindings"
+    wrong = [
+        found
+        for channel in filter(needs_key, SOCKETS["channels"])
+        for found in misfits(
+            {"query": {}, "headers": {}}
+            | {"query" if scheme["in"] == "query" else "headers": {scheme["name"]: key}},
+            {"properties": SOCKETS["channels"][channel].get("bindings", {}).get("ws", {})},
+            SOCKETS,
+            channel,
+        )
+    ]
+    assert not wrong, (
+        f"edit docs/asyncapi.json: bindings: a key in the {scheme['in']} is enough: {wrong}"
     )
 
 

@@ -36,10 +36,18 @@ BOUNDS: dict[str, Callable[[Any, Any], bool]] = {
     "format": lambda value, bound: bool(re.search(FORMATS.get(bound, ""), str(value))),
 }
 
+KEYWORDS = {  # those that `misfits` looks at besides, and those that only explain
+    *("type", "properties", "required", "additionalProperties", "items"),
+    *("title", "description", "default", "example", "examples", "deprecated"),
+}
+
 
 def misfits(body: Any, schema: Any, description: Any, name: str = "the body") -> list[str]:
     """What differs from the schema: types, bounds, the form of texts, the fields of objects."""
     schema = resolved(schema, description)
+    assert not (unknown := schema.keys() - BOUNDS.keys() - KEYWORDS), (
+        f"edit BOUNDS in tests/helpers/described.py: {unknown} of {name}"
+    )
     kind = JSON_TYPES[type(body)]
     types = schema.get("type", kind)
     fits = kind in types or (kind == "integer" and "number" in types)
@@ -48,7 +56,7 @@ def misfits(body: Any, schema: Any, description: Any, name: str = "the body") ->
         return [f"{name} is {str(body)[:200]!r}, and described as {schema}"]
     parts = schema.get("properties", {}) if isinstance(body, dict) else {}
     required = set(schema.get("required", ()))
-    if parts and not required <= body.keys() <= parts.keys():
+    if isinstance(body, dict) and not required <= body.keys() <= (parts or body).keys():
         return [f"{name} has {[*body]}, and described are {[*parts]}, required {[*required]}"]
     inner = [(body[part], parts[part], part) for part in parts if part in body]
     inner += [(each, schema["items"], name) for each in body or ()] if "items" in schema else []
