@@ -321,8 +321,8 @@ def test_console_says_what_is_wrong(page: Page) -> None:
 def test_every_button_of_the_console_does_what_it_says(
     page: Page, server: Server, tmp_path: Path
 ) -> None:
-    """Over https, as in production."""
-    with proxy("nginx.conf", tmp_path, server.port) as port:
+    """Over https and HTTP/2, which has no words for a status, as in production."""
+    with proxy("Caddyfile", tmp_path, server.port) as port:
         page.goto(f"https://localhost:{port}")
         page.get_by_label("API key", exact=True).fill(server.new_key())
         Chromium(page).run(OPEN_ALL)
