@@ -224,12 +224,14 @@ class SocketEntry {
 
   connect() {
     const query = "public" in this.entry.dataset ? "" : `?api_key=${encodeURIComponent(typedKey())}`;
+    // Browsers of 2023 need the whole address: wss, if the page came by https.
+    const address = location.origin.replace("http", "ws") + this.entry.dataset.path + query;
     this.log.replaceChildren();
     this.log.hidden = true;
     this.opened = false;
     reveal(this.entry);
     this.say("Connecting…", "Cancel");
-    this.socket = new WebSocket(this.entry.dataset.path + query); // over TLS if the page came so
+    this.socket = new WebSocket(address);
     this.socket.onopen = () => {
       this.opened = true;
       this.say("Connected", "Disconnect", { mood: "good" });
