@@ -17,6 +17,7 @@ from ratelimit import Quota
 from server import demo
 from settings import (
     HERE,
+    PLATFORM_HOPS,
     VARIABLES,
     SettingsError,
     load,
@@ -178,8 +179,18 @@ def test_missing_driver_is_an_error_with_the_command(monkeypatch: pytest.MonkeyP
     assert "\npsycopg[binary,pool]" in (HERE / file).read_text()
 
 
-def test_variable_wins_over_what_a_platform_brings() -> None:
-    assert [load({"RENDER": "true", "PROXY_HOPS": hops}).proxy_hops for hops in "01"] == [0, 1]
+@pytest.mark.parametrize(
+    ("render", "hops", "value"), [("", "", 0), ("true", "", 3), ("true", "0", 0), ("true", "1", 1)]
+)
+def test_variable_wins_over_what_a_platform_brings_unless_it_is_empty(
+    render: str, hops: str, value: int
+) -> None:
+    """An empty variable, of a platform or of a setting, is as if it was not set."""
+    environ = dict.fromkeys((*VARIABLES, *PLATFORM_HOPS), "")
+    environ |= {"RENDER": render, "PROXY_HOPS": hops}
+    assert load(environ) == dataclasses.replace(load({}), proxy_hops=value), (
+        "an empty variable is as if it was not set: see `load` in settings.py"
+    )
 
 
 @pytest.mark.parametrize(
