@@ -29,6 +29,7 @@ from helpers.server import sources
 from helpers.stored import HIDDEN, add_hidden_user, add_rows, change, outage, row
 from models import User
 from service.application import Service
+from settings import Settings
 from ws.connection import REASONS, SERVER_OPTIONS, CloseCode, WebSocket, plain_handshake
 from ws.open_sockets import Handler, open_sockets_of
 from ws.ticker import Ticker
@@ -162,19 +163,26 @@ def test_one_close_frame_is_sent_when_there_is_room(
 
 
 def test_each_of_many_sockets_is_pinged_and_closed_in_time(app: Service, new_key: NewKey) -> None:
-    """The end of a key closes neither those of its user's other keys nor those of strangers."""
-    keys = [new_key(), "", new_key()]
-    sockets = {
-        mock.Mock(WebSocket, ping_deadline=0): row(key) if key else None for key in keys * 150
+    """The end of a key closes neither those of its user's other keys nor those of strangers.
+
+    Nor the last one, of one more key, which opens while the database is asked.
+    """
+    keys, open_now = [new_key(), "", new_key()], open_sockets_of(app)
+    sockets: Any = {
+        mock.Mock(WebSocket, ping_deadline=0): row(key) if key else None
+        for key in (*keys * 150, new_key())
     }
-    open_sockets_of(app).open |= sockets
+    open_now.open |= dict([*sockets.items()][:-1])
     change(keys[0], expires_at=1)
-    open_sockets_of(app).ping()
-    open_sockets_of(app).close_ended(app.store.ended_digests)
+    open_now.close_ended(
+        lambda asked: open_now.open.update(sockets) or app.store.ended_digests(asked)
+    )
+    open_now.ping()
     for ws, key in sockets.items():
         has_ended = key is not None and key.id == keys[0][8:16]
-        assert ws.mock_calls == [mock.call.ping()] + [mock.call.close(1008)] * has_ended, (
-            "see `ping` and `close_ended` in ws/open_sockets.py"
+        assert ws.mock_calls == [mock.call.close(1008)] * has_ended + [mock.call.ping()], (
+            "all are pinged, and those of the ended keys are closed, but none that has opened "
+            "meanwhile: see `ping` and `close_ended` in ws/open_sockets.py"
         )
 
 
@@ -356,15 +364,32 @@ def test_key_is_taken_where_it_is_described(
 
 
 @pytest.mark.parametrize(
-    "config", [{"MAX_SOCKETS": "0"}, {"MAX_SOCKETS_PER_CALLER": "0"}], indirect=True
+    "config",
+    [{name: limit} for name in ("MAX_SOCKETS", "MAX_SOCKETS_PER_CALLER") for limit in "02"],
+    indirect=True,
 )
 @pytest.mark.parametrize("name", SOCKETS["channels"])
-def test_setting_of_0_admits_no_socket(app: Service, key: str, name: str) -> None:
+def test_of_handshakes_at_once_as_many_are_admitted_as_the_limit_says(
+    app: Service, config: Settings, key: str, name: str
+) -> None:
+    """Also while requests are counted slowly, as they may be in PostgreSQL."""
     change(key, total=9, reset=1, used=9)  # in a window that has ended
-    refusal = ask(app, SOCKETS["channels"][name]["address"], {"X-API-Key": key})
-    assert isinstance(refusal, Response), "0 is not the default: see OpenSockets and register"
-    assert refusal.headers.get("X-RateLimit-Remaining", "1000") == "1000", "see KeyStore.peek"
-    check_refusal(name, refusal)
+    slow: Any = {"wraps": app.store.hit, "side_effect": lambda *_: gevent.idle() or mock.DEFAULT}
+    with mock.patch.object(app.store, "hit", **slow):
+        asking = [
+            gevent.spawn(ask, app, SOCKETS["channels"][name]["address"], {"X-API-Key": key})
+            for _ in range(5)
+        ]
+        refusals = [got for each in asking if isinstance(got := each.get(), Response)]
+    assert 5 - len(refusals) == min(config.max_sockets, config.max_sockets_per_caller), (
+        "of 5 handshakes at once, as many are admitted as the limit says: reserve a place before "
+        "anything waits (see OpenSockets.reserve), and 0 is not the default (see `register`)"
+    )
+    for refusal in refusals:
+        assert refusal.headers.get("X-RateLimit-Remaining", "1000") == "1000", (
+            "a refusal counts nothing: see `admit`, and KeyStore.peek"
+        )
+        check_refusal(name, refusal)
 
 
 @pytest.mark.parametrize("name", SOCKETS["channels"])
