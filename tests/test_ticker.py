@@ -1,7 +1,6 @@
 """The ticker alone, with a clock that moves only when the ticker sleeps."""
 
 from collections.abc import Callable
-from functools import partial
 from itertools import chain
 from unittest import mock
 
@@ -24,10 +23,7 @@ class Sleeper(Clock):
         self.late: Callable[[float], float] = lambda now: now
         self.make_frame = mock.Mock(return_value=b"")
         self.ticker = ticker.Ticker(self.make_frame)
-
-    def spawn(self, run: Callable[..., None], *args: object) -> "Sleeper":
-        self.spawned = partial(run, *args)
-        return self
+        self.spawn = mock.Mock()
 
     def sleep(self, seconds: float) -> None:
         self.left -= seconds
@@ -54,8 +50,10 @@ class Sleeper(Clock):
 
     def run(self, seconds: float) -> None:
         self.left = seconds
+        assert self.spawn.call_count == 1, "one greenlet serves all sockets: see Ticker.stream"
+        run, *values = self.spawn.call_args.args
         with pytest.raises(StopIteration):
-            self.spawned()
+            run(*values)
 
 
 @pytest.fixture
