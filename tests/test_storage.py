@@ -28,7 +28,7 @@ from helpers.stored import outage as broken_disk
 from models import DAY, HOUR, ApiKey, HourlyUsage, InvalidInput, User, db, now
 from ratelimit import Allowance, Quota, Usage, window_end
 from settings import Settings, SettingsError, load
-from storage import outage, postgres
+from storage import key_store, outage, postgres
 from storage.database import backend, command_connection, prepare_database, transaction
 from storage.key_store import KeyStore
 
@@ -251,6 +251,22 @@ def test_row_whose_query_began_before_a_change_is_not_remembered(
     assert getattr(store.find(key_id), "name", "") == "new", "clear the cache after the commit"
 
 
+def test_row_is_not_remembered_for_long_whoever_asks_for_whatever(
+    store: KeyStore, new_id: NewId, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = [key_of(store, new_id()).id, new_id(), "unknown!"]
+    monkeypatch.setattr(key_store, "monotonic", (clock := Clock(time.monotonic() - 60)).time)
+    key_of(store, asked[0])
+    by_hand("UPDATE api_key SET name = 'new'")
+    for key_id in asked * 7:
+        clock.now += 0.1
+        store.find(key_id)
+    assert getattr(store.find(asked[0]), "name", "") == "new", (
+        "after 2 s, a changed key is still as it was, because it, another, or an unknown one is "
+        "looked up meanwhile: see KeyStore.find"
+    )
+
+
 def test_nothing_that_a_store_asks_waits_for_connections_of_pages(
     store: KeyStore, new_id: NewId, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -455,13 +471,30 @@ def test_request_during_a_save_is_in_the_chart(
 
 
 @in_postgres
-def test_request_waits_for_what_changes_its_key(store: KeyStore, new_id: NewId) -> None:
-    """Or it would be missing in the window of the successor."""
-    key_id = new_id()
-    with transaction():
-        assert api_keys.locked(ApiKey.id == key_id)
-        with pytest.raises(peewee.OperationalError, match="timeout"):
-            store.hit(key_id, LONG)
+@pytest.mark.parametrize(
+    ("act", "acts_on", "counted_for"),
+    [
+        pytest.param(rotate_key, 1, 1, id="rotate it"),
+        pytest.param(rotate_key, 1, 0, id="rotate it, and count for the one that it replaced"),
+        pytest.param(
+            partial(api_keys.revoke_key, save_counts=list), 0, 0, id="revoke what it replaced"
+        ),
+    ],
+)
+def test_request_that_is_counted_while_a_key_ends_is_in_the_window_of_its_successor(
+    place: Settings, new_id: NewId, act: Any, acts_on: int, counted_for: int
+) -> None:
+    first = ApiKey.get_by_id(new_id())
+    ids = [each.id for each in rotate_key(first.user, first.id)[:2]]
+    count = f"UPDATE api_key SET reset = {END}, used = 3, total = 1 WHERE id = '{ids[counted_for]}'"
+    with ThreadPoolExecutor(1) as thread:
+        with writing(str(place.database_url), count):
+            acting = thread.submit(act, first.user, ids[acts_on])
+            eventually(lambda: acting.done() or by_hand("SELECT 1 FROM pg_locks WHERE NOT granted"))
+        acting.result()
+    assert by_hand(f"SELECT max(used) FROM api_key WHERE id <> '{ids[counted_for]}'") == [(3,)], (
+        "the successor's window lacks a request: read a key that ends or is replaced by `locked`"
+    )
 
 
 @in_postgres
