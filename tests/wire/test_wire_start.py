@@ -245,6 +245,7 @@ def test_second_service_on_the_same_file_is_refused(start_patched: StartServer) 
     first = start_patched(impatient)
     link, orphan = first.directory / "link.db", first.worker_pid
     link.symlink_to(first.database)
+    (kept := first.directory / "kept").hardlink_to(f"{first.database}-lock")
     assert first.flask("user", "list") == ""
     os.kill(orphan, signal.SIGSTOP)
     os.kill(first.pid, signal.SIGKILL)
@@ -255,6 +256,9 @@ def test_second_service_on_the_same_file_is_refused(start_patched: StartServer) 
     os.kill(orphan, signal.SIGCONT)
     eventually(lambda: not listens("127.0.0.1", first.port))
     start_patched(impatient, DATABASE_URL=f"sqlite:///{link}")  # which waits for an answer
+    assert kept.stat().st_nlink == 2, (
+        "the lock file stays, or two services can lock two files of this name"
+    )
 
 
 # `python app.py` is the demo: it makes a user and a key, and prints what to do with them
