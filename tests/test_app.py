@@ -115,6 +115,7 @@ def test_gate_says_who_calls_and_refuses_in_a_header_too(server: Server) -> None
         (f"{GATE}/", "GET", "nonsense", 401),
         (GATE, "GET", key, 429),
         (GATE, "DELETE", key, 405),
+        (GATE, "GET", "nonsense", 401),  # again, after one without a body
     ]:
         refused = server.ask(path, method, X_API_Key=sent)
         assert problem(refused)["status"] == status, f"{method} {path}"

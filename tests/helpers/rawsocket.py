@@ -39,6 +39,10 @@ class Answer(NamedTuple):
     body: bytes
 
     def json(self) -> Any:
+        assert self.body[:1] in (b"{", b"["), (
+            f"not JSON: {self}; if the body is missing, was the Problem made only once? A request "
+            "may change it, so make it where it is raised"
+        )
         return json.loads(self.body, object_hook=Named)
 
 
