@@ -231,9 +231,8 @@ def test_messages_are_described(start_patched: StartServer, name: str) -> None:
                 bodies = received(one, 10, {*to_one}, when)  # a reply is for who has sent a message
                 left = time.monotonic()
             assert time.monotonic() - left < patience(3), f"{name}: the handler must go on reading"
-            bodies += received(
-                other, 10, {*to_other} - SELDOM, when
-            )  # what is sent is for all clients
+            # What is sent is for all clients.
+            bodies += received(other, 10, {*to_other} - SELDOM, when)
         eventually(
             lambda: server.ask("/kept").body == b"0",
             5,
@@ -345,8 +344,10 @@ def test_codes_of_errors_are_those_of_the_service() -> None:
     assert codes <= {code for _, code in listed}, "edit docs/endpoints.json: codes"
     for path in [path for path in sources() if path.parent.name != "web"]:
         for status, code in raised_errors.errors_in(path.read_text()):
-            row = f'{{"status": {status}, "code": "{code}", "when": "...", "then": "..."}}'
-            assert (status, code) in listed, f"edit docs/endpoints.json: codes: {row} for {path}"
+            assert (status, code) in listed, (
+                f'edit docs/endpoints.json: codes: {{"status": {status}, "code": "{code}", '
+                f'"when": "...", "then": "..."}} for {path}'
+            )
 
 
 def test_openapi_is_what_describe_writes(app: Flask) -> None:

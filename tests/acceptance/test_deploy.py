@@ -215,13 +215,23 @@ def test_proxy_passes_forms_sockets_and_addresses(tmp_path: Path, name: str) -> 
     ):
         with tls(port, name=host) as client:
             ours = f"Host: {host}:{port}\r\nOrigin: https://{host}:{port}".encode()
-            form = form_bytes(
-                "/sign-up", username="ada", email="a@b.example", password="long enough"
+            client.send(
+                form_bytes(
+                    "/sign-up", username="ada", email="a@b.example", password="long enough"
+                ).replace(b"Host: a", ours)
             )
-            client.send(form.replace(b"Host: a", ours))
             answer = client.answer()
             assert answer.status == 303, "Origin is compared with Host"
             assert "Secure" in answer.headers["Set-Cookie"], "X-Forwarded-Proto says https"
+            # The file names both ends of an open connection, and one end of a closed one.
+            ends = [
+                client.request("/log-in", Host=host)
+                and Path("/proc/net/tcp").read_text().count(f":{server.port:04X} ")
+                for _ in range(20)
+            ]
+            assert ends[-1] - ends[0] <= 4, (
+                f"edit deploy/{name}: 20 requests open more than 2 connections: {ends}"
+            )
         with tls(port, name=host) as client:
             client.send(b"GET /log-in HTTP/1.0\r\n\r\n")  # as simple health checks do
             assert name != "nginx.conf" or client.answer().status == 200

@@ -210,8 +210,9 @@ def test_ci_fails_if_a_check_fails(checkout: Checkout, failing: str) -> None:
         CI="",
         COVERAGE="1",
     )
-    told = [each in printed for each in ("succeeded", "failed: ", failing.split()[0], "why\n")]
-    assert told == [failing == "nothing"] + [failing != "nothing"] * 3, (
+    assert [each in printed for each in ("succeeded", "failed: ", failing.split()[0], "why\n")] == [
+        failing == "nothing"
+    ] + [failing != "nothing"] * 3, (
         f"edit .ci/run: it must run {failing}, and end with an error if that fails: {printed}"
     )
 
