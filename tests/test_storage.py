@@ -486,13 +486,18 @@ def test_request_that_is_counted_while_a_key_ends_is_in_the_window_of_its_succes
 ) -> None:
     first = ApiKey.get_by_id(new_id())
     ids = [each.id for each in rotate_key(first.user, first.id)[:2]]
-    count = f"UPDATE api_key SET reset = {END}, used = 3, total = 1 WHERE id = '{ids[counted_for]}'"
-    with ThreadPoolExecutor(1) as thread:
-        with writing(str(place.database_url), count):
-            acting = thread.submit(act, first.user, ids[acts_on])
-            eventually(lambda: acting.done() or by_hand("SELECT 1 FROM pg_locks WHERE NOT granted"))
-        acting.result()
-    assert by_hand(f"SELECT max(used) FROM api_key WHERE id <> '{ids[counted_for]}'") == [(3,)], (
+    counted = f"id = '{ids[counted_for]}'"
+    with (
+        ThreadPoolExecutor(1) as thread,
+        writing(
+            str(place.database_url),
+            f"UPDATE api_key SET reset = {END}, used = 3, total = 1 WHERE {counted}",
+        ),
+    ):
+        acting = thread.submit(act, first.user, ids[acts_on])
+        eventually(lambda: acting.done() or by_hand("SELECT 1 FROM pg_locks WHERE NOT granted"))
+    found = acting.result() and by_hand(f"SELECT max(used) FROM api_key WHERE NOT {counted}")
+    assert found == [(3,)], (
         "the successor's window lacks a request: read a key that ends or is replaced by `locked`"
     )
 
@@ -566,9 +571,8 @@ def test_role_that_may_create_nothing_can_start(cluster: Cluster, place: Setting
 )
 def test_useless_server_is_one_line(cluster: Cluster, right: str, wrong: str, reason: str) -> None:
     url = cluster.new_database().replace(right, wrong, 1)
-    with pytest.raises(SettingsError, match=f"^DATABASE_URL: PostgreSQL: .*{reason}") as refusal:
+    with pytest.raises(SettingsError, match=f"^DATABASE_URL: PostgreSQL: .*{reason}.*$") as refusal:
         prepare_database(load({"DATABASE_URL": url}))
-    assert "\n" not in str(refusal.value), "a refused start is one line: use reason_of"
     assert cluster.password not in str(refusal.value), "the line has the password of the URL"
 
 
