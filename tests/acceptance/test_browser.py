@@ -395,7 +395,7 @@ def test_every_button_of_the_console_does_what_it_says(
         eventually(lambda: len(server.log_lines("open /")) == len(server.log_lines("closed /")))
         lines = card(page, ECHO).get_by_role("log", name=f"Messages of {ECHO}").locator("p")
         for message in [f"<i>message {number}</i>" for number in range(60)]:
-            page.get_by_label("Message", exact=True).fill(message)
+            card(page, ECHO).get_by_label("Message", exact=True).fill(message)
             press(page, ECHO, "Send")
             expect(lines.last).to_contain_text(f'"message":"{message}"')
             expect(lines.nth(-2)).to_have_text(message)
