@@ -23,7 +23,7 @@ from app import API_VERSION
 from cli import PG_DUMP
 from conftest import StartServer
 from helpers.commands import names
-from helpers.described import ANY_TIME, OPERATIONS, misfits, parts_of, times_in
+from helpers.described import ANY_TIME, OPERATIONS, changed, misfits, parts_of, times_in
 from helpers.documents import (
     API,
     CONTRIBUTING,
@@ -176,13 +176,17 @@ def of(each: Any) -> list[Any]:
 
 
 def received(
-    ws: ClientConnection, seconds: float, types: set[str] | None = None, when: str = ""
+    ws: ClientConnection,
+    seconds: float,
+    types: set[str] | None = None,
+    when: str = "",
+    least: int = 0,
 ) -> list[Any]:
-    """The messages of these seconds; with types, only until there was one of each."""
+    """The messages of these seconds; with types, only until there are enough, and one of each."""
     bodies: list[Any] = []
     end = time.monotonic() + seconds
     with suppress(TimeoutError, ConnectionClosed):
-        while types is None or types - {body["type"] for body in bodies}:
+        while types is None or len(bodies) < least or types - {body["type"] for body in bodies}:
             bodies.append(json.loads(ws.recv(timeout=max(0, end - time.monotonic()))))
     missing = (types or set()) - {body["type"] for body in bodies}
     assert not missing, (
@@ -223,13 +227,28 @@ def test_messages_are_described(start_patched: StartServer, name: str) -> None:
     )
     keys = [server.new_key(), server.new_key()]
     urls = [f"{server.ws_url}{path}?api_key={key}" for key in keys]
-    examples = [text["examples"][0]["payload"] for each in asked for text in of(each)]
+    examples = [
+        body
+        for each in asked
+        for text in of(each)
+        for example in [text["examples"][0]["payload"]]
+        for body in (example, *(body for _, body in changed(example, text["payload"], SOCKETS)))
+    ]
+    # Or none, if it tells errors only, or if some messages have no reply.
+    is_told = to_one.keys() - {"error"} and all("reply" in each for each in asked)
+    told = len(examples) if is_told else 0
     for when in ("at first", "after all sockets have closed"):
         with connect(urls[1]) as other:
             with connect(urls[0]) as one:
                 for example in examples:
                     one.send(example if isinstance(example, str) else json.dumps(example))
-                bodies = received(one, 10, {*to_one}, when)  # a reply is for who has sent a message
+                # A reply is for who has sent a message.
+                bodies = received(one, 10, {*to_one}, when, told) + received(one, 0.1)
+                found = sum(body["type"] in to_one for body in bodies)
+                assert one.close_code or found == told or not told, (
+                    f"{name} sends {found} replies to {told} messages, right and wrong ones: "
+                    f"send one to each, or close the socket: {examples}"
+                )
                 left = time.monotonic()
             assert time.monotonic() - left < patience(3), f"{name}: the handler must go on reading"
             # What is sent is for all clients.

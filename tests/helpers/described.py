@@ -15,6 +15,8 @@ JSON_TYPES: dict[type, str] = {
     **{int: "integer", float: "number"},
 }
 NONSENSE = ("x", "-1", "0", "\u00b2", "9" * 30, "x" * 300)  # as parameters
+UNSTORABLE = ("a\ud800", "a\0b")  # texts of JSON that SQLite or PostgreSQL cannot store
+WRONG: tuple[Any, ...] = (None, True, 7, -1, 10**30, 1.5, "", "x" * 5000, [], {}, [[]], *UNSTORABLE)
 FORMATS = {
     "date-time": r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d",
     "date": r"^\d{4}-\d\d-\d\d$",
@@ -183,6 +185,22 @@ def values_of(schema: Any) -> Iterator[tuple[Any, bool]]:
     if (size := schema.get("maxLength")) and "format" not in schema:  # such as an address
         longest = "x" * size
         yield from ((longest, not misfits(longest, schema, {})), (longest + "x", False))
+
+
+def changed(example: Any, schema: Any, description: Any) -> Iterator[tuple[Any, Any]]:
+    """Values, and examples in which one of them stands in the place of a part."""
+    schema = resolved(schema, description)
+    bounds = ("minimum", -1), ("maximum", 1)
+    yield from ((schema[n] + step, schema[n] + step) for n, step in bounds if n in schema)
+    for name, part in schema.get("properties", {}).items() if isinstance(example, dict) else ():
+        yield from ((value, example | {name: value}) for value in WRONG)
+        for value, inner in changed(example.get(name), part, description):
+            yield value, example | {name: inner}
+    if isinstance(example, list):
+        yield from ((size, example[:1] * size) for size in (0, schema.get("maxItems", 99) + 1))
+        yield from ((value, [value, *example[1:]]) for value in WRONG)
+        for value, inner in changed(example[0], schema["items"], description):
+            yield value, [inner, *example[1:]]
 
 
 def parts_of(body: Any) -> Iterator[Any]:
