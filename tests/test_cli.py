@@ -156,13 +156,12 @@ def test_usage_is_that_of_the_hours_of_the_clock_and_the_busiest_key_is_first(
     quiet, busy, idle = sorted(new_key() for _ in range(3))
     hour = now() // HOUR * HOUR
     ages = {quiet: {0: 3, 24: 99}, busy: {0: 2, 1: 4, 23: 8}}
-    rows = [
-        (hour - age * HOUR, key[8:16], requests)
-        for key, counts in ages.items()
-        for age, requests in counts.items()
-    ]
     with db.connection_context():
-        HourlyUsage.insert_many(rows).execute()
+        HourlyUsage.insert_many(
+            (hour - age * HOUR, key[8:16], requests)
+            for key, counts in ages.items()
+            for age, requests in counts.items()
+        ).execute()
     change(quiet, total=1234)
     assert [line.split("\t") for line in done(cli.invoke(args=["usage"])).splitlines()] == [
         [busy[8:16], "ada", "ci", "2", "14", "0"],

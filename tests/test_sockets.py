@@ -192,8 +192,11 @@ def test_reasons_of_closes_are_described_and_short_enough() -> None:
     described = {int(code): row["reason"] for code, row in rows if "reason" in row}
     assert described == REASONS, "edit docs/asyncapi.json: x-close-codes: reason"
     assert {int(code) for code, _ in rows} == {1000, 1002, 1007, *map(int, CloseCode)}
-    files = [file.read_text() for file in sources()]
-    written = {int(code) for text in files for code in re.findall(r"\.close\((\d{4})", text)}
+    written = {
+        int(code)
+        for file in sources()
+        for code in re.findall(r"\.close\((\d{4})", file.read_text())
+    }
     assert written <= described.keys(), "close with a CloseCode, and name it in REASONS"
     assert max(len(reason.encode()) for reason in REASONS.values()) <= 123, "shorten it in REASONS"
 
