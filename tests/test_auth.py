@@ -136,8 +136,9 @@ def test_each_column_of_a_key_is_inherited_or_not_on_purpose() -> None:
     assert {*ApiKey._meta.columns} == own | {*api_keys.INHERITED}, (
         "name them in api_keys.INHERITED if a successor takes them over, or here"
     )
-    page = (HERE / "web/templates/change-key.html").read_text()
-    (told,) = re.findall("a new key with the same (.*?)[.]", page)
+    (told,) = re.findall(
+        "a new key with the same (.*?)[.]", (HERE / "web/templates/change-key.html").read_text()
+    )
     assert {"user_id", *re.findall(r"\w+", told)} == {*api_keys.INHERITED, "and", "lifetime"}, (
         "edit change-key.html"
     )

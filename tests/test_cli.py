@@ -130,8 +130,9 @@ def test_lists_have_all_columns_and_no_secret(cli: FlaskCliRunner, owner: User, 
     assert done(cli.invoke(args=["user", "list"])).startswith(
         f"{owner.id}\tada\tada@example.com\t1970-01-01T00:00:01Z\n"
     )
-    lines = done(cli.invoke(args=["key", "list"])).splitlines()
-    old, new, last = (line.split("\t") for line in lines)
+    old, new, last = (
+        line.split("\t") for line in done(cli.invoke(args=["key", "list"])).splitlines()
+    )
     # In the order of KEY_COLUMNS: created, last used, expires, rotated; a new one comes at the end.
     moments = [
         "1970-01-01T00:00:01Z",

@@ -128,9 +128,10 @@ def ask(client: FlaskClient, operation: Operation, hidden_key: str) -> Ask:
     def send(
         key: str = "", url: str = "", method: str = "", what: str = "the example", **how: Any
     ) -> TestResponse:
-        headers = {"X-API-Key": key} if key else {}
-        how = {"headers": headers} | operation.sent(operation.example) | how
-        answer = client.open(url or operation.url(), method=method or operation.method, **how)
+        sent = {"headers": {"X-API-Key": key} if key else {}} | operation.sent(operation.example)
+        answer = client.open(
+            url or operation.url(), method=method or operation.method, **sent | how
+        )
         check_answer(operation, answer, what)
         return answer
 
@@ -215,10 +216,9 @@ def test_routes_are_those_that_are_described(app: Flask) -> None:
 
 def test_readme_lists_every_endpoint_and_who_may_call_it() -> None:
     """A parameter is written as {name}, or as Flask writes it."""
-    tags = {each["name"] for each in API["tags"]}
-    assert tags == {tag for each in OPERATIONS for tag in each.entry["tags"]}, (
-        "edit `tags` in docs/endpoints.json and docs/openapi.json"
-    )
+    assert {each["name"] for each in API["tags"]} == {
+        tag for each in OPERATIONS for tag in each.entry["tags"]
+    }, "edit `tags` in docs/endpoints.json and docs/openapi.json"
     described = {
         *((each.method, each.path, each.needs_key) for each in OPERATIONS),
         *(("WS", each["address"], needs_key(name)) for name, each in SOCKETS["channels"].items()),
@@ -530,8 +530,11 @@ def test_parameter_is_taken_within_its_bounds_only(
 
 def longest(text: str) -> list[Any]:
     """The longest list in an answer, if there is one."""
-    found = [each for each in parts_of(json.loads(text)) if isinstance(each, list)]
-    return max(found, key=len, default=[])
+    return max(
+        (each for each in parts_of(json.loads(text)) if isinstance(each, list)),
+        key=len,
+        default=[],
+    )
 
 
 def sizes(texts: dict[Any, str]) -> dict[Any, int]:

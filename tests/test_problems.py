@@ -66,8 +66,7 @@ def test_only_what_is_a_bug_is_logged_as_one(
     line: str,
 ) -> None:
     monkeypatch.setattr(outage.log, "filters", [])
-    view = mock.Mock(side_effect=error)
-    app.add_url_rule(path, path, lambda: view())
+    app.add_url_rule(path, path, lambda: mock.Mock(side_effect=error)())
     answer = app.test_client().get(f"{path}?api_key=private")
     assert (answer.status_code, answer.headers.get("Retry-After", "")) == (
         status,
@@ -144,8 +143,11 @@ def test_any_abort_is_a_problem_with_the_words_of_the_view(
 def test_problem_may_have_any_status(
     app: Flask, client: FlaskClient, status: int, title: str, code: str
 ) -> None:
-    view = mock.Mock(side_effect=Problem(status, detail="Not on Mondays."))
-    app.add_url_rule("/api/raising", "raising", lambda: view())
+    app.add_url_rule(
+        "/api/raising",
+        "raising",
+        lambda: mock.Mock(side_effect=Problem(status, detail="Not on Mondays."))(),
+    )
     answer = client.get("/api/raising")
     assert (answer.status_code, answer.get_json(force=True)) == (
         status,

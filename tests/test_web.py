@@ -255,8 +255,9 @@ def test_twenty_passwords_a_minute_are_hashed_for_a_caller(
 
 def attempt(app: Flask, caller: int, name: str, password: str = "wrong") -> int:
     """The status of a log-in from an address of its own."""
-    address = {"REMOTE_ADDR": f"192.0.2.{caller}"}
-    return log_in_as(app.test_client(), name, password, environ_base=address).status_code
+    return log_in_as(
+        app.test_client(), name, password, environ_base={"REMOTE_ADDR": f"192.0.2.{caller}"}
+    ).status_code
 
 
 def test_one_address_locks_no_account_and_five_do(app: Flask, ada: FlaskClient) -> None:
@@ -627,10 +628,11 @@ def test_keys_of_a_user_are_as_many_as_the_operator_allows(ada: FlaskClient) -> 
     "config", [{"KEYS_PER_USER": "0", "API_URL": "https://api.example.com"}], indirect=True
 )
 def test_user_without_keys_of_ones_own_manages_those_of_the_operator(ada: FlaskClient) -> None:
-    visitor = ada.application.test_client()
-    assert not [page for page in ("/", "/console") if "free key" in visitor.get(page).text], (
-        "these pages offer a key, but with KEYS_PER_USER=0 only the operator makes one"
-    )
+    assert not [
+        page
+        for page in ("/", "/console")
+        if "free key" in ada.application.test_client().get(page).text
+    ], "these pages offer a key, but with KEYS_PER_USER=0 only the operator makes one"
     assert [
         re.findall("Ask the operator .*?one|Ask the operator .*?key", ada.get(page).text)
         for page in ("/", SECURITY)
@@ -805,8 +807,12 @@ def test_key_that_has_expired_is_gone(ada: FlaskClient, action: str) -> None:
 def test_form_of_a_row_that_is_gone_leads_to_its_tab_or_list(
     app: Flask, log_in: LogIn, path: str, shown: str
 ) -> None:
-    view = mock.Mock(side_effect=Changed("It is gone."))
-    app.add_url_rule(path, "web.gone", lambda: view(), methods=["POST"])
+    app.add_url_rule(
+        path,
+        "web.gone",
+        lambda: mock.Mock(side_effect=Changed("It is gone."))(),
+        methods=["POST"],
+    )
     answer = log_in("ada").post(path, base_url="http://localhost/demo")
     assert (answer.status_code, answer.location) == (303, f"/demo{shown}"), (
         "it leads to another page than the form's tab or list: see form_tab in web/site.py"
@@ -868,8 +874,10 @@ def test_rotation_that_is_sent_twice_leaves_a_way_to_a_new_key(ada: FlaskClient)
         f"The one before it, <code>{old_secret[:16]}…</code>, {until}, as before."
     ) in page
     again = ada.post(f"{KEYS}/{secret_in(lost)[8:16]}/successor", data={"grace": "in 5 minutes"})
-    seen = secret_in(again)
-    asked = [ask_api(ada, secret).status_code for secret in (old_secret, secret_in(lost), seen)]
+    asked = [
+        ask_api(ada, secret).status_code
+        for secret in (old_secret, secret_in(lost), secret_in(again))
+    ]
     assert (asked, count()) == ([200, 401, 200], 2), (
         "the successor that nobody has used ends, and the older key stays: see rotate_key"
     )
@@ -943,8 +951,7 @@ def test_change_in_a_page_holds_from_the_next_request_on(ada: FlaskClient) -> No
     key = secret_in(create_key(ada, "<i>"))
     assert "never used" in ada.get(SECURITY).text
     assert ask_api(ada, key).status_code == 200, "a new key works at once"
-    page = ada.get(SECURITY).text
-    assert {text: text in page for text in ("1 of 1,000", "never used")} == {
+    assert {text: text in ada.get(SECURITY).text for text in ("1 of 1,000", "never used")} == {
         "1 of 1,000": True,
         "never used": False,
     }, "the page tells a use before it is saved: see peek and usage_of in storage/sqlite.py"
@@ -1205,8 +1212,9 @@ def test_no_value_of_a_field_makes_a_page_fail_and_all_are_shown_as_text(
         assert {*re.findall(r'type="radio" name="(\w+)"', page.text)} == {
             *re.findall(r'type="radio" name="(\w+)"[^>]* checked', page.text)
         }, f"{page.request.path}: check one of the options, because a browser sends no other"
-        labels = {*re.findall(r' for="(.*?)"', page.text)}
-        assert {*re.findall(LABELLED, page.text)} <= labels, f"{page.request.path}: no label"
+        assert {*re.findall(LABELLED, page.text)} <= {*re.findall(r' for="(.*?)"', page.text)}, (
+            f"{page.request.path}: no label"
+        )
         boxes |= {*re.findall(r'type="checkbox"[^>]* name="(\w+)"', page.text)}
         checked |= {
             name: text if rule == "pattern" else f".{{{text},}}"
@@ -1256,8 +1264,10 @@ def test_no_value_of_a_field_makes_a_page_fail_and_all_are_shown_as_text(
                 assert not lost, f"{to}: show what was typed as {lost} again"
             stored = [each.values() for kept in snapshot().values() for each in kept]
             if is_taken and any(value in str(text) for texts in stored for text in texts):
-                for path in (*routes(app, "GET"), *ENDPOINTS):
-                    answers.append(browser.get(path, headers=headers, buffered=True))
+                answers += [
+                    browser.get(path, headers=headers, buffered=True)
+                    for path in (*routes(app, "GET"), *ENDPOINTS)
+                ]
             if is_taken:
                 check_texts()
                 restore(before)
@@ -1658,10 +1668,13 @@ def test_path_prefix_is_part_of_all_links_and_forms_and_everything_is_linked(
     for is_full in (False, True):  # such as a project, and one that is archived
         add_rows(stored_keys()[0], f"~{is_full}", 1, is_full)
     linked = {"/log-in", "/sign-up", "/settings", "/console"}  # of others, or typed by hand
-    found = [create_key(ada, base_url="http://localhost/demo")]
-    for path in (*routes(app, "GET"), "/nowhere", KEYS):
-        found.append(ada.get(path, base_url="http://localhost/demo", buffered=True))
-    for answer in found:
+    for answer in [
+        create_key(ada, base_url="http://localhost/demo"),
+        *(
+            ada.get(path, base_url="http://localhost/demo", buffered=True)
+            for path in (*routes(app, "GET"), "/nowhere", KEYS)
+        ),
+    ]:
         leads = re.findall(
             ' (?:href|src|action|data-path|data-check|data-take)="((?!mailto:|tel:)[^#].*?)"',
             answer.text,
@@ -1725,11 +1738,10 @@ def test_page_is_headed_as_the_link_that_leads_to_it(
 
 
 def test_form_says_what_a_type_sets_and_no_page_names_a_command(ada: FlaskClient) -> None:
-    page = re.sub("</?code>", "", ada.get(SECURITY).text)
     assert re.search(
         '(?s)class="new-key" open>.*value="production" checked>.*'
         "sets the prefix only: sk_live_ for Production, sk_test_ for Development[.]",
-        page,
+        re.sub("</?code>", "", ada.get(SECURITY).text),
     ), "the form is open where there is no key"
     assert [
         file.name

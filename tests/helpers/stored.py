@@ -39,8 +39,7 @@ def row(key: str) -> ApiKey:
 
 @db.connection_context()
 def change(key: str, **columns: object) -> bool:
-    update = ApiKey.update(**columns).where(ApiKey.id == key[8:16], ApiKey.valid())
-    return bool(update.execute())
+    return bool(ApiKey.update(**columns).where(ApiKey.id == key[8:16], ApiKey.valid()).execute())
 
 
 @db.connection_context()
@@ -90,8 +89,6 @@ def add_rows(
     for table in TABLES[3:] if tables is None else tables:
         row: dict[str, object] = {}
         for name, field in table._meta.fields.items():
-            if isinstance(field, AutoField):
-                continue
             if isinstance(field, ForeignKeyField):
                 row[name] = owners.get(field.rel_model._meta.table_name)
             elif isinstance(field, TEXTS):
@@ -100,7 +97,7 @@ def add_rows(
                 # Such as an end that is to come, so that a POST which cleans up leaves the row.
                 is_ahead = (field.null or name == "expires_at") and number % 2
                 row[name] = now() - 5400 + len(row) + (DAY if is_ahead else 0)
-            elif not callable(field.default) and (
+            elif not (callable(field.default) or isinstance(field, AutoField)) and (
                 is_full or not (field.null or field.default is not None)
             ):
                 row[name] = number
@@ -116,8 +113,9 @@ def add_many_rows(key: ApiKey, first: int = 4, last: int = 104) -> None:
     for number in range(first, last + 1):
         letters = "".join("abcdefghij"[int(digit)] for digit in str(1000 + number))
         add_rows(key, f"~{letters}", number % 3 + 1, is_full=number == min(4, last))
-        insert = HourlyUsage.insert(hour=hour - number * HOUR, key_id=key.id, requests=1)
-        insert.on_conflict_ignore().execute()  # an hour may have begun since the last call
+        HourlyUsage.insert(
+            hour=hour - number * HOUR, key_id=key.id, requests=1
+        ).on_conflict_ignore().execute()  # an hour may have begun since the last call
 
 
 def rename() -> None:
