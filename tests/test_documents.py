@@ -73,8 +73,9 @@ PLATFORMS = {
 
 def test_links_lead_to_files_and_headings() -> None:
     link = r"\]\(([^)\s]+)\)|<img src=\"([^\"]+)\""
-    found = [(path, *pair) for path in DOCUMENTS for pair in re.findall(link, path.read_text())]
-    for document, target, image in found:
+    for document, target, image in [
+        (path, *pair) for path in DOCUMENTS for pair in re.findall(link, path.read_text())
+    ]:
         path, _, anchor = (target or image).partition("#")
         file = (document.parent / path) if path else document
         assert "://" in target or file.exists(), target
@@ -82,8 +83,9 @@ def test_links_lead_to_files_and_headings() -> None:
 
 
 def test_changelog_dates_the_version_that_status_says() -> None:
-    changelog = (REPOSITORY / "CHANGELOG.md").read_text()
-    dated = re.findall(r"(?m)^## \[(.*)\] - \d{4}-\d\d-\d\d$", changelog)
+    dated = re.findall(
+        r"(?m)^## \[(.*)\] - \d{4}-\d\d-\d\d$", (REPOSITORY / "CHANGELOG.md").read_text()
+    )
     assert [dated[0], API["info"]["version"], SOCKETS["info"]["version"]] == [API_VERSION] * 3
 
 
@@ -370,10 +372,9 @@ def test_codes_of_errors_are_those_of_the_service() -> None:
 
 
 def test_openapi_is_what_describe_writes(app: Flask) -> None:
-    entries = json.loads(describe.ENDPOINTS.read_text())
-    assert describe.described(app, OPENAPI, entries) == OPENAPI, (
-        "run .venv/bin/python docs/describe.py"
-    )
+    assert (
+        describe.described(app, OPENAPI, json.loads(describe.ENDPOINTS.read_text())) == OPENAPI
+    ), "run .venv/bin/python docs/describe.py"
 
 
 def deployed(name: str, form: str) -> str:

@@ -39,8 +39,9 @@ def seen(config: Settings, hops: int, headers: dict[str, str]) -> str:
 def test_platform_gives_the_address(config: Settings, platform: str, spoofed: list[str]) -> None:
     headers = FORWARDED | {"X-Forwarded-For": ", ".join(spoofed + CHAINS[platform])}
     scheme = "https" if platform else "http"
-    hops = load({platform: "anything"}).proxy_hops
-    assert seen(config, hops, headers) == f"{CHAINS[platform][0]} {scheme}://localhost/"
+    assert seen(config, load({platform: "anything"}).proxy_hops, headers) == (
+        f"{CHAINS[platform][0]} {scheme}://localhost/"
+    )
 
 
 @pytest.mark.parametrize("entries", ["", CLIENT])

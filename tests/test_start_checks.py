@@ -69,8 +69,9 @@ def test_each_setting_of_gunicorn_was_decided_on() -> None:
         "gunicorn has other settings: name each in SUPPORTED_OPTIONS, REFUSED or WITHOUT_OPTION"
     )
     assert {name for name in SETTINGS if not SETTINGS[name].cli} == {*WITHOUT_OPTION}
-    file = (REPOSITORY / "gunicorn.conf.py").read_text()
-    assert SETTINGS.keys() & {*re.findall(r"(?m)^(\w+)[^=\n(]*=", file)} == {*OURS}, (
+    assert SETTINGS.keys() & {
+        *re.findall(r"(?m)^(\w+)[^=\n(]*=", (REPOSITORY / "gunicorn.conf.py").read_text())
+    } == {*OURS}, (
         "gunicorn.conf.py sets other settings: do all promises of the service hold with them? "
         "Then edit OURS"
     )

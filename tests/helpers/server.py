@@ -78,8 +78,9 @@ def listens(address: str, port: int) -> bool:
 
 def serve_command() -> list[str]:
     """The Procfile's command; unlike `python -m`, the program does not import from this folder."""
-    procfile = REPOSITORY / "Procfile"
-    return shlex.split(procfile.read_text().replace("web: ", f"{Path(sys.executable).parent}/"))
+    return shlex.split(
+        (REPOSITORY / "Procfile").read_text().replace("web: ", f"{Path(sys.executable).parent}/")
+    )
 
 
 def eventually(condition: Callable[[], Any], seconds: float = 20, what: object = "") -> Any:
