@@ -42,6 +42,7 @@ RULES = {"enum", "format", "minLength", "pattern"}  # those of rows that were ma
 KEYWORDS = {  # those that `misfits` looks at besides, and those that only explain
     *("type", "properties", "required", "additionalProperties", "items"),
     *("title", "description", "default", "example", "examples", "deprecated"),
+    *("anyOf", "oneOf", "readOnly", "writeOnly"),
 }
 
 
@@ -49,8 +50,10 @@ def misfits(body: Any, schema: Any, description: Any, name: str = "the body") ->
     """What differs from the schema: types, bounds, the form of texts, the fields of objects."""
     schema = resolved(schema, description)
     assert not (unknown := schema.keys() - BOUNDS.keys() - KEYWORDS), (
-        f"edit BOUNDS in tests/helpers/described.py: {unknown} of {name}"
+        f"add {unknown} of {name} to BOUNDS in tests/helpers/described.py, or to KEYWORDS"
     )
+    if choices := schema.get("anyOf") or schema.get("oneOf"):
+        return min((misfits(body, each, description, name) for each in choices), key=len)
     kind = JSON_TYPES[type(body)]
     types = schema.get("type", kind)
     fits = kind in types or (kind == "integer" and "number" in types)
