@@ -903,8 +903,11 @@ def test_page_changes_nothing(ada: FlaskClient, own_key: ApiKey, paths: list[str
     before = snapshot()
     for path in paths:
         page = ada.get(path)
-        links = re.findall(r'href="((?!/static|\w+:)[^"#]*\?[^"#]*)', page.text)
-        paths += [urljoin(path, unescape(link)) for link in links if "?" not in path]
+        paths += [
+            urljoin(path, unescape(link))
+            for link in re.findall(r'href="((?!/static|\w+:)[^"#]*\?[^"#]*)', page.text)
+            if "?" not in path
+        ]
         check_vary(path, page, ada.get(path, headers={"Origin": "https://a.example"}))
         assert page.mimetype != "text/html" or "<i>" not in page.text, f"{path}: no |safe"
         assert "-Reset: " in page.text or not re.search(r">[^<]*\b1[6-9]\d{8}\b", page.text), (

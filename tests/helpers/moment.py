@@ -1,6 +1,7 @@
 """A test client that reads a response for a moment only, because it may be an endless stream.
 
-It also fails where a view has a bug, and where a request that is refused has stored something.
+It also fails where a view has a bug, where a request that is refused has stored something, and
+where a page refers to what it does not have.
 """
 
 import re
@@ -25,6 +26,7 @@ ADVICE = (
     "calls another service while its client waits: do that in the background, see Calls to other "
     "services in CONTRIBUTING.md; or name the path in CALLS in tests/helpers/paths.py"
 )
+REFERENCE = r'\s(?:(?:for|aria-\w+by|aria-controls|data-copy|data-show)="|href="#)([^"]+)'
 # What to do about the error of a view, by what it says.
 CAUSES = {
     r"invalid literal for int|int\(\) argument": "isdigit also takes \u00b2 and \u0663: use "
@@ -75,6 +77,19 @@ class MomentClient(FlaskClient):
         assert first.path in CALLS or not calls.called, f"{what} {ADVICE}"
         cause = cause_of(raised.call_args.args[0]) if raised.called else ""
         assert answer.status_code != 500 or "test_" in cause, f"{what} is a bug: {cause}"
+        assert not [
+            name
+            for name in " ".join(re.findall(REFERENCE, answer.text)).split()
+            if re.findall(r'\sid="(.*?)"', answer.text).count(name) != 1
+        ] + [
+            note
+            for note in re.findall(r'\sid="([^"]*-(?:note|hint))"', answer.text)
+            if not re.search(rf'\saria-describedby="(?:[^"]* )?{re.escape(note)}[" ]', answer.text)
+            and (note.endswith("-hint") or f' id="{note[:-5]}"' in answer.text)
+        ], (
+            f"{what}: for, aria-labelledby, aria-describedby, data-copy, data-show or href names "
+            "an id that no element has, or several; or no field names its hint: see parts.html"
+        )
         if before and answer.status_code >= 400 and first.path not in AUDITED:
             assert snapshot() == before, (
                 f"{what} is refused after something was stored: check all of it before, or store "
