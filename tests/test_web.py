@@ -512,26 +512,28 @@ def test_only_a_right_form_changes_the_password(ada: FlaskClient, client: FlaskC
     assert log_in_as(client, "ada", "a brand new one").status_code == 303, "the new one is not"
 
 
-@pytest.mark.parametrize("form", [f"{PROFILE}/delete", f"{SECURITY}/password"])
+@pytest.mark.parametrize("form", sorted(PASSWORDS_ONLY))
 def test_form_that_waits_for_a_hash_spares_the_next_account(
     ada: FlaskClient, monkeypatch: pytest.MonkeyPatch, form: str
 ) -> None:
-    """In a file that was made without AUTOINCREMENT, it has the number of the deleted one."""
+    """Without AUTOINCREMENT, it may have the number of the deleted one, and the name."""
     verify_password = users.verify_password
 
     @db.connection_context()
     def replace_then_verify(user: User, password: str) -> bool:
         users.delete(user)
-        User.create(id=user.id, username="bob", email="bob@example.com", password_hash="")
+        User.create(id=user.id, username="ada", email="bob@example.com", password_hash="")
         return verify_password(user, password)
 
     monkeypatch.setattr(users, "verify_password", replace_then_verify)
     assert re.search(
-        "(?s)<title>Log in .*was changed in the meantime, so nothing",
-        ada.post(form, data=TYPED, follow_redirects=True).text,
+        "(?s)<title>Log in .*"
+        + ("Log in to open" if form == "/log-in" else "was changed in the meantime, so nothing"),
+        ada.post(form, data=TYPED | {"username": "ada"}, follow_redirects=True).text,
     ), (
         "the log-in page does not say that nothing was changed: see nothing_was_changed in "
-        "web/site.py, and load_user in web/log_in.py, which must end the session of another row"
+        "web/site.py, and load_user in web/log_in.py, which must end the session of another row; "
+        "start_session needs the user whose password was verified"
     )
 
 
