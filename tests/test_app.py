@@ -2,6 +2,7 @@
 
 import time
 from typing import Any
+from urllib.parse import urlencode
 
 import pytest
 from flask.testing import FlaskClient
@@ -12,7 +13,7 @@ from auth import EMPTY_KEY
 from helpers.clock import Clock
 from helpers.described import times_in
 from helpers.paths import GATE, ME, PROTECTED, STATS, STATUS, TEST, TIME, YEAR
-from helpers.rawsocket import Answer, RawSocket
+from helpers.rawsocket import Answer, RawSocket, handshake_bytes
 from helpers.server import Server, eventually, patience, random_key
 from settings import Settings
 
@@ -85,18 +86,21 @@ def test_user_me(server: Server, server_key: str) -> None:
         WHERE id = (SELECT user_id FROM api_key WHERE id = ?)""",
         server_key[8:16],
     )
-    server.execute(
-        "UPDATE api_key SET user_id = ?, expires_at = 1 WHERE id = ?",
-        user_id,
-        server.new_key()[8:16],
-    )
+    for expires_at in (1, None):
+        server.execute(
+            "UPDATE api_key SET user_id = ?, expires_at = ?, created_at = 1 WHERE id = ?",
+            *(user_id, expires_at, server.new_key()[8:16]),
+        )
     assert get(server, ME, X_API_Key=server_key) == {
         "user_id": user_id,
         "username": name,
         "email": f"{name}@example.com",
         "created_at": utc(created_at),
-        "api_key_count": 1,
-    }, "see user_me in app.py, and OWNER in storage/key_store.py: an expired key is not counted"
+        "api_key_count": 2,
+    }, (
+        "see user_me in app.py, and OWNER in storage/key_store.py: the time is the user's, all "
+        "valid keys are counted, and an expired one is not"
+    )
 
 
 def test_gate_says_who_calls_and_refuses_in_a_header_too(server: Server) -> None:
@@ -176,18 +180,28 @@ def test_every_bad_key_gets_the_same_answer(server: Server, server_key: str) -> 
         *("x", revoked, expired, unknown, half + server_key[-6:]),
         *(f'"{server_key}"', f"Bearer {server_key}", server_key[:-1]),
         *("\xe9", "a" * 5000, f"{server_key},{server_key}"),
+        # As a client sends what it copies from a page that shortens it.
+        *(f"{server_key[:16]}\xe2\x80\xa6", f"{server_key[:-1]}\xe9"),
     ]
 
     def are_refused_alike() -> bool:
         assert get(server, STATUS, X_API_Key=server_key)["authenticated"], "it is remembered"
-        answers = [server.ask(TEST, X_API_Key=key) for key in bad]
+        answers = [
+            answer
+            for key in bad
+            for answer in (
+                server.ask(TEST, X_API_Key=key),
+                server.send(handshake_bytes(f"{TIME}?{urlencode({'api_key': key[:999]})}")),
+            )
+        ]
         return len({(answer.status, answer.body) for answer in answers}) == 1
 
     eventually(
         are_refused_alike,
         patience(2),
-        "every bad key gets the same answer (see find_key and invalid_key in auth.py), a revoked "
-        "one within 2 s (see CACHE_SECONDS)",
+        "every bad key gets the same answer in the header and in the query, also one that is not "
+        "ASCII (see find_key and invalid_key in auth.py), a revoked one within 2 s (see "
+        "CACHE_SECONDS)",
     )
     answer = server.ask(TEST, X_API_Key=revoked)
     assert (

@@ -303,6 +303,7 @@ def test_mistake_is_one_line_and_changes_nothing(
     assert snapshot() == before, f"flask {command} is refused after it has stored something"
 
 
+@pytest.mark.parametrize("config", [{"KEYS_PER_USER": "0"}], indirect=True)
 def test_command_changes_nothing_that_it_does_not_name(
     cli: FlaskCliRunner,
     tmp_path: Path,
@@ -311,7 +312,8 @@ def test_command_changes_nothing_that_it_does_not_name(
 ) -> None:
     """Neither another user's rows, nor another key of the same user.
 
-    While it waits, bob is renamed, and another user takes that name.
+    While it waits, bob is renamed, and another user takes that name. Where users make no keys of
+    their own, the operator makes them.
     """
 
     def exchange_names(*_: object) -> str:

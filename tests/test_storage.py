@@ -296,7 +296,9 @@ def test_expired_keys_and_old_hours_are_deleted_after_a_save(
             "see delete_old_rows: keys that have expired"
         )
     assert {*by_hand("SELECT hour FROM hourly_usage")} == {(this - DAY,), (this,)}, (
-        "see delete_old_rows: hours that no chart shows"
+        "the chart counts a request for the hour in which it is saved, and keeps no hour that it "
+        "does not show: see _store in storage/sqlite.py and `save` in storage/postgres.py, and "
+        "delete_old_rows"
     )
     assert not left_behind(), f"the end of a key {left_behind()}"
 

@@ -377,7 +377,7 @@ class Server(contextlib.AbstractContextManager["Server"]):
         user = {"id": USER_ID * self._keys, "username": owner, "email": f"{owner}@example.com"}
         row = {"id": key[8:16], "user_id": user["id"], "name": name, "type": type, "tier": tier}
         try:
-            self.insert("user", **user, password_hash=UNMATCHABLE_HASH, created_at=now)
+            self.insert("user", **user, password_hash=UNMATCHABLE_HASH, created_at=now - 9)
             self.insert("api_key", **row, digest=api_keys.digest(key), created_at=now)
         except (sqlite3.IntegrityError, psycopg.IntegrityError) as error:
             pytest.fail(
