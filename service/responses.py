@@ -144,6 +144,6 @@ def problem_response(error: HTTPException) -> ResponseReturnValue:
     if request.path.removesuffix("/") == "/api/v1/gate":
         # The body in ASCII, for a proxy that discards bodies.
         response.headers["X-Gate-Problem"] = json.dumps(response.json, separators=(",", ":"))
-        if request.headers.get("Prefer") == "return=minimal":  # RFC 7240: leave out the body
+        if "return=minimal" in request.headers.get("Prefer", ""):  # RFC 7240: leave out the body
             response.set_data("")
     return response

@@ -126,7 +126,7 @@ def test_gate_says_who_calls_and_refuses_in_a_header_too(server: Server) -> None
         assert refused.headers["X-Gate-Problem"].encode("ascii") + b"\n" == refused.body, (
             f"{method} {path}: the header has the same problem as the body: see problem_response"
         )
-        minimal = server.ask(path, method, X_API_Key=sent, Prefer="return=minimal")
+        minimal = server.ask(path, method, X_API_Key=sent, Prefer="wait=9, return=minimal")
         assert (minimal.status, minimal.body, "X-Gate-Problem" in minimal.headers) == (
             status,
             b"",

@@ -477,7 +477,7 @@ class KeptOpen(BaseHTTPRequestHandler):
         status = {"good": 204, "odd": 200, "late": 503, None: 201}.get(
             self.headers["X-API-Key"], 401
         )
-        body = "" if status == 204 or self.headers["Prefer"] else "{}"
+        body = "" if status == 204 or "return=minimal" in self.headers.get("Prefer", "") else "{}"
         headers = (
             f"X-Gate-Problem: {{}}\r\nRetry-After: 7\r\nContent-Length: {len(body)}\r\n"
             if status != 204
