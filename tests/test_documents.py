@@ -147,7 +147,7 @@ def test_every_setting_is_used() -> None:
 # be left to the garbage collector: it comes so seldom that the memory would grow meanwhile.
 # The response to another path takes as long as an outage of the database.
 WEBSOCKETS = """
-import gc, gevent, peewee
+import gc, gevent, peewee, time
 gc.disable()
 from server import lifecycle
 from ws.connection import WebSocket
@@ -156,6 +156,14 @@ def serving(worker, service, serving=lifecycle.serving):
     service.add_url_rule("/kept", "kept", kept)
     service.add_url_rule("/outage", "outage", outage)
     return serving(worker, service)
+
+def messages(ws, messages=WebSocket.messages):
+    for number, text in enumerate(messages(ws)):
+        if not number:  # as if the client had waited for 25 s
+            time.time = lambda clock=time.time: clock() + 25
+        yield text
+
+WebSocket.messages = messages
 
 def kept():
     return str(sum(type(each) is WebSocket for each in gc.get_objects()))
@@ -264,9 +272,24 @@ def test_messages_are_described(start_patched: StartServer, name: str) -> None:
         f"{name}: a time is not now: {bodies}"
     )
     assert not [key for key in keys if key[17:] in str(bodies)], f"{name}: it sends a key"
-    bodies += [each["payload"] for one in (*replies, *others) for each in one.get("examples", ())]
+    shown = [each["payload"] for one in (*replies, *others) for each in one.get("examples", ())]
+    assert not (
+        early := [
+            body
+            for example in shown
+            for times in [times_in(str(example))]
+            # It has several times, and they are the same: when it is sent.
+            if len({*times}) == 1 < len(times)
+            for body in bodies
+            if body["type"] == example["type"] not in to_other
+            if min(times_in(str(body))) - time.time() < 30
+        ]
+    ), (
+        f"{name}: a reply has a time from before its message: take the time after each message, or "
+        f"edit the example in docs/asyncapi.json: {early}"
+    )
     schemas = to_one | to_other
-    for body in bodies:
+    for body in bodies + shown:
         assert body["type"] in schemas, f"{advice}: the message {body}"
         wrong = misfits(body, schemas[body["type"]], SOCKETS)
         assert not wrong, f"{advice}: {body['type']}: {'; '.join(wrong)}"

@@ -14,6 +14,7 @@ from helpers.paths import ME, TEST, TIME, YEAR
 from helpers.postgresql import Cluster
 from helpers.rawsocket import RawSocket
 from helpers.server import eventually, patience, within, writing
+from storage.postgres import PAGE_CONNECTIONS
 
 pytestmark = pytest.mark.postgres
 
@@ -190,8 +191,14 @@ def test_given_up_statements_end_on_the_server(own: Cluster, start_server: Start
     """Or they would soon have all of its connections."""
     server = start_server(DATABASE_URL=(url := own.new_database()), WEB_CONCURRENCY="1")
     key, waiting = server.new_key(), "SELECT 1 FROM pg_locks WHERE NOT granted"
-    for name in ("ada", "eve"):  # who finds all connections closed: see is_stale
-        assert [server.ask(TEST, X_API_Key=key).status, server.sign_up(name).status] == [200, 303]
+    for number in range(PAGE_CONNECTIONS + 1):  # the later ones find all connections closed
+        assert [
+            server.ask(TEST, X_API_Key=key).status,
+            server.sign_up(f"user-{number}").status,
+        ] == [200, 303], (
+            f"after the database closed all connections {number} times: see is_stale, and give "
+            "each connection back to its pool, also a closed one: see get_connection"
+        )
         own.query(
             url,
             "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity"
