@@ -511,8 +511,8 @@ AUDIT = """async () => {
     return [...violations, ...states.violations]
 }"""
 # What is cut off, or shown although it is hidden, and live regions with text of their own, which
-# Orca does not read; links or buttons that sound alike but differ; cells without their label; a
-# light page in the dark.
+# Orca does not read; links or buttons that sound alike but differ; cells without their label; what
+# a screen reader should read, but is not rendered; a light page in the dark.
 FAULTS = """() => {
     const all = selector => [...document.querySelectorAll(selector)]
     const wide = all("html, pre, .scroll, .log, .bar").filter(e => e.scrollWidth > e.clientWidth)
@@ -529,7 +529,10 @@ FAULTS = """() => {
         other => other !== e && sound(other) === sound(e) && !(e.href && other.href === e.href)))
     const nameless = all("[data-label]").filter(e => innerWidth < 640 &&
         getComputedStyle(e, "::before").content !== `"${e.dataset.label}"`)
-    const faults = [...wide, ...bare, ...tiny, ...shown, ...cut, ...alike, ...nameless]
+    const read = { visibilityProperty: true }
+    const unread = all(".unseen, [role=status]").filter(e => !e.checkVisibility(read) &&
+        !e.closest("[hidden], details:not([open])"))
+    const faults = [...wide, ...bare, ...tiny, ...shown, ...cut, ...alike, ...nameless, ...unread]
     const green = getComputedStyle(document.body).backgroundColor.match(/\\d+/g)[1]
     const { matches } = matchMedia(`(prefers-color-scheme: ${green < 128 ? "dark" : "light"})`)
     return [...faults.map(e => e.outerHTML.slice(0, 200)), ...(matches ? [] : ["color-scheme"])]
