@@ -17,8 +17,9 @@ from typing import Any
 from unittest import mock
 from urllib.parse import urljoin
 
+import gevent
 import pytest
-from flask import Flask
+from flask import Flask, request, request_finished
 from flask.testing import FlaskClient
 from peewee import FloatField, IntegerField, OperationalError
 from werkzeug.test import TestResponse
@@ -155,7 +156,8 @@ def check_answer(operation: Operation, answer: TestResponse, what: str = "") -> 
     wrong = (sent.keys() ^ set(response.get("headers", ()))) - (LIMITS if is_counted else set())
     assert not wrong, (
         f"{advice}: the headers of {status}: {wrong}; "
-        "or a Problem that was made once is raised again: make a new one for each answer"
+        "or a Problem that was made once is raised again: make a new one for each answer; or "
+        "they are of another request: keep what belongs to one in its environ, or in g"
     )
     assert {"Retry-After", "WWW-Authenticate", *LIMITS} == {
         *answer.headers["Access-Control-Expose-Headers"].split(", ")
@@ -727,10 +729,10 @@ def test_nothing_of_another_user_is_shown_or_changed(
     # Columns that no field describes are among the names, such as user_id.
     names = {*example, *(name for table in TABLES for name in table._meta.combined if example)}
     requests += [operation.sent(example | {name: value}) for name in names for value in ids]
-    for request in requests:
+    for each in requests:
         for other in (hidden_key, same) if operation.is_safe else ():
-            client.get(request.get("url", operation.url()), headers={"X-API-Key": other})
-        answer = ask(key, **request)
+            client.get(each.get("url", operation.url()), headers={"X-API-Key": other})
+        answer = ask(key, **each)
         is_shown = HIDDEN.search(answer.text) or same[8:16] in answer.text
         assert operation.path in TOTALS or not is_shown, (
             f"{operation} shows rows of others: ask for those of the key, or see TOTALS; if it is "
@@ -789,18 +791,34 @@ def check_beside_others(send: Callable[[], dict[str, str]], key: str, values: li
 @READING
 @mock.patch("storage.key_store.CACHE_SECONDS", 60)
 def test_get_changes_nothing_and_head_has_its_headers(
-    ask: Ask, operation: Operation, key: str, asked: list[tuple[str, Any]]
+    app: Flask, ask: Ask, operation: Operation, key: str, new_key: NewKey, asked: list[Any]
 ) -> None:
+    """Also when another key's request is answered meanwhile."""
+    pro = {"X-API-Key": new_key(tier="pro")}
     before = snapshot()
     get, head = ask(key), ask(key, method="HEAD")
-    other = ask(key, headers={"X-API-Key": key, "Origin": "https://a.example"})
+    with request_finished.connected_to(
+        lambda *_, **__: (
+            request.headers["X-API-Key"] == key
+            and gevent.spawn(FlaskClient(app).get, TEST, headers=pro).get()
+        )
+    ):
+        other = ask(key, headers={"X-API-Key": key, "Origin": "https://a.example"})
     assert [sql for sql, _ in asked].count(FIND) < 3, (
         f"{operation} looks up the same key again and again: see KeyStore.find, which remembers it"
     )
     check_vary(str(operation), get, other)
     assert snapshot() == before, f"{operation} changes a row: let it be a POST"
-    assert set(get.headers.keys()) == set(head.headers.keys())
-    assert (get.status_code, head.data) == (head.status_code, b"")
+    assert (
+        *(set(get.headers.keys()), get.status_code, head.data),
+        get.headers.get("RateLimit-Policy"),
+    ) == (
+        *(set(head.headers.keys()), head.status_code, b""),
+        other.headers.get("RateLimit-Policy"),
+    ), (
+        f"{operation}: HEAD has the headers and the status of GET, and no body; each has the limit "
+        "of its own key: keep what belongs to one request in its environ, or in g"
+    )
 
 
 def is_another(shown: Any, stored: Any) -> bool:
