@@ -172,6 +172,7 @@ def test_supported_options_work_together(start_server: StartServer, tmp_path: Pa
         *serve_command(),
         *("--pid", str(pid), "--name", "demo", "--worker-tmp-dir", str(tmp_path), "--workers=1"),
         *("--error-logfile", str(log), "--access-logfile", str(access), "--log-level=warning"),
+        "--preload",
     )
     assert pid.read_text() == f"{server.pid}\n"
     access.rename(other)
