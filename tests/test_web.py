@@ -42,6 +42,7 @@ from helpers.paths import (
 )
 from helpers.stored import (
     HIDDEN,
+    NAME,
     add_hidden_user,
     add_many_rows,
     add_rows,
@@ -985,10 +986,17 @@ def test_nothing_of_another_user_is_shown_or_changed(
     for text in {"tea", *evil.values()} - {own}:  # a field may list the keys of the user
         add_rows(hidden, text, 777_777)
     write(User.password_hash, users.hash_password(PASSWORD))  # so both can log in
-    ids = [each["id"] for each in hidden_rows() if "id" in each]
+    ids = {each["id"] for each in hidden_rows() if "id" in each and NAME not in each.values()}
     api_keys.create_key(users.find_user("HIDDEN") or User(), name)
+    named = {  # which only the other user may open
+        path
+        for path in pages(app, method, NAME)
+        if app.test_client().open(path, method=method).location == "/log-in"
+    }
     before, rows = hidden_rows(), snapshot(())
-    for path in sorted(set(routes(app, method)) - (PUBLIC_FORMS if method == "POST" else set())):
+    for path in sorted(
+        {*routes(app, method), *named} - (PUBLIC_FORMS if method == "POST" else set())
+    ):
         if method == "GET":
             is_kept = own in browser_of(app, "HIDDEN").get(path).text and own not in path
             assert not is_kept, f"{path} remembers what another user has seen"

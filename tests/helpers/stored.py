@@ -15,6 +15,7 @@ from accounts import api_keys, users
 from models import DAY, HOUR, TABLES, ApiKey, HourlyUsage, User, db, now
 
 HIDDEN = re.compile(r"HIDDEN|\b777,?[78]\d\d\b")  # also if requests of others are added
+NAME = "theirs"  # of rows that others have, as a page or an endpoint may have it in its path
 OWN = re.compile(r"\b(?:ada|ci)\b|~\w+")  # what Ada's rows have, unless they are renamed
 ORDERED = re.compile(
     r"^((?!.* UNION ).* ORDER BY )((?:[^()]|\([^()]*\))*?)( LIMIT .*)?$", re.DOTALL
@@ -51,7 +52,7 @@ def count() -> int:
 def add_hidden_user() -> str:
     """Store a user with a row in each table, and return the key; what others see has no HIDDEN.
 
-    All texts are HIDDEN but those that the key needs.
+    All texts are HIDDEN but those that the key needs, and one of each row that is found by NAME.
     """
     user = users.create("HIDDEN", "HIDDEN@example.com", "long enough")
     hour = now() // HOUR * HOUR
@@ -71,19 +72,23 @@ def add_hidden_user() -> str:
             write(field, "HIDDEN", field.model.id == owned[field.model])
     add_rows(key, "HIDDEN", 777_777)
     add_rows(key, "HIDDEN", 777_777, is_full=True)
+    for number, name in enumerate(
+        sorted({field.name for field in fields(*TEXTS) if field.model in TABLES[3:]})
+    ):
+        add_rows(key, f"HIDDEN{number}", 777_701 + 2 * number, named=name)
     return secret
 
 
 @db.connection_context()
 def add_rows(
-    key: ApiKey, text: str, number: int, is_full: bool = False, tables: Any = None
+    key: ApiKey, text: str, number: int, is_full: bool = False, tables: Any = None, named: str = ""
 ) -> None:
     """Store a row of the key's user in each table that was added to the first three, or in these.
 
-    It has this text in each column of texts, and this number wherever one is needed, or, if
-    is_full, in all that aren't made for each row, as an UUID is. Times are 90 minutes ago, and come
-    in the order of their columns; with an odd number, expires_at, and those that may be null, are
-    tomorrow.
+    It has this text in each column of texts but the named one, and this number wherever one is
+    needed, or, if is_full, in all that aren't made for each row, as an UUID is. Times are 90
+    minutes ago, and come in the order of their columns; with an odd number, expires_at, and those
+    that may be null, are tomorrow.
     """
     owners: dict[str, Any] = {"user": key.user_id, "api_key": key.id}
     for table in TABLES[3:] if tables is None else tables:
@@ -92,7 +97,7 @@ def add_rows(
             if isinstance(field, ForeignKeyField):
                 row[name] = owners.get(field.rel_model._meta.table_name)
             elif isinstance(field, TEXTS):
-                row[name] = key.id if name == "key_id" else text
+                row[name] = key.id if name == "key_id" else NAME if name == named else text
             elif name.endswith("_at") and (is_full or not field.null):
                 # Such as an end that is to come, so that a POST which cleans up leaves the row.
                 is_ahead = (field.null or name == "expires_at") and number % 2
