@@ -592,8 +592,8 @@ def test_form_sent_again_makes_no_second_key_and_says_what_the_first_one_made(
         assert (
             "was already sent, and made the key “ci”" in page,
             f'name="nonce" value="{nonce}"' in page,
-        ) == (True, False), "say what the first one made; each form needs a nonce of its own"
-    assert count() == 1, "Ada has one key"
+            count(),
+        ) == (True, False, 1), "say what the first one made; each form needs a nonce of its own"
     change(secret, expires_at=now())  # whenever its row is deleted
     assert secret_in(create_key(ada, nonce=nonce))[8:16] != secret[8:16], (
         "or it would have the counts of the revoked key"
@@ -1021,7 +1021,11 @@ def test_nothing_of_another_user_is_shown_or_changed(
             if method == "POST":
                 restore(rows)
             odd = ("", "x" * 9000) if method == "POST" else (*NONSENSE, "1", "'", "%", "\0")
-            changes += [] if field else product(sorted(read), (*odd, "tea", *map(str, ids)))
+            changes += (
+                []
+                if field or path in named
+                else product(sorted(read), (*odd, "tea", *map(str, ids)))
+            )
 
 
 @pytest.mark.usefixtures("with_sample")
