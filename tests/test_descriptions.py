@@ -966,11 +966,22 @@ def test_list_of_a_page_has_an_end_and_an_order_and_is_not_remembered(
     )
 
 
-def test_rows_of_others_change_no_page(ada: FlaskClient, paths: list[str]) -> None:
+def test_rows_of_others_change_no_page(ada: FlaskClient, own_key: ApiKey, paths: list[str]) -> None:
+    """And no address in it has the ID of one. They were stored first, so theirs begin at 1."""
+    hidden = add_hidden_user()
+    add_many_rows(own_key, 1, 4)
+    assert not [
+        f"{path} leads to {address}, which has the ID of no row of the user: use that of its row"
+        for others in [hidden_rows()]
+        for kept in [[each for each in chain(*snapshot().values()) if each not in others]]
+        for path in paths
+        for address in re.findall(' (?:href|action)="(/.*?)"', ada.get(path).text)
+        for number in re.findall(r"/(\d+)(?![^/?#])", address)
+        if any(number == str(each.get("id")) for each in others)
+        if all(number != str(each.get("id")) for each in kept)
+    ]
     check_beside_others(
-        lambda: {path: re.sub(NONCE, "", ada.get(path).text) for path in paths},
-        add_hidden_user(),
-        [],
+        lambda: {path: re.sub(NONCE, "", ada.get(path).text) for path in paths}, hidden, []
     )
 
 
