@@ -502,8 +502,9 @@ def test_parameter_is_taken_within_its_bounds_only(
                 for more in [{}, *(others if fits else ())]
             )
             answer = min(answers, key=lambda each: each.status_code)
-            is_right = answer.status_code < 300 if fits else answer.status_code == 400
-            assert is_right, f"{advice}: {value!r} gives {answer}"
+            assert answer.status_code < 300 if fits else answer.status_code == 400, (
+                f"{advice}: {value!r} gives {answer}"
+            )
             texts |= {value: re.sub(ANY_TIME, "", answer.text)} if fits else {}
         some = {*texts.values(), re.sub(ANY_TIME, "", ask(key, url=left_out).text)}
         assert len(texts) < 2 or len(some) > 1, (
@@ -512,6 +513,15 @@ def test_parameter_is_taken_within_its_bounds_only(
         for value, size in sizes(texts).items() if name in SIZES else ():
             most = min(value, max(sizes(texts).values()))
             assert size == most, f"{advice}: {size} rows with {value}: use where() and limit()"
+        shown = sizes(
+            {
+                text: ask(key, url=operation.url(only_required=True, changes={name: text})).text
+                for text in ("%", "$", "____", "^^^^")  # also what is sorted beside the wildcards
+            }
+        )
+        assert (shown["%"], shown["____"]) == (shown["$"], shown["^^^^"]), (
+            f"{advice}: % and _ are wildcards of LIKE, so use contains()"
+        )
         limits = SIZES & operation.largest.keys() - {name}
         many = {each: operation.largest[each] for each in limits}
         last = longest(ask(key, url=operation.url(only_required=True, changes=many)).text)[-1:]
