@@ -185,8 +185,11 @@ def test_malformed_request_is_answered_and_logged_without_a_quote(
         answer = server.send(request + b"\r\n\r\n")
         problem = answer.json()
         assert list(problem) == ["type", "title", "status", "detail", "code"]
-        told = (answer.status, problem["status"], problem["detail"])
-        assert told == (status, status, detail), request
+        assert (answer.status, problem["status"], problem["detail"]) == (
+            status,
+            status,
+            detail,
+        ), request
         assert problem["code"] == problem["title"].lower().replace(" ", "_")
         assert answer.headers["Date"]
         assert answer.headers.items() >= ALWAYS.items()
