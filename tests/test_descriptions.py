@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from html import unescape
 from io import BytesIO
-from itertools import chain, product
+from itertools import chain
 from typing import Any
 from unittest import mock
 from urllib.parse import urljoin
@@ -513,14 +513,21 @@ def test_parameter_is_taken_within_its_bounds_only(
         for value, size in sizes(texts).items() if name in SIZES else ():
             most = min(value, max(sizes(texts).values()))
             assert size == most, f"{advice}: {size} rows with {value}: use where() and limit()"
-        assert not [
-            texts
-            for texts in (("%", "$"), ("____", "^^^^"))  # a wildcard, and what is sorted beside it
-            for urls in [
-                [operation.url(only_required=True, changes={name: text}) for text in texts]
-            ]
-            if len({len(longest(ask(key, url=url).text)) for url in urls}) > 1
-        ], f"{advice}: % and _ are wildcards of LIKE, so use contains()"
+        assert all(
+            found == beside
+            for found, beside in (
+                sizes(
+                    {
+                        text: ask(
+                            key, url=operation.url(only_required=True, changes={name: text})
+                        ).text
+                        for text in texts
+                    }
+                ).values()
+                # A wildcard, and what is sorted beside it.
+                for texts in (("%", "$"), ("____", "^^^^"))
+            )
+        ), f"{advice}: % and _ are wildcards of LIKE, so use contains()"
         limits = SIZES & operation.largest.keys() - {name}
         many = {each: operation.largest[each] for each in limits}
         last = longest(ask(key, url=operation.url(only_required=True, changes=many)).text)[-1:]
@@ -592,19 +599,20 @@ def test_list_has_an_end_and_an_order_and_is_not_remembered(
     app: Service, ask: Ask, operation: Operation, key: str
 ) -> None:
     url = operation.url(only_required=True)
+    kept = [*chain(*snapshot().values())]
     wrong = [
         f"{name} is {shown!r} and not {stored}"
-        for made, kept in product(objects(ask(key, url=url)), [[*chain(*snapshot().values())]])
-        for alike in [[each for each in kept if each.get("id") == made["id"]]]
+        for made in objects(ask(key, url=url))
         for name, shown in made.items()
-        for stored in [
-            [
+        if (
+            stored := [
                 each[name]
-                for each in alike
+                for each in kept
+                if each.get("id") == made["id"]
                 if made.keys() <= each.keys() or (name in each and name.endswith("_at"))
             ]
-        ]
-        if stored and all(is_another(shown, each) for each in stored)
+        )
+        if all(is_another(shown, each) for each in stored)
     ]
     assert not wrong, f"{operation}: show the column of the same name: {wrong}"
     check_lists(app, row(key), lambda: {str(operation): ask(key, url=url).text})
@@ -984,15 +992,15 @@ def test_rows_of_others_change_no_page(ada: FlaskClient, own_key: ApiKey, paths:
     """And no address in it has the ID of one. They were stored first, so theirs begin at 1."""
     hidden = add_hidden_user()
     add_many_rows(own_key, 1, 4)
+    others = hidden_rows()
+    wrong_ids = {str(each.get("id")) for each in others} - {
+        str(each.get("id")) for each in chain(*snapshot().values()) if each not in others
+    }
     assert not [
         f"{path} leads to {address}, which has the ID of no row of the user: use that of its row"
-        for others in [hidden_rows()]
-        for kept in [[each for each in chain(*snapshot().values()) if each not in others]]
         for path in paths
         for address in re.findall(' (?:href|action)="(/.*?)"', ada.get(path).text)
-        for number in re.findall(r"/(\d+)(?![^/?#])", address)
-        if any(number == str(each.get("id")) for each in others)
-        if all(number != str(each.get("id")) for each in kept)
+        if wrong_ids & {*re.findall(r"/(\d+)(?![^/?#])", address)}
     ]
     check_beside_others(
         lambda: {path: re.sub(NONCE, "", ada.get(path).text) for path in paths}, hidden, []

@@ -77,15 +77,16 @@ class MomentClient(FlaskClient):
         assert first.path in CALLS or not calls.called, f"{what} {ADVICE}"
         cause = cause_of(raised.call_args.args[0]) if raised.called else ""
         assert answer.status_code != 500 or "test_" in cause, f"{what} is a bug: {cause}"
+        ids = re.findall(r'\sid="(.*?)"', answer.text)
         assert not [
             name
             for name in " ".join(re.findall(REFERENCE, answer.text)).split()
-            if re.findall(r'\sid="(.*?)"', answer.text).count(name) != 1
+            if ids.count(name) != 1
         ] + [
-            note
-            for note in re.findall(r'\sid="([^"]*-(?:note|hint))"', answer.text)
-            if not re.search(rf'\saria-describedby="(?:[^"]* )?{re.escape(note)}[" ]', answer.text)
-            and (note.endswith("-hint") or f' id="{note[:-5]}"' in answer.text)
+            name
+            for name in ids
+            if name.endswith("-hint") or (name.endswith("-note") and name[:-5] in ids)
+            if not re.search(rf'\saria-describedby="(?:[^"]* )?{re.escape(name)}[" ]', answer.text)
         ], (
             f"{what}: for, aria-labelledby, aria-describedby, data-copy, data-show or href names "
             "an id that no element has, or several; or no field names its hint: see parts.html"

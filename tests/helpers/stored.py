@@ -211,8 +211,8 @@ def remarked(before: dict[Any, list[dict[str, Any]]]) -> list[str]:
     return [
         f"moves {column}, when it is sent again: add {column}.is_null() to where(), or call the "
         f"column last_{column} if the last time counts"
-        for table, rows in before.items()
-        for old, new in product(rows, snapshot()[table])
+        for table, rows in snapshot().items()
+        for old, new in product(before[table], rows)
         if old.get("id", new) == new.get("id")
         for column, field in table._meta.fields.items()
         if field.null and column.endswith("_at") and column[:5] != "last_" and column not in UPDATED
@@ -222,13 +222,14 @@ def remarked(before: dict[Any, list[dict[str, Any]]]) -> list[str]:
 
 def left_behind() -> list[str]:
     """Advice for each added table with rows whose key is gone."""
-    keys = {each["id"] for each in snapshot()[ApiKey]}
+    stored = snapshot()
     return [
         f"leaves rows of {table.__name__} behind: delete those of a key where it is deleted, in "
         "revoke_key, rotate_key and delete_old_rows, or see KEPT in tests/helpers/stored.py"
-        for table, rows in snapshot().items()
+        for table, rows in stored.items()
         if table in TABLES[3:] and table.__name__ not in KEPT
-        if not {each.get("key_id") for each in rows} <= {None, *keys}
+        if not {each.get("key_id") for each in rows}
+        <= {None, *(key["id"] for key in stored[ApiKey])}
     ]
 
 
