@@ -127,7 +127,7 @@ def set_password(username: str, password_stdin: bool) -> None:
 @user_group.command("delete")
 @click.argument("username")
 def delete_user(username: str) -> None:
-    """Delete a user with everything in the account; a server notices within two seconds."""
+    """Delete a user with everything in the account; a running server notices within two seconds."""
     users.delete(user := user_named(username))
     say(f"User {user.username} was deleted, with everything in the account.")
 
@@ -187,7 +187,7 @@ def revoke_key(key_id: str) -> None:
 def usage(username: str | None) -> None:
     """List the requests of all keys, or of one user's, those with most in 24 hours first.
 
-    They were made in this hour (UTC), in this one and the 23 before it, and in all.
+    They are counted for this hour (UTC), for this one and the 23 before it, and in total.
     """
     hours, requests = chart_hours(), fn.SUM(HourlyUsage.requests)
     recent = (

@@ -29,8 +29,9 @@ class Quota(NamedTuple):
 
         The first is that of this clock. The last is what another process may have written: its
         clock may be CLOCK_SKEW ahead, and this request may have `waited` for so many seconds since
-        `now`. A row in between is continued. So no window begins a second time, as long as
-        clocks differ, or are set back, by less than CLOCK_SKEW and less than a window.
+        `now`. Every `reset` in between belongs to the window, too. So no window begins a second
+        time, as long as clocks differ, or are set back, by less than CLOCK_SKEW and less than a
+        window.
         """
         ahead = min(CLOCK_SKEW, self.seconds) + waited
         return window_end(now, self.seconds), window_end(now + ahead, self.seconds)
@@ -141,8 +142,8 @@ class Limiter:
     def save(self, store: Callable[[list[tuple[str, Usage]]], None]) -> bool:
         """Call `store` with what has been counted since the last save, sorted by key.
 
-        If nothing has, this returns False. What was counted is forgotten only if `store` returns.
-        While it runs, nobody may call `hit`.
+        If nothing has been, this returns False. What was counted is forgotten only if `store`
+        returns. While it runs, nobody may call `hit`.
         """
         if self._counted:
             store(sorted(self._counted.items()))

@@ -146,9 +146,8 @@ def load(environ: Mapping[str, str] = os.environ) -> Settings:
         name = each.name.upper()
         text = environ.get(name) or by_platform.get(name) or each.metadata["default"]
         try:
-            if re.search(
-                r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]", text
-            ):  # the carriage return of a file from Windows, for example
+            # A file from Windows, for example, leaves a carriage return at the end of a value.
+            if re.search(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]", text):
                 raise ValueError("must not contain control characters")
             values[each.name] = each.metadata["parse"](text)
         except (OSError, ValueError) as error:

@@ -57,9 +57,9 @@ def rotate_key(
     that it had replaced ends. If the key was never used, perhaps because nobody has seen it, the
     key ends, and the older one keeps its expiry.
 
-    `save_counts` is KeyStore.save, because the rows have to include what was just counted. If
-    `only_if_unused`, a page has said that the key ends because it was never used; if it doesn't,
-    nothing is done. Raises Changed and InvalidInput.
+    `save_counts` is KeyStore.save, because the rows have to include what was just counted. With
+    `only_if_unused`, nothing is done unless the key ends because it was never used: that is what a
+    page has said. Raises Changed and InvalidInput.
     """
     save_counts()  # before the rows are read
     with transaction(user):
@@ -75,7 +75,7 @@ def rotate_key(
         new = successor(key, older)
         new.predecessor = kept.id
         if kept is key:
-            # Without a grace period, at once also by a clock that is behind.
+            # Without a grace period, the key has ended also by a clock that is behind.
             end = now() + (grace_seconds or -CLOCK_SKEW)
             key.rotated_at, key.expires_at = now(), min(key.expires_at or end, end)
             key.save(only=["rotated_at", "expires_at"])
@@ -111,8 +111,7 @@ def locked(condition: Expression) -> ApiKey | None:
 def _store(key: ApiKey, most: int = MAX_KEYS) -> tuple[ApiKey, str]:
     """Store a key, in a transaction of its user.
 
-    Of the keys that a user may have, those that another valid key has replaced don't count; but all
-    together are at most MAX_KEYS.
+    A user may have `most` keys that no other valid key has replaced, and MAX_KEYS in all.
     """
     if key.has_expired:
         raise InvalidInput(key="This key would have expired already.")
@@ -129,20 +128,6 @@ def _store(key: ApiKey, most: int = MAX_KEYS) -> tuple[ApiKey, str]:
     key.digest = digest(secret)
     key.save(force_insert=True)
     return key, secret
-
-
-def id_in(text: str) -> str | None:
-    """The ID in a key, or in the beginning of one; None if it begins otherwise."""
-    return found[1] if (found := KEY_START.match(text)) else None
-
-
-def has_right_checksum(key: str) -> bool:
-    return key[-6:] == checksum(key[:-6])
-
-
-def random_text(length: int) -> str:
-    """Random base62 characters, 5.95 bits each."""
-    return "".join(secrets.choice(BASE62) for _ in range(length))
 
 
 def change_key(user: User, key_id: str, **columns: str) -> None:
@@ -181,6 +166,20 @@ def is_own(user: User, key_id: str) -> Expression:
     Whatever changes a key uses it, so a mistaken id never changes another user's key.
     """
     return (ApiKey.id == key_id) & (ApiKey.user == user)
+
+
+def id_in(text: str) -> str | None:
+    """The ID in a key, or in the beginning of one; None if it begins otherwise."""
+    return found[1] if (found := KEY_START.match(text)) else None
+
+
+def has_right_checksum(key: str) -> bool:
+    return key[-6:] == checksum(key[:-6])
+
+
+def random_text(length: int) -> str:
+    """Random base62 characters, 5.95 bits each."""
+    return "".join(secrets.choice(BASE62) for _ in range(length))
 
 
 def digest(key: str) -> str:

@@ -40,7 +40,8 @@ class Worker(GeventWorker):
     def handle(self, listener: Any, client: Any, addr: Any) -> None:
         """Serve a connection, unless the client has reset it while it waited to be accepted.
 
-        gunicorn asks the listener for its address, which fails once a stop has closed it.
+        gunicorn asks the listener for its address, which fails once a stop has closed it. So the
+        client's socket is given instead.
         """
         if not client.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
             super().handle(client, client, addr)

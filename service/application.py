@@ -1,4 +1,4 @@
-"""The Flask application's class, its requests, and what is checked of each of them."""
+"""The Flask application's class, its requests, and the checks of each request."""
 
 import logging
 from collections.abc import Callable
@@ -131,7 +131,7 @@ class Service(Flask):
         return response
 
     def create_url_adapter(self, request: Request | None) -> MapAdapter | None:
-        """As Flask's own, but without the host: that fails for names that Python cannot encode.
+        """As Flask's own, but without the host: Flask fails for a name that Python cannot encode.
 
         The arguments are those that werkzeug's `bind_to_environ` passes on; `ws` finds the routes
         of WebSockets, also for requests that are no handshake.

@@ -70,7 +70,10 @@ class KeyStore(ABC):
         return self.usage_of(key).in_current_window(quota, moment).allowance(quota, moment, False)
 
     def usage_of(self, key: ApiKey) -> Usage:
-        """What has been used of a key whose row was just read, before any other greenlet ran."""
+        """What has been used of a key that was just looked up.
+
+        No other greenlet may run in between: it could save counts, which the row would then lack.
+        """
         return key.usage
 
     def owner(self, key: ApiKey) -> tuple[int, str, str, int, int] | None:

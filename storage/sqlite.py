@@ -164,7 +164,7 @@ class Store(KeyStore):
         """
         moment, connection = now(), self._database.connection()
         # In the order of the placeholders in SAVE and SAVE_HOUR.
-        usage = [(u.total, u.used, u.reset, u.reset, moment, key) for key, u in counted]
+        usage = [(use.total, use.used, use.reset, use.reset, moment, key) for key, use in counted]
         hours = [(moment - moment % HOUR, key, use.total) for key, use in counted]
         with connection:  # commits or rolls back at the end
             connection.execute("BEGIN IMMEDIATE")

@@ -27,14 +27,15 @@ from web.forms import (
     verify_throttled,
 )
 
-COOKIES = 8  # of our name, which are looked at; a header has room for 1,700, and each costs 36 µs
+# How many cookies of our name are tried. A header has room for 1,700, and each costs 36 µs.
+COOKIES = 8
 
 bp = Blueprint("log_in", __name__)
 
 
 @bp.before_request
 def send_logged_in_users_on() -> ResponseReturnValue | None:
-    """Send users who are logged in to their keys; refuse a sign-up when that is closed."""
+    """Redirect logged-in users to their keys; refuse a sign-up when that is closed."""
     if not current_service().settings.signups and request.endpoint in (
         "web.log_in.sign_up_form",
         "web.log_in.sign_up",

@@ -132,10 +132,10 @@ def create_key() -> ResponseReturnValue:
             expires_at=end,
             nonce=nonce,
         )
-    except api_keys.AlreadyMade as form:  # a second click, Reload or Back has sent it again
+    except api_keys.AlreadyMade as error:  # a second click, Reload or Back sent the form again
         return redirect_with_message(
             "web.settings.keys",
-            f"This form was already sent, and made the key “{form.args[0].name}”. "
+            f"This form was already sent, and made the key “{error.args[0].name}”. "
             "The key was shown only once. If you did not see it, rotate it or make another.",
         )
     return render_template("key.html", key=key, secret=secret)

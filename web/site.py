@@ -77,7 +77,8 @@ def wait_for_turn() -> ResponseReturnValue | None:
     if is_api(request.path) or request.endpoint == "static":
         return None
     bucket = hash(client_network(request.remote_addr)) % len(caller_turns)
-    if caller_turns[bucket].linkcount() >= PAGES:  # whose clients may have left
+    # Otherwise, pages whose clients have left would pile up.
+    if caller_turns[bucket].linkcount() >= PAGES:
         return Response("The service is busy.", 503, {"Retry-After": "1"})
     with caller_turns[bucket], page_turn:
         gevent.sleep(TURN_SECONDS)

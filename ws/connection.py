@@ -66,8 +66,7 @@ REASONS: dict[int, str] = {
 }
 
 
-# simple-websocket starts a thread, which would queue messages without limit, and makes an event,
-# which only that thread would set.
+# In place of simple-websocket's reader thread, and of the event that only this thread would set.
 SERVER_OPTIONS = {
     "thread_class": lambda target: SimpleNamespace(name="", start=lambda: None),
     "event_class": object,
