@@ -453,7 +453,7 @@ def test_account_is_deleted_with_its_keys_by_its_password_and_its_name(ada: Flas
         re.DOTALL,
     ), "a browser fills in what confirms a deletion, or no password: see delete-account.html"
     assert (
-        "Your account is deleted, with everything in it."
+        "Your account was deleted, with everything in it."
         in ada.post(f"{PROFILE}/delete", data=TYPED, follow_redirects=True).text
     )
     assert ask_api(ada, key).status_code == 401, "the deleted user's key is taken: see transaction"
@@ -479,7 +479,7 @@ def test_profile_is_saved_or_else_not_shown_as_ones_own(log_in: LogIn, ada: Flas
         follow_redirects=True,
     )
     assert re.search(
-        "(?s)Logged in as </span>countess<.*Your profile is saved[.].*"
+        "(?s)Logged in as </span>countess<.*Your profile was saved[.].*"
         "<h1>Profile Settings<.*>2026-11-21</time>",
         saved.text,
     ), "the page does not say that the profile is saved, or whose it is: see profile.html"
@@ -502,7 +502,7 @@ def test_only_a_right_form_changes_the_password(ada: FlaskClient, client: FlaskC
         data={"current": PASSWORD, "password": "a brand new one"},
         follow_redirects=True,
     )
-    assert re.search("(?s)<title>API keys .*Your password is changed[.]", answer.text), (
+    assert re.search("(?s)<title>API keys .*Your password was changed[.]", answer.text), (
         "the page API keys does not say that the password is changed: see change_password"
     )
     assert is_logged_in(ada), "a change of her password logs Ada out where she did it"
@@ -862,7 +862,8 @@ def test_rotation_that_is_sent_twice_leaves_a_way_to_a_new_key(ada: FlaskClient)
     lost, again = [ada.post(f"{path_of(0)}/successor") for _ in range(2)]  # in 24 hours
     until = f"works until {display(row(old_secret).expires_at or 0)}"
     assert re.search(
-        f'(?s)The key “ci” is already replaced</h1>.*<div role="alert"><p>It {until}[.]', again.text
+        f'(?s)The key “ci” has already been replaced</h1>.*<div role="alert"><p>It {until}[.]',
+        again.text,
     ), "the page does not say that the key is replaced, or until when it works: see change-key.html"
     assert ask_api(ada, old_secret).status_code == 200, "the old key ends before its grace"
     page = ada.get(f"{KEYS}/{secret_in(lost)[8:16]}/rotate").text
@@ -961,7 +962,7 @@ def test_change_in_a_page_holds_from_the_next_request_on(ada: FlaskClient) -> No
         "the API still has the old row: see clear_cache in `transaction` of storage/database.py"
     )
     revoked = ada.post(f"{path_of(0)}/revoke", follow_redirects=True)
-    assert re.search("(?s)<title>API keys .*The key “&lt;b&gt;” is revoked[.]", revoked.text), (
+    assert re.search("(?s)<title>API keys .*The key “&lt;b&gt;” was revoked[.]", revoked.text), (
         f"{revoked.request.path} is no list that says so: see revoke_key"
     )
     assert (ask_api(ada, key).status_code, count()) == (401, 0), (

@@ -58,7 +58,7 @@ def profile() -> str:
 @show_errors_on(profile)
 def save_profile() -> ResponseReturnValue:
     users.change(g.user, username=form_text("username"), email=form_text("email"))
-    return redirect_with_message("web.settings.profile", "Your profile is saved.")
+    return redirect_with_message("web.settings.profile", "Your profile was saved.")
 
 
 @bp.get("/profile/delete")
@@ -76,7 +76,7 @@ def delete_account() -> ResponseReturnValue:
     users.delete(g.user)
     session.clear()
     return redirect_with_message(
-        "web.console.home", "Your account is deleted, with everything in it."
+        "web.console.home", "Your account was deleted, with everything in it."
     )
 
 
@@ -181,7 +181,7 @@ def rotate_key(key_id: str) -> ResponseReturnValue:
 @bp.post("/security/keys/<key_id>/revoke")
 def revoke_key(key_id: str) -> ResponseReturnValue:
     key = api_keys.revoke_key(g.user, key_id, current_service().store.save)
-    return redirect_with_message("web.settings.keys", f"The key “{key.name}” is revoked.")
+    return redirect_with_message("web.settings.keys", f"The key “{key.name}” was revoked.")
 
 
 @bp.post("/security/password")
@@ -193,4 +193,4 @@ def change_password() -> ResponseReturnValue:
     password_hash = hash_throttled(new)
     users.change(g.user, password_hash=password_hash)
     session["mark"] = password_mark(password_hash)
-    return redirect_with_message("web.settings.keys", "Your password is changed.")
+    return redirect_with_message("web.settings.keys", "Your password was changed.")

@@ -227,7 +227,7 @@ def test_pages_work_without_a_script_and_without_a_mouse(page: Page, server: Ser
     assert listed(person) == 2
     press_on("link", "Revoke plain")
     press_on("button", "Revoke this key")
-    expect(page.get_by_text("The key “plain” is revoked.")).to_be_visible()
+    expect(page.get_by_text("The key “plain” was revoked.")).to_be_visible()
     press_on("button", "Log out")
     assert "turn on JavaScript" in page.locator("noscript").inner_html()
     expect(page.get_by_role("button", name=re.compile("Send|Copy|Show"))).to_have_count(0)

@@ -34,10 +34,10 @@ for (const button of document.querySelectorAll("[data-copy]")) {
   button.addEventListener("click", () => copy(button));
 }
 
-/** Copy the text of the element that the button names, and say how it went, also the next time. */
+/** Copy the text of the element that the button names, and say how it went. */
 async function copy(button) {
   const turn = (said.turn = {});
-  said.textContent = "";
+  said.textContent = ""; // otherwise, the same words would not be read aloud again
   const element = document.getElementById(button.dataset.copy);
   const written = navigator.clipboard?.writeText(element.textContent);
   const copied = (await written?.then(() => true, () => false)) || copySelected(element);
@@ -66,14 +66,14 @@ function typedKey() {
   return source.value.trim();
 }
 
-/** Ask the API for an entry. No answer comes once the entry says something else. */
+/** Ask the API for an entry; no answer comes if another click has changed the entry meanwhile. */
 async function call(entry, path) {
   const { turn } = entry;
   const answer = await ask(entry, path);
-  return entry.turn === turn ? answer : new Promise(() => {}); // of two clicks, the later one counts
+  return entry.turn === turn ? answer : new Promise(() => {}); // which never resolves
 }
 
-/** With the key of the page unless the entry is public; never fails. */
+/** Ask the API, with the key of the page unless the entry is public; never fails. */
 async function ask(entry, path) {
   const key = "public" in entry.dataset ? "" : typedKey();
   const started = performance.now();
@@ -85,7 +85,8 @@ async function ask(entry, path) {
     const took = `${Math.round(performance.now() - started)} ms`;
     const title = response.ok ? response.statusText || "OK" : parse(text)?.title ?? response.statusText;
     showAllowance(response.headers);
-    const [status, needsKey] = [`${response.status} ${title}`, response.status === 401];
+    const status = `${response.status} ${title}`;
+    const needsKey = response.status === 401;
     return { response, text, status, took, needsKey, advice: response.ok ? "" : adviceOn(response, text) };
   } catch {
     return { advice: UNREACHABLE };
@@ -100,7 +101,7 @@ function adviceOn(response, text) {
   return wait ? `${detail} Try again in ${duration(wait)}.` : detail;
 }
 
-/** As the pages write it: "45 s", "37 min", or "2 h 37 min". */
+/** In words: "45 s", "37 min", or "2 h 37 min". */
 function duration(seconds) {
   const minutes = Math.ceil(seconds / 60);
   if (seconds < 120) return `${seconds} s`;
@@ -134,7 +135,7 @@ function reveal(entry) {
 function mark(entry, words, { mood = "", took = "", advice = "", needsKey = false } = {}) {
   const [chip, time, sentence] = [".chip", ".took", ".advice"].map((name) => entry.querySelector(name));
   const ways = needsKey && document.getElementById("ways");
-  entry.turn = {}; // for `call`
+  entry.turn = {}; // so `call` gives no answer to an earlier click
   chip.textContent = words;
   chip.className = `chip ${mood}`;
   if (time) time.textContent = took;
