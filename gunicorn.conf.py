@@ -38,8 +38,8 @@ backlog = 1024
 # How many seconds a connection may be idle, and a header may take to arrive. Routers keep
 # connections open for up to 90 s.
 keepalive = 100 if settings.proxy_hops else 5
-# gunicorn kills a worker that takes longer to stop. A stop takes less than 5 s, but more on a
-# machine that is busy.
+# The master kills a worker that takes longer to stop. A stop takes less than 5 s, but more on a
+# machine that is busy. Workers give their requests less: GRACEFUL_SECONDS.
 graceful_timeout = 20
 control_socket_disable = True  # two services of the same user would share one socket
 http_parser = "python"  # "auto" takes a less strict one where that is installed

@@ -14,7 +14,7 @@ CLOSE_SECONDS = 0.8  # how long a client may take to close its side
 
 
 def half_close(sock: socket.socket) -> None:
-    """Close our side, then discard input until the client closes its side, or CLOSE_SECONDS end.
+    """Close our side, then discard input until the client closes its side, or CLOSE_SECONDS pass.
 
     If input were left unread at the close, the kernel would reset the connection, and the client
     might lose what was sent last (RFC 9112 part 9.6). Raises nothing if the connection is lost.
@@ -22,5 +22,5 @@ def half_close(sock: socket.socket) -> None:
     with suppress(OSError), gevent.Timeout(CLOSE_SECONDS, False):  # False: raises nothing
         sock.shutdown(socket.SHUT_WR)
         while data := sock.recv(65_536):
-            # Small parts cost as much as large ones, so let them become one.
+            # A small part costs as much as a large one, so let several arrive before the next read.
             gevent.sleep(0.001 if len(data) > READ_BYTES else 0.01)

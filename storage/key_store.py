@@ -65,7 +65,7 @@ class KeyStore(ABC):
         """Count a request if the window's allowance is not used up; None if the key is deleted."""
 
     def peek(self, key: ApiKey, quota: Quota) -> Allowance:
-        """What is left of the window, as it was when the row was read; counts nothing."""
+        """What is left of the window for a key that was just looked up; counts nothing."""
         moment = time()
         return self.usage_of(key).in_current_window(quota, moment).allowance(quota, moment, False)
 

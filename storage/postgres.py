@@ -181,9 +181,9 @@ class CommandDatabase(PostgresqlDatabase):
         """Raises OperationalError if requests would fail with the settings of the server."""
         connection = super()._connect()
         set_session(connection, SESSION)
-        for name, found, needed in connection.execute(UNMET, [list(NEEDED), list(NEEDED.values())]):
+        if unmet := connection.execute(UNMET, [list(NEEDED), list(NEEDED.values())]).fetchone():
             connection.close()
-            raise OperationalError(f"{name} is {found}, and must be {needed}")
+            raise OperationalError("{} is {}, and must be {}".format(*unmet))
         return connection
 
 
@@ -225,9 +225,9 @@ class Store(KeyStore):
             "now": int(moment),
             "limit": quota.limit,
         }
-        for row in self._execute(HIT, values):
+        if rows := self._execute(HIT, values):
             self._chart[key_id] += 1
-            return Usage(*row).allowance(quota, moment, True)
+            return Usage(*rows[0]).allowance(quota, moment, True)
         # The same moment as above, because the window may have ended since.
         key = self._look_up(key_id)
         if key is None:

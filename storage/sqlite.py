@@ -31,7 +31,7 @@ SAVE = """UPDATE api_key SET total = total + ?,
 SAVE_HOUR = """INSERT INTO hourly_usage (hour, key_id, requests) VALUES (?, ?, ?)
     ON CONFLICT (hour, key_id) DO UPDATE SET requests = requests + excluded.requests"""
 BUSY_SECONDS = 0.05  # how long a request waits for the lock of another process
-LAST_MILLISECONDS = 1000  # how long the last save waits for it
+LAST_SECONDS = 1  # how long the last save waits for it
 COMMAND_SECONDS = 10  # how long a command waits for it
 TRIES = 60  # a start retries for 6 s: the previous service may still be stopping
 PRAGMAS = {"journal_mode": "wal", "foreign_keys": 1}
@@ -174,7 +174,7 @@ class Store(KeyStore):
 
     def save_and_close(self) -> None:
         with suppress(PeeweeException):  # all requests have ended, so a wait holds nobody up
-            self._query(f"PRAGMA busy_timeout = {LAST_MILLISECONDS}")
+            self._query(f"PRAGMA busy_timeout = {1000 * LAST_SECONDS}")
         super().save_and_close()
         with suppress(PeeweeException):
             # A checkpoint that waits for readers would make the stop too long.

@@ -969,7 +969,7 @@ def test_numbers_of_deployments_are_enough() -> None:
 def test_constants_add_up_to_what_is_promised() -> None:
     """Seconds. Tests replace some of them, and are patient on a busy machine."""
     # Within a second each, gunicorn sees a stop and ends connections, and a running save ends.
-    others = 3 + sqlite.LAST_MILLISECONDS / 1000
+    others = 3 + sqlite.LAST_SECONDS
     assert 1 <= lifecycle.GRACEFUL_SECONDS <= 5 - others, "requests have a second, a stop has five"
     assert lifecycle.GRACEFUL_SECONDS + others + 1 <= sqlite.TRIES * 0.1, (
         "a start waits for the previous service"

@@ -71,6 +71,7 @@ def log_in_form() -> str:
 def log_in() -> ResponseReturnValue:
     name = form_text("username")
     user = users.find_user(name)
+    # The password comes first, so an unknown name takes as long as a known one.
     if not verify_throttled(user, name, request.form.get("password", "")) or not user:
         raise InvalidInput(password="Wrong user name or password.")
     return start_session(user)

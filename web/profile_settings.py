@@ -100,7 +100,7 @@ def keys() -> str:
 
 
 def hourly_requests(user: User) -> dict[int, int]:
-    """Of all the user's keys, by start of the hour; the current one is last."""
+    """The requests of all the user's keys, by the start of each hour; the current hour is last."""
     hours = chart_hours()
     # By hour and key, like the index: a condition on the user alone would read all rows of a day.
     keys = ApiKey.select(ApiKey.id).where(ApiKey.user == user, ApiKey.last_used_at >= hours[0])

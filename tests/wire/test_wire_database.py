@@ -88,7 +88,7 @@ def test_stop_waits_for_a_lock(start_server: StartServer, ends: bool) -> None:
     assert len(server.log_lines("could not save the last counts: database is locked")) == (
         0 if ends else 1
     )
-    assert server.start().total(key) == (2 if ends else 0), "see LAST_MILLISECONDS"
+    assert server.start().total(key) == (2 if ends else 0), "see LAST_SECONDS"
 
 
 @pytest.mark.parametrize("is_older", [False, in_ci(True)])
