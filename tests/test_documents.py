@@ -420,7 +420,7 @@ EXPLAINED = {  # words of `when` and `then`, which the console shows for each co
     '401, "code": "missing_api_key"': 'No key was sent, or an empty.*": "Send one',
     '401, "code": "invalid_api_key"': 'unknown, malformed, revoked, or exp.*": "Get another key',
     '404, "code": "not_found"': 'no such path.*": "Correct the path',
-    '405, "code": "method_not_allowed"': 'not accept this method.*": "Use a method of `Allow`',
+    '405, "code": "method_not_allowed"': 'not accept this.*": "Use a method that `Allow` lists',
     '408, "code": "request_timeout"': 'did not arrive.*": "Try again',
     '413, "code": "content_too_large"': 'is larger than.*": "Send a smaller',
     '426, "code": "upgrade_required"': 'takes WebSockets.*": "Use a WebSocket client',
