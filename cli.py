@@ -140,7 +140,8 @@ def delete_user(username: str) -> None:
 @click.option("--expires", type=duration, help="For example 90d; by default, never.")
 def create_key(username: str, name: str, type: str, tier: str, expires: int | None) -> None:
     """Create a key and print only the key, which cannot be shown again."""
-    user, tier = user_named(username), existing_tier(tier)
+    user = user_named(username)
+    tier = existing_tier(tier)
     end = None if expires is None else now() + expires
     print_key(lambda: api_keys.create_key(user, name, type, tier=tier, expires_at=end))
 
@@ -189,7 +190,8 @@ def usage(username: str | None) -> None:
 
     They are counted for this hour (UTC), for this one and the 23 before it, and in total.
     """
-    hours, requests = chart_hours(), fn.SUM(HourlyUsage.requests)
+    hours = chart_hours()
+    requests = fn.SUM(HourlyUsage.requests)
     recent = (
         HourlyUsage.select(
             HourlyUsage.key_id,

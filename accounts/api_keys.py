@@ -77,7 +77,8 @@ def rotate_key(
         if kept is key:
             # Without a grace period, the key has ended also by a clock that is behind.
             end = now() + (grace_seconds or -CLOCK_SKEW)
-            key.rotated_at, key.expires_at = now(), min(key.expires_at or end, end)
+            key.rotated_at = now()
+            key.expires_at = min(key.expires_at or end, end)
             key.save(only=["rotated_at", "expires_at"])
         if ended:
             ended.delete_instance()

@@ -54,7 +54,8 @@ class KeyStore(ABC):
     @staticmethod
     def clear_cache() -> None:
         """Discard the cached rows, because a row may have changed; `transaction` calls this."""
-        KeyStore._rows, KeyStore._clear_at = {}, monotonic() + CACHE_SECONDS
+        KeyStore._rows = {}
+        KeyStore._clear_at = monotonic() + CACHE_SECONDS
 
     def _look_up(self, key_id: str) -> ApiKey | None:
         rows = self._query(FIND, key_id)

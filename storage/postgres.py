@@ -67,7 +67,7 @@ USED_AFTER = f"1 + CASE WHEN {SAME_WINDOW} THEN used ELSE 0 END"
 HIT = f"""UPDATE api_key SET total = total + 1, used = {USED_AFTER}, last_used_at = %(now)s,
     reset = CASE WHEN {SAME_WINDOW} THEN reset ELSE %(end)s END
     WHERE id = %(id)s AND {USED_AFTER} <= %(limit)s RETURNING total, reset, used"""
-ADD_HOUR = """INSERT INTO hourly_usage (hour, key_id, requests)
+SAVE_HOUR = """INSERT INTO hourly_usage (hour, key_id, requests)
     SELECT %s, * FROM unnest(%s::text[], %s::bigint[])
     ON CONFLICT (hour, key_id) DO UPDATE SET requests = hourly_usage.requests + excluded.requests"""
 new_poll = get_original("select", "poll")  # gevent's would let other greenlets run
@@ -244,7 +244,7 @@ class Store(KeyStore):
         saved = self._chart.copy()
         ids = sorted(saved)  # in one order in all processes: otherwise they wait for each other
         self._execute(
-            ADD_HOUR,
+            SAVE_HOUR,
             (now() // HOUR * HOUR, ids, [saved[key_id] for key_id in ids]),
             timeout=SAVE_CONNECTION_SECONDS,
         )

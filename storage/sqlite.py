@@ -162,7 +162,8 @@ class Store(KeyStore):
 
         A request counts for the hour in which it is saved.
         """
-        moment, connection = now(), self._database.connection()
+        moment = now()
+        connection = self._database.connection()
         # In the order of the placeholders in SAVE and SAVE_HOUR.
         usage = [(use.total, use.used, use.reset, use.reset, moment, key) for key, use in counted]
         hours = [(moment - moment % HOUR, key, use.total) for key, use in counted]

@@ -434,7 +434,7 @@ def test_save_that_fails_saves_nothing_and_the_next_one_all(store: KeyStore, new
     )
     assert by_hand(saved) == [(1, 1), (3, 3)], (
         "a save that failed counts twice, or not at all: save all keys in one transaction, and see "
-        "SAVE and SAVE_HOUR, or ADD_HOUR"
+        "SAVE and SAVE_HOUR"
     )
     store.hit(key_id, LONG)
     with broken_disk():  # whatever fails besides, a stop ends in order
