@@ -29,7 +29,7 @@ API_ADDRESS = (
     "(/[A-Za-z0-9._~:-]+)*)?"
 )
 URL_FORMS = "sqlite:///FILE or postgresql://USER:PASSWORD@HOST/NAME?OPTIONS (percent-encoded)"
-SECRET_CHARACTERS = 16
+MIN_SECRET_CHARACTERS = 16
 MAX_KEYS = 50  # of one user, including rotated keys in their grace period
 MAKE_SECRET = "make one: python3 -c 'import secrets; print(secrets.token_hex())'"
 
@@ -48,8 +48,8 @@ def _whole(text: str, low: int = 0, high: int = 10**6) -> int:
 
 
 def _secret(text: str) -> str | None:
-    if 0 < len(text) < SECRET_CHARACTERS:
-        raise ValueError(f"must have at least {SECRET_CHARACTERS} characters; {MAKE_SECRET}")
+    if 0 < len(text) < MIN_SECRET_CHARACTERS:
+        raise ValueError(f"must have at least {MIN_SECRET_CHARACTERS} characters; {MAKE_SECRET}")
     return text or None
 
 

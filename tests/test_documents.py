@@ -472,7 +472,7 @@ FIGURES = [  # what a document tells, and what is true
     ("README.md", r"each restart logs this user (\w+)", "out"),
     ("SECURITY.md", r"hashed with (\w+)", UNMATCHABLE_HASH.partition(":")[0]),
     ("SECURITY.md", r"loses at most the last (\w+)", "second"),
-    ("README.md", r"at least (\d+) characters", settings.SECRET_CHARACTERS),
+    ("README.md", r"at least (\d+) characters", settings.MIN_SECRET_CHARACTERS),
     ("README.md", r"`python app.py` on ([\d.]+)", "127.0.0.1"),
     ("README.md", r"needs Python (\S+) to (\S+) on", ("3.11", "3.15")),
     ("docs/operating.md", r"Python is older than (\S+)", "3.11"),

@@ -838,7 +838,7 @@ def test_chart_shows_24_hours_of_all_keys_of_the_user(log_in: LogIn, ada: FlaskC
         ),
         "<strong>3,012</strong> requests</p>",
         "at most 3,000 in an hour",
-        '<div aria-hidden="true">\n    <svg class="chart" viewBox="0 0 240 100" ',
+        '<div aria-hidden="true">\n    <svg class="chart" viewBox="0 0 240 100"',
         f"<span>{shown[23][11:16]}</span><span>{shown[11][11:16]}</span><span>now</span>",
     )
     assert [text for text in texts if text not in page] == [], "see security.html"

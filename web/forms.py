@@ -15,7 +15,7 @@ from service.application import current_service
 from service.client_address import client_network
 
 FORM_TYPE = "application/x-www-form-urlencoded"
-FIELDS = 50  # of a form
+MAX_FIELDS = 50  # of a form
 # Limits on what is expensive: for each caller, user and account.
 FORMS = Quota("forms of a caller", 60, 60)
 SIGN_UPS = Quota("accounts of a caller", 20, 3600)
@@ -45,7 +45,7 @@ def receive_form() -> None:
         abort(415, f"A form must be sent as {FORM_TYPE}.")
     # A form that is incomplete or late is refused before anything is done, and so is one with
     # thousands of fields, which would take 20 ms to parse.
-    if request.get_data().count(b"&") > FIELDS:
+    if request.get_data().count(b"&") > MAX_FIELDS:
         abort(413)
     take_place()
     throttle_caller(FORMS)

@@ -27,8 +27,7 @@ from web.forms import (
     verify_throttled,
 )
 
-# How many cookies of our name are tried. A header has room for 1,700, and each costs 36 µs.
-COOKIES = 8
+MAX_COOKIES = 8  # of our name; a header has room for 1,700, and each costs 36 µs
 
 bp = Blueprint("log_in", __name__)
 
@@ -95,7 +94,9 @@ class PageSessions(SecureCookieSessionInterface):
             return None
         # gunicorn joins several Cookie headers with a comma.
         ours = rf"(?:^|[;,])[ \t]*{self.get_cookie_name(app)}=([A-Za-z0-9_.-]*)"
-        for cookie in islice(re.finditer(ours, request.environ.get("HTTP_COOKIE", "")), COOKIES):
+        for cookie in islice(
+            re.finditer(ours, request.environ.get("HTTP_COOKIE", "")), MAX_COOKIES
+        ):
             with suppress(BadSignature):
                 data, signed_at = serializer.loads(cookie[1], return_timestamp=True)
                 age = time.time() - signed_at.timestamp()

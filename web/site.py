@@ -29,7 +29,7 @@ SECURITY_HEADERS = {
     "X-Content-Type-Options": "nosniff",
 }
 
-PAGES = 100  # of a caller that wait for their turn
+MAX_WAITING_PAGES = 100  # of a caller
 page_turn = BoundedSemaphore()
 caller_turns = [BoundedSemaphore() for _ in range(1024)]  # which callers share by chance
 
@@ -78,7 +78,7 @@ def wait_for_turn() -> ResponseReturnValue | None:
         return None
     bucket = hash(client_network(request.remote_addr)) % len(caller_turns)
     # Otherwise, pages whose clients have left would pile up.
-    if caller_turns[bucket].linkcount() >= PAGES:
+    if caller_turns[bucket].linkcount() >= MAX_WAITING_PAGES:
         return Response("The service is busy.", 503, {"Retry-After": "1"})
     with caller_turns[bucket], page_turn:
         gevent.sleep(TURN_SECONDS)
