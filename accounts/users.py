@@ -68,9 +68,10 @@ def hash_password(password: str) -> str:
 def verify_password(user: User | None, password: str) -> bool:
     """Whether this is the user's password; takes the same time when there is no user.
 
-    A text that is too long to be a password is not hashed: normalizing it could take 0.3 s.
+    A text that is empty, or too long to be a password, is not hashed: a form without a password has
+    no place among those that wait for hashes, and normalizing a long text could take 0.3 s.
     """
-    return len(password) <= MAX_PASSWORD and bool(
+    return 0 < len(password) <= MAX_PASSWORD and bool(
         _scrypt(check_password_hash, user.password_hash if user else UNMATCHABLE_HASH, password)
     )
 

@@ -137,13 +137,13 @@ def test_no_password_is_right_without_a_user_and_it_costs_as_much_to_find_out(
 ) -> None:
     check = mock.Mock(wraps=check_password_hash)
     monkeypatch.setattr(users, "check_password_hash", check)
-    assert not users.verify_password(None, ""), "a password is right although there is no user"
-    assert not any(users.verify_password(user, text) for text in ("", "x" * 257))
+    assert not users.verify_password(None, "x"), "a password is right although there is no user"
+    assert not any(users.verify_password(user, text) for text in ("x", "", "x" * 257))
     assert [call.args[0].partition("$")[0] for call in check.call_args_list] == [
         *("scrypt:32768:8:1", "scrypt:32768:8:1")
     ], (
         "without a user, a hash is checked, too (see UNMATCHABLE_HASH), and none of a text that is "
-        "too long: see verify_password in accounts/users.py"
+        "empty or too long: see verify_password in accounts/users.py"
     )
 
 

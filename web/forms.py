@@ -104,7 +104,7 @@ def redirect_with_message(endpoint: str, message: str) -> ResponseReturnValue:
 
 def take_place() -> None:
     """Take one of the `places` for a form with a password; raises ServiceUnavailable."""
-    if "password" in request.form:
+    if {"password", "current"} & request.form.keys():
         if not places.acquire(blocking=False):
             raise ServiceUnavailable(retry_after=3)
         g.has_place = True
