@@ -52,8 +52,9 @@ class User(Table):
     created_at = BigIntegerField(default=now)
 
 
-for name in ("username", "email"):  # unique, ignoring case
-    User.add_index(User.index(fn.LOWER(getattr(User, name)), unique=True, name=f"user_{name}"))
+# User names and addresses are unique, ignoring case.
+User.add_index(User.index(fn.LOWER(User.username), unique=True, name="user_username"))
+User.add_index(User.index(fn.LOWER(User.email), unique=True, name="user_email"))
 
 
 class ApiKey(Table):
