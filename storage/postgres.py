@@ -108,8 +108,9 @@ def set_session(connection: Connection[Any], settings: dict[str, str]) -> None:
     query = """SELECT set_config(name, value, false)
         FROM unnest(%s::text[], %s::text[]) AS setting (name, value)
         WHERE pg_backend_pid() = %s AND current_setting(name, true) IS NOT NULL"""
-    pid = connection.info.backend_pid
-    if not connection.execute(query, [list(settings), list(settings.values()), pid]).fetchone():
+    if not connection.execute(
+        query, [list(settings), list(settings.values()), connection.info.backend_pid]
+    ).fetchone():
         connection.prepare_threshold = None
 
 
@@ -167,8 +168,10 @@ def is_stale(connection: TimedConnection) -> bool:
     """
     poll = new_poll()
     poll.register(connection.pgconn.socket, POLLIN)
-    read_only = connection.pgconn.parameter_status(b"default_transaction_read_only")
-    return bool(poll.poll(0)) or read_only == b"on"
+    return bool(
+        poll.poll(0)
+        or connection.pgconn.parameter_status(b"default_transaction_read_only") == b"on"
+    )
 
 
 class CommandDatabase(PostgresqlDatabase):
@@ -241,14 +244,18 @@ class Store(KeyStore):
         """A request counts for the hour in which it is saved."""
         if not self._chart:
             return False
-        saved = self._chart.copy()
+        saved = self._chart
+        self._chart = Counter()  # so that no other greenlet saves the same requests
         ids = sorted(saved)  # in one order in all processes: otherwise they wait for each other
-        self._execute(
-            SAVE_HOUR,
-            (now() // HOUR * HOUR, ids, [saved[key_id] for key_id in ids]),
-            timeout=SAVE_CONNECTION_SECONDS,
-        )
-        self._chart -= saved  # and keep what was counted meanwhile
+        try:
+            self._execute(
+                SAVE_HOUR,
+                (now() // HOUR * HOUR, ids, [saved[key_id] for key_id in ids]),
+                timeout=SAVE_CONNECTION_SECONDS,
+            )
+        except BaseException:
+            self._chart += saved
+            raise
         return True
 
     def save_and_close(self) -> None:
