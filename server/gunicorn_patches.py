@@ -40,9 +40,12 @@ def patch_gunicorn(cfg: Any, **settings: int) -> None:
     util.http_date = lambda: date(int(time.time()))
     http.wsgi.WSGIErrorsWrapper = lru_cache(maxsize=1)(http.wsgi.WSGIErrorsWrapper)
 
-    # What it reads and sends. gunicorn allows 800 KiB of headers, and searches all of them again
-    # whenever a part arrives. It sets this limit for each request, which the property ignores.
-    http.message.Message.max_buffer_headers = property(lambda _: 32_768, lambda *_: None)
+    # What it reads and sends. gunicorn allows a hundred headers of the greatest size, and searches
+    # all of them again whenever a part arrives. It sets this limit for each request, which the
+    # property ignores.
+    http.message.Message.max_buffer_headers = property(
+        lambda self: self.limit_request_field_size, lambda *_: None
+    )
     http.parser.SocketUnreader = Unreader
     http.message.ChunkedReader = BoundedChunks
     http.wsgi.Response = FastResponse

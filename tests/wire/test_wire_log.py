@@ -167,7 +167,7 @@ MALFORMED = {  # requests, by the status and the detail of the answer
     ],
     (400, "The name of a header is malformed."): [POST + b"(SECRET): x"],
     (400, "A header has several lines."): [POST + b"A: x\r\n SECRET"],
-    (431, "The headers are too large."): [POST + b"A: SECRET" + b"x" * 9000],
+    (431, "The headers are too large."): [POST + b"A: SECRET" + b"x" * 33_000],
     (417, "The only expectation that is supported is 100-continue."): [POST + b"Expect: SECRET"],
     (501, "The only transfer coding that is supported is chunked."): [
         POST + b"Transfer-Encoding: SECRET"
