@@ -198,8 +198,8 @@ def test_request_with_a_key_reaches_the_api_as_it_is(
     """Its large cookies and tokens, too; the service would not take them. So does its body."""
     kept = {
         "Cookie": LARGE[:36_000],
-        "Authorization": LARGE[::3],
-        "X-Auth-Token": "a",
+        "Authorization": LARGE[::5],
+        "X-Auth-Token": LARGE[:9_000],
         "Range": "bytes=0-1",
         "If-None-Match": "*",
     }
@@ -379,14 +379,15 @@ def test_refused_request_gets_the_answer_of_the_service(
         ("POST", {"Content-Length": "1000000", "Expect": "100-continue"}, b"begun"),
         ("OPTIONS", {"Origin": "GET /"}, b""),
         ("OPTIONS", {"Access-Control-Request-Method": "GET /"}, b""),
+        ("GET", {"X-API-Key": "\x7f"}, b""),  # Caddy itself refuses control characters, with a 400
     ],
 )
 def test_large_body_and_half_a_preflight_need_a_key(
     gate: Gate, method: str, headers: dict[str, str], begun: bytes
 ) -> None:
-    assert (
-        gate.send(request_bytes("/", {"Host": "localhost"} | headers, method) + begun).status == 401
-    )
+    assert gate.send(
+        request_bytes("/", {"Host": "localhost"} | headers, method) + begun
+    ).status in (401, 400)
     assert not gate.api.received
 
 
