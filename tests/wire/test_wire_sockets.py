@@ -261,6 +261,11 @@ def test_too_many_of_one_caller_and_of_all(start_server: StartServer) -> None:
                 f"{path} of {address}: {answer.body!r}: see `admit`, `reserve` and `release`"
             )
             assert expected == 101 or 1 <= int(answer.headers["Retry-After"]) <= 10
+        clients[3].send(frame(*closing(1000)))
+        eventually(lambda: clients[5].handshake(first).status == 101)
+        assert clients[7].handshake(first).status == 503, (
+            "one that closes makes room for one; its caller keeps the others: see `release`"
+        )
 
 
 @pytest.mark.one_process("each process caps its own sockets")
