@@ -871,11 +871,10 @@ def test_rotation_that_is_sent_twice_leaves_a_way_to_a_new_key(ada: FlaskClient)
         again.text,
     ), "the page does not say that the key is replaced, or until when it works: see change-key.html"
     assert ask_api(ada, old_secret).status_code == 200, "the old key ends before its grace"
-    page = ada.get(f"{KEYS}/{secret_in(lost)[8:16]}/rotate").text
     assert (
         "This key stops working at once, because it was never used. "
         f"The one before it, <code>{old_secret[:16]}…</code>, {until}, as before."
-    ) in page
+    ) in ada.get(f"{KEYS}/{secret_in(lost)[8:16]}/rotate").text
     again = ada.post(f"{KEYS}/{secret_in(lost)[8:16]}/successor", data={"grace": "in 5 minutes"})
     asked = [
         ask_api(ada, secret).status_code
@@ -914,8 +913,9 @@ def test_key_that_was_used_ends_the_one_that_it_has_replaced(ada: FlaskClient) -
         "the page of the successor does not say that the old key ends in 5 min: see key.html"
     )
     (third,) = set(SECRET.findall(page))
-    answers = [ask_api(ada, key) for key in (first, second, third)]
-    assert [each.headers.get("X-RateLimit-Remaining") for each in answers] == [None, "3", "1"], (
+    assert [
+        ask_api(ada, key).headers.get("X-RateLimit-Remaining") for key in (first, second, third)
+    ] == [None, "3", "1"], (
         "the first key has ended, the second is in its grace, and the third has used what either "
         "of them has: see rotate_key (save_counts, `ended`) and successor in accounts/api_keys.py"
     )

@@ -42,8 +42,10 @@ HALF = b"x" * (MAX_BYTES // 2)
 
 
 def test_a_thousand_mixed_messages_come_back_in_order(server: Server) -> None:
-    sizes = [0, 1, 125, 126, 127, MAX_BYTES - 1, MAX_BYTES]
-    sizes += [random.randrange(20_000) for _ in range(1000)]
+    sizes = [
+        *(0, 1, 125, 126, 127, MAX_BYTES - 1, MAX_BYTES),
+        *(random.randrange(20_000) for _ in range(1000)),
+    ]
     sent = [f"{number:04}".ljust(size, "x")[:size] for number, size in enumerate(sizes)]
     sent += ["\0", '"\\/\u2028', "🜂" * 10, "é" * (MAX_BYTES // 2)]
     random.shuffle(sent)
