@@ -903,9 +903,9 @@ DIRECTIVES = {
         environment*2 image*2 ports service services volumes*3""",
     "gate.nginx.conf": """
         access_log*2 add_header*8 auth_request auth_request_set*11 client_max_body_size*3
-        default*8 default_type error_log*2 error_page*2 if*5 ignore_invalid_headers internal*3
+        default*9 default_type error_log*2 error_page*2 if*5 ignore_invalid_headers internal*3
         keepalive*2 keepalive_timeout*2 large_client_header_buffers listen*2 location*7
-        log_format map*9 proxy_buffer_size proxy_buffering proxy_buffers proxy_connect_timeout*2
+        log_format map*10 proxy_buffer_size proxy_buffering proxy_buffers proxy_connect_timeout*2
         proxy_hide_header*2 proxy_http_version*2 proxy_ignore_headers proxy_method
         proxy_next_upstream_timeout proxy_pass*4 proxy_pass_request_body*2
         proxy_pass_request_headers*2 proxy_read_timeout*2 proxy_request_buffering
