@@ -17,7 +17,7 @@ addEventListener("pageshow", ({ persisted }) => {
   enable(document, true);
   if (!persisted || !document.querySelector('[action$="/log-out"]')) return;
   document.body.hidden = true;
-  location.replace(location.href);
+  location.replace(location.href.replace(/#.*/, "")); // with an anchor, nothing would be loaded
 });
 
 function enable(element, enabled) {
@@ -335,9 +335,19 @@ function fillIn() {
   colour();
 }
 
+/** What `data-take` has stored; nothing in a browser that stores nothing for this site. */
+function takenKey() {
+  try {
+    const key = sessionStorage.getItem("key");
+    sessionStorage.removeItem("key");
+    return key;
+  } catch {
+    return null;
+  }
+}
+
 if (environment) {
-  source.value = sessionStorage.getItem("key") ?? source.value;
-  sessionStorage.removeItem("key");
+  source.value = takenKey() ?? source.value;
   source.addEventListener("input", fillIn);
   fillIn(); // a browser may have kept what was typed
 }
