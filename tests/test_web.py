@@ -608,8 +608,7 @@ def test_form_sent_again_makes_no_second_key_and_says_what_the_first_one_made(
 @pytest.mark.parametrize("config", [{"KEYS_PER_USER": "2"}], indirect=True)
 def test_keys_of_a_user_are_as_many_as_the_operator_allows(ada: FlaskClient) -> None:
     """Successors do not count beside the keys that they replace; the command may make more."""
-    old = secret_in(create_key(ada))[8:16]
-    new = secret_in(ada.post(f"{KEYS}/{old}/successor"))[8:16]
+    new = secret_in(ada.post(f"{KEYS}/{secret_in(create_key(ada))[8:16]}/successor"))[8:16]
     other = secret_in(create_key(ada))[8:16]
     refused = create_key(ada)
     assert (
@@ -806,8 +805,9 @@ def test_key_that_has_expired_is_gone(ada: FlaskClient, action: str) -> None:
         ("/rows/1", "/rows"),
     ],
 )
+@pytest.mark.parametrize("statements", [1, 9], ids=["in an outage", ""])
 def test_form_of_a_row_that_is_gone_leads_to_its_tab_or_list(
-    app: Flask, log_in: LogIn, path: str, shown: str
+    app: Flask, log_in: LogIn, path: str, shown: str, statements: int
 ) -> None:
     app.add_url_rule(
         path,
@@ -815,9 +815,12 @@ def test_form_of_a_row_that_is_gone_leads_to_its_tab_or_list(
         lambda: mock.Mock(side_effect=Changed("It is gone."))(),
         methods=["POST"],
     )
-    answer = log_in("ada").post(path, base_url="http://localhost/demo")
+    ada = log_in("ada")
+    with outage(after=statements):
+        answer = ada.post(path, base_url="http://localhost/demo")
     assert (answer.status_code, answer.location) == (303, f"/demo{shown}"), (
-        "it leads to another page than the form's tab or list: see form_tab in web/site.py"
+        "it leads to another page than the form's tab or list: see form_tab in web/site.py, and "
+        "nothing_was_changed"
     )
 
 
