@@ -35,7 +35,11 @@ def patch_gunicorn(cfg: Any, **settings: int) -> None:
     """Patch gunicorn in a worker, once, before it serves, and give it these settings."""
     # What gunicorn would look up or make for each request: some thirty settings (with
     # Config.__getattr__; now they are plain attributes), the Date header, and `wsgi.errors`.
-    cfg.__dict__.update({name: getattr(cfg, name) for name in cfg.settings} | settings)
+    cfg.__dict__.update(
+        {name: getattr(cfg, name) for name in cfg.settings}
+        | {"limit_request_field_size": 32_768}  # of one header, and of all together
+        | settings
+    )
     date = lru_cache(maxsize=1)(util.http_date)
     util.http_date = lambda: date(int(time.time()))
     http.wsgi.WSGIErrorsWrapper = lru_cache(maxsize=1)(http.wsgi.WSGIErrorsWrapper)

@@ -139,12 +139,8 @@ def serving(worker: GeventWorker, service: Service) -> Iterator[None]:
         for option in (socket.SO_RCVBUF, socket.SO_SNDBUF):  # else the kernel may keep 6 MiB
             listener.setsockopt(socket.SOL_SOCKET, option, 65_536)
     StreamServer.max_accept = 16  # new connections at once; then other greenlets run
-    gunicorn_patches.patch_gunicorn(
-        worker.cfg,
-        workers=1,  # with more, gunicorn would accept one connection at a time
-        graceful_timeout=GRACEFUL_SECONDS,
-        limit_request_field_size=32_768,  # of one header, and of all together
-    )
+    # With more workers, gunicorn would accept one connection at a time.
+    gunicorn_patches.patch_gunicorn(worker.cfg, workers=1, graceful_timeout=GRACEFUL_SECONDS)
     gevent.spawn(ping_sockets_until_stop, worker, service)
     flushing = gevent.spawn(flush_until_stop, worker, service)
     if service.is_demo and worker.age == 1:  # the first worker; the port is bound by now
