@@ -37,16 +37,14 @@ def patch_gunicorn(cfg: Any, **settings: int) -> None:
     # Config.__getattr__; now they are plain attributes), the Date header, and `wsgi.errors`.
     cfg.__dict__.update(
         {name: getattr(cfg, name) for name in cfg.settings}
-        | {"limit_request_field_size": 32_768}  # of one header, and of all together
-        | settings
+        | {"limit_request_field_size": 32_768, **settings}  # of one header, and of all together
     )
     date = lru_cache(maxsize=1)(util.http_date)
     util.http_date = lambda: date(int(time.time()))
     http.wsgi.WSGIErrorsWrapper = lru_cache(maxsize=1)(http.wsgi.WSGIErrorsWrapper)
 
-    # What it reads and sends. gunicorn allows a hundred headers of the greatest size, and searches
-    # all of them again whenever a part arrives. It sets this limit for each request, which the
-    # property ignores.
+    # What it reads and sends. gunicorn allows 3 MiB of headers, and searches all of them again
+    # whenever a part arrives. It sets this limit for each request, which the property ignores.
     http.message.Message.max_buffer_headers = property(
         lambda self: self.limit_request_field_size, lambda *_: None
     )
