@@ -101,7 +101,7 @@ class KeyStore(ABC):
 
     @abstractmethod
     def save(self) -> bool:
-        """Save what was counted.
+        """Save what was counted, or a part of it.
 
         If nothing was, this returns False, and the database is not asked, so that it can sleep.
         """
@@ -122,7 +122,8 @@ class KeyStore(ABC):
     def save_and_close(self) -> None:
         """Save what is left, and close the database."""
         try:
-            self.save()
+            while self.save():
+                pass
         except PeeweeException as error:
             log.error("could not save the last counts: %s", reason_of(error))
 

@@ -32,6 +32,9 @@ CONNECT_SECONDS = 2  # the time to connect to each address; the least that libpq
 SHRINK_SECONDS = 7  # between closing two idle connections of a pool
 KEY_CONNECTIONS = 7  # of each process, for keys
 PAGE_CONNECTIONS = 3  # of each process, for pages
+# How many keys a save names, so that it ends in time. They are sorted, because processes that save
+# the same keys in different orders wait for each other.
+MAX_SAVED = 5000
 MAX_WAITING = 500  # requests that wait, with those that gave up (see `get_connection`)
 # What each session sets, because a role or a database may have other defaults. At a stricter
 # isolation level, PostgreSQL refuses a hit that waited for another hit of the same key.
@@ -241,20 +244,21 @@ class Store(KeyStore):
         return usage.allowance(quota, moment, False)
 
     def save(self) -> bool:
-        """A request counts for the hour in which it is saved."""
-        if not self._chart:
+        """A request counts for the hour in which it is saved.
+
+        What is saved is taken out first, so that no other greenlet saves it, too.
+        """
+        saved = {key_id: self._chart.pop(key_id) for key_id in sorted([*self._chart][:MAX_SAVED])}
+        if not saved:
             return False
-        saved = self._chart
-        self._chart = Counter()  # so that no other greenlet saves the same requests
-        ids = sorted(saved)  # in one order in all processes: otherwise they wait for each other
         try:
             self._execute(
                 SAVE_HOUR,
-                (now() // HOUR * HOUR, ids, [saved[key_id] for key_id in ids]),
+                (now() // HOUR * HOUR, [*saved], [*saved.values()]),
                 timeout=SAVE_CONNECTION_SECONDS,
             )
         except BaseException:
-            self._chart += saved
+            self._chart.update(saved)  # which adds
             raise
         return True
 
