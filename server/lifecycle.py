@@ -81,8 +81,11 @@ def check_options(settings: Settings) -> None:
                     f"gunicorn: {config.settings[name].cli[-1]} is not supported; "
                     "docs/deploying.md lists what is"
                 )
-        if given["worker_class"] not in (None, "gevent"):
-            raise SettingsError("gunicorn: --worker-class must be gevent")
+        # Without parentheses, each worker would fail, and gunicorn would start another one.
+        if given["worker_class"] not in (None, "gevent") or "app:create_app" in given["args"]:
+            raise SettingsError(
+                "gunicorn: --worker-class must be gevent, and the application app:app"
+            )
         workers = given["workers"]
         if workers is not None and (workers < 1 or (settings.sqlite and workers > 1)):
             raise SettingsError(

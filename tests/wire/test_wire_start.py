@@ -132,6 +132,7 @@ def test_every_command_leads_to_the_same_server(
             "gunicorn: --workers must be .* at least 1 with PostgreSQL",
         ),
         in_ci("-m gunicorn -k sync", {}, "gunicorn: --worker-class must be gevent"),
+        ("-m gunicorn app:create_app", {}, "gunicorn: .* the application app:app"),
     ],
 )
 def test_refused_start_is_one_line(
