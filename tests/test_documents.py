@@ -905,7 +905,7 @@ DIRECTIVES = {
         access_log*2 add_header*8 auth_request auth_request_set*11 client_max_body_size*3
         default*9 default_type error_log*2 error_page*2 if*5 ignore_invalid_headers internal*3
         keepalive*2 keepalive_timeout*2 large_client_header_buffers listen*2 location*7
-        log_format map*10 proxy_buffer_size proxy_buffering proxy_buffers proxy_connect_timeout*2
+        log_format map*10 proxy_buffer_size proxy_buffering proxy_buffers proxy_connect_timeout*3
         proxy_hide_header*2 proxy_http_version*2 proxy_ignore_headers proxy_method
         proxy_next_upstream_timeout proxy_pass*4 proxy_pass_request_body*2
         proxy_pass_request_headers*2 proxy_read_timeout*2 proxy_request_buffering
@@ -955,8 +955,8 @@ def test_numbers_of_deployments_are_enough() -> None:
     assert waits == {
         "Caddyfile": "60s 32",
         "nginx.conf": "64 60s 60s",
-        "gate.Caddyfile": "1s 50ms 10s 1s 9s 60s 32 20ms 1s 32",
-        "gate.nginx.conf": "32 60s 32 1s 10s 1h 1h 1s 9s 2s",
+        "gate.Caddyfile": "2s 50ms 10s 1s 9s 60s 32 20ms 1s 32",
+        "gate.nginx.conf": "32 60s 32 1s 10s 1h 1h 1s 9s 2s 1s",
     }, (
         "edit deploy/: each proxy keeps connections, for less than the 100 s of gunicorn.conf.py, "
         "and than the 2 s of other APIs; an answer may take 8 s, all questions about a request 11 s"
