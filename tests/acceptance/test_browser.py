@@ -177,7 +177,8 @@ def test_story_of_a_user(person: Browser, server: Server) -> None:
     person.back()
     person.expect("Log in to open Profile Settings.")
     assert last_key not in person.run(page)
-    for label in ("User name or email", "Password"):
+    person.open(f"{server.url}/log-in")
+    for label in ("Show Password", "User name or email", "Password"):
         person.type(label, "wrong")
     person.click("Log in")
     person.wait(
@@ -188,7 +189,8 @@ def test_story_of_a_user(person: Browser, server: Server) -> None:
     )
     person.back()
     person.wait(
-        lambda: person.run("() => !document.querySelector(':disabled')"), "buttons after Back"
+        lambda: person.run("() => !document.querySelector(':disabled') && !password.value"),
+        "buttons, but not the shown password, after Back",
     )
     person.open(server.url)
     person.click(f"Send GET {ME}")
@@ -580,7 +582,7 @@ def test_pages_of_a_guarded_api_lead_to_it_and_never_call_it(
     page: Page, start_server: StartServer
 ) -> None:
     """The browser would complain of a request to another host, and so does `page`."""
-    server = start_server(API_URL="https://api.example.com/v1", SITE_NAME="Weather API")
+    server = start_server(API_URL="https://api.example.com/v1", SITE_NAME="Weather" * 8)
     page.set_viewport_size({"width": 360, "height": 800})
     page.goto(server.url)
     found = faults(page)

@@ -11,11 +11,12 @@ const said = document.getElementById("said");
 history.replaceState(null, "", location.href);
 
 // Let a form be sent only once, however slow the server is; after Back, it can be sent again. WebKit
-// keeps even the pages of an account for Back. Load those again: the user may have logged out.
+// keeps even the pages of an account for Back, and a password that is shown. Load those again: the
+// user may have logged out.
 addEventListener("submit", ({ target }) => enable(target, target.method !== "post"));
 addEventListener("pageshow", ({ persisted }) => {
   enable(document, true);
-  if (!persisted || !document.querySelector('[action$="/log-out"]')) return;
+  if (!persisted || !document.querySelector('[action$="/log-out"], [name="password"]')) return;
   document.body.hidden = true;
   location.replace(location.href.replace(/#.*/, "")); // with an anchor, nothing would be loaded
 });
