@@ -68,13 +68,13 @@ def register(app: Service) -> None:
 
 
 def wait_for_turn() -> ResponseReturnValue | None:
-    """Let others run before a page is rendered, which is slow.
+    """Let others run before a page is rendered, or a file is read, which is slow.
 
     `page_turn` is held for one turn of the event loop, after which this page is rendered before the
     next one gets it. So requests to the API run between two pages. Only one page of a caller waits
     for `page_turn`, so a caller can't keep the pages of others waiting.
     """
-    if is_api(request.path) or request.endpoint == "static":
+    if is_api(request.path):
         return None
     bucket = hash(client_network(request.remote_addr)) % len(caller_turns)
     # Otherwise, pages whose clients have left would pile up.
