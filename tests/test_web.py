@@ -1840,8 +1840,12 @@ def test_log_in_lasts_beside_other_cookies_of_the_host_and_seven_of_its_name(
     assert cookie
     visitor = ada.application.test_client(use_cookies=False)
     headers = {"Cookie": cookies.replace("OURS", f"demo_service={cookie.value}")}
-    assert visitor.get(SECURITY, headers=headers).status_code == status, (
-        "eight cookies named demo_service are looked at: see open_session in web/log_in.py"
+    assert (
+        visitor.get(SECURITY, headers=headers).status_code,
+        "allow cookies for this site" in visitor.get("/log-in").text,
+    ) == (status, True), (
+        "eight cookies named demo_service are looked at: see open_session in web/log_in.py; and "
+        "whose browser keeps none is told so on the log-in page"
     )
 
 

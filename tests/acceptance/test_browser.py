@@ -194,7 +194,6 @@ def test_story_of_a_user(person: Browser, server: Server) -> None:
     )
     person.open(server.url)
     person.click(f"Send GET {ME}")
-    person.expect("This endpoint needs a key.")
     person.click("Enter a key above")
     person.wait(lambda: person.run("() => document.activeElement.id") == "key", "the focus")
     person.wait(lambda: paste(person, "API key") == key, "the pasted key")
