@@ -152,8 +152,11 @@ def create_key(username: str, name: str, type: str, tier: str, expires: int | No
 def rotate_key(key_id: str, grace: int) -> None:
     """Create a successor and print it; the old key stops working after the grace period."""
     key = valid_key(key_id)
-    store = current_service().store
-    print_key(lambda: api_keys.rotate_key(key.user, key.id, grace, store.save)[1:])
+    print_key(
+        lambda: api_keys.rotate_key(
+            key.user, key.id, grace, save_counts=current_service().store.save_to_keys
+        )[1:]
+    )
 
 
 @key_group.command("list")
@@ -179,7 +182,7 @@ def set_tier(key_id: str, tier: str) -> None:
 def revoke_key(key_id: str) -> None:
     """Revoke a key for good; a running server notices within two seconds."""
     key = valid_key(key_id)
-    api_keys.revoke_key(key.user, key.id, current_service().store.save)
+    api_keys.revoke_key(key.user, key.id, current_service().store.save_to_keys)
     say(f"Key {key.id} was revoked.")
 
 

@@ -57,9 +57,9 @@ def rotate_key(
     that it had replaced ends. If the key was never used, perhaps because nobody has seen it, the
     key ends, and the older one keeps its expiry.
 
-    `save_counts` is KeyStore.save, because the rows have to include what was just counted. With
-    `only_if_unused`, nothing is done unless the key ends because it was never used: that is what a
-    page has said. Raises Changed and InvalidInput.
+    `save_counts` is KeyStore.save_to_keys, because the rows have to include what was just counted.
+    With `only_if_unused`, nothing is done unless the key ends because it was never used: that is
+    what a page has said. Raises Changed and InvalidInput.
     """
     save_counts()  # before the rows are read
     with transaction(user):

@@ -167,10 +167,9 @@ def ping_sockets_until_stop(worker: GeventWorker, service: Service) -> None:
 
 def flush_until_stop(worker: GeventWorker, service: Service) -> None:
     """Save counts, and close the sockets of keys that have ended."""
-    store, sockets = service.store, open_sockets_of(service)
     while worker.alive:
-        attempt(store.flush)
-        attempt(lambda: sockets.close_ended(store.ended_digests))
+        attempt(service.store.flush)
+        attempt(lambda: open_sockets_of(service).close_ended(service.store.ended_digests))
         gevent.sleep(SAVE_SECONDS)
 
 

@@ -106,6 +106,10 @@ class KeyStore(ABC):
         If nothing was, this returns False, and the database is not asked, so that it can sleep.
         """
 
+    def save_to_keys(self) -> None:
+        """Let the rows of keys have all that was counted."""
+        self.save()
+
     def delete_old_rows(self) -> None:
         """Delete some hours of more than a day ago, and some keys that have expired."""
         query = "SELECT hour, key_id FROM hourly_usage WHERE hour < ? ORDER BY hour LIMIT ?"

@@ -172,7 +172,7 @@ def rotate_key(key_id: str) -> ResponseReturnValue:
         g.user,
         key_id,
         GRACES[form_option("grace", GRACES)],
-        current_service().store.save,
+        current_service().store.save_to_keys,
         only_if_unused="unused" in request.form,
     )
     return render_template("key.html", key=key, secret=secret, old=old)
@@ -180,7 +180,7 @@ def rotate_key(key_id: str) -> ResponseReturnValue:
 
 @bp.post("/security/keys/<key_id>/revoke")
 def revoke_key(key_id: str) -> ResponseReturnValue:
-    key = api_keys.revoke_key(g.user, key_id, current_service().store.save)
+    key = api_keys.revoke_key(g.user, key_id, current_service().store.save_to_keys)
     return redirect_with_message("web.settings.keys", f"The key “{key.name}” was revoked.")
 
 
