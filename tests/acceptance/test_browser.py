@@ -457,8 +457,7 @@ def test_chosen_shows_in_forced_colours(page: Page, server: Server) -> None:
     ) == [0], (
         "edit app.css: prefers-reduced-motion; and no colours in code, or it would look selected"
     )
-    labels = page.get_by_label("Language of the code").locator("label")
-    assert len({style(label, "color") for label in labels.all()}) == 2, (
+    assert len({style(label, "color") for label in page.locator(".switch label").all()}) == 2, (
         "the chosen language looks like the others"
     )
 
