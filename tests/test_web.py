@@ -657,22 +657,24 @@ def test_user_without_keys_of_ones_own_manages_those_of_the_operator(ada: FlaskC
 def test_pages_have_the_name_and_the_address_of_the_guarded_api(ada: FlaskClient) -> None:
     assert not (
         found := re.findall(
-            ">Log in<|X-RateLimit.*|openapi.json</a>|the console",
+            r">Log in<|X-RateLimit.*|openapi.json</a>|the console|json\(\)",
             ada.get("/").text + ada.get("/nowhere").text,
         )
     ), (
         f"{found} is on a page: she is logged in; the gate passes no such headers on, also in "
-        "`codes` of docs/endpoints.json; the API is another; the first page is the overview"
+        "`codes` of docs/endpoints.json; the API is another, and may send no JSON; the first page "
+        "is the overview"
     )
     assert re.findall(r"</span> <code>(\w+)", ada.get("/").text) == [
         *("missing_api_key", "invalid_api_key", "rate_limited", "unavailable")
     ], "edit `codes` in api.html: the refusals of the gate"
     page = unescape(create_key(ada).text)
-    assert [page.count(text) for text in ("Ada's <API></", '$KEY" "https://', "data-send")] == [
-        2,
-        1,
-        0,
-    ], "the title and the link to the first page; a shell needs quotes; no page calls API_URL"
+    assert [
+        page.count(text) for text in ("Ada's <API></", '$KEY" "https://', "data-send", "json()")
+    ] == [2, 1, 0, 0], (
+        "the title and the link to the first page; a shell needs quotes; no page calls API_URL, "
+        "whose responses may be no JSON"
+    )
     assert [
         {*re.findall('<code>[^<]*?(https?://[^"<& ]+)', text.replace("<wbr>", ""))}
         for text in (ada.get("/").text, page)
@@ -1591,7 +1593,9 @@ def test_console_shows_what_is_added_to_the_descriptions(app: Flask, client: Fla
                 ],
             }
         },
-        "/api/v1/invoices": {"get": {"summary": "New.", "tags": ["billing"]}},
+        "/api/v1/invoices": {
+            "get": {"summary": "New.", "tags": ["billing"], "responses": {"204": {}}}
+        },
     }
     rest["tags"].append({"name": "billing", "description": "For `money`."})
     rest["x-codes"].append({"status": 409, "code": "conflict", "when": "Why.", "then": "What."})
@@ -1630,6 +1634,11 @@ def test_console_shows_what_is_added_to_the_descriptions(app: Flask, client: Fla
             "console.log(await response.json());</code>",
             *(f'data-path="{YEAR}" data-public aria', "public<"),
         ),
+        "/api/v1/invoices": (  # whose success has no body
+            "<code>curl -i http://localhost/api/v1/invoices</code>",
+            '\nprint(requests.get("http://localhost/api/v1/invoices"))</code>',
+            "\nconsole.log(response);</code>",
+        ),
         "/api/v1/ws/count": (
             "API key<",
             f'data-check="{TEST}" aria',
@@ -1638,7 +1647,9 @@ def test_console_shows_what_is_added_to_the_descriptions(app: Flask, client: Fla
             'with connect("ws://localhost/api/v1/ws/count?api_key=" + os.environ["KEY"]) as socket:'
             "\n    for message in socket:\n        print(message)</code>",
             '("ws://localhost/api/v1/ws/count?api_key=" + process.env.KEY);\n'
-            "socket.onmessage = ({ data }) => console.log(data);</code>",
+            "socket.onmessage = ({ data }) => console.log(data);\n"
+            'socket.onerror = () => console.log("refused or disconnected");\n'
+            "socket.onclose = ({ code, reason }) => console.log(code, reason);</code>",
             'role="log" aria-live="off"',  # what comes by itself is not read aloud
         ),
         "/api/v1/ws/shout": (
@@ -1649,7 +1660,7 @@ def test_console_shows_what_is_added_to_the_descriptions(app: Flask, client: Fla
             "    print(socket.recv())</code>",
             '<code>const socket = new WebSocket("ws://localhost/api/v1/ws/shout");\n'
             'socket.onopen = () => socket.send("Hello");\n'
-            "socket.onmessage = ({ data }) => console.log(data);</code>",
+            "socket.onmessage = ({ data }) => console.log(data);\n",
             'role="log" aria-live="polite"',
         ),
     }.items():
