@@ -4,7 +4,7 @@ import os
 import re
 import socket
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -27,7 +27,7 @@ from helpers.paths import ECHO, TEST, TIME
 from helpers.rawsocket import PING, PONG, TEXT, UPGRADE, RawSocket, closing, frame
 from helpers.server import sources
 from helpers.stored import HIDDEN, add_hidden_user, add_rows, change, outage, row
-from models import User
+from models import User, now
 from service.application import Service
 from settings import Settings
 from ws.connection import REASONS, SERVER_OPTIONS, CloseCode, WebSocket, plain_handshake
@@ -162,21 +162,27 @@ def test_one_close_frame_is_sent_when_there_is_room(
     assert peer.frame() == closing(1008, REASONS[1008]), "see `_disconnect`"
 
 
-def test_each_of_many_sockets_is_pinged_and_closed_in_time(app: Service, new_key: NewKey) -> None:
+@pytest.mark.parametrize("is_away", [False, True])
+def test_each_of_many_sockets_is_pinged_and_closed_in_time(
+    app: Service, new_key: NewKey, is_away: bool
+) -> None:
     """The end of a key closes neither those of its user's other keys nor those of strangers.
 
-    Nor the last one, of one more key, which opens while the database is asked.
+    Nor the last one, of one more key, which opens while the database is asked. If that is away, a
+    key still ends when it expires.
     """
     keys, open_now = [new_key(), "", new_key()], open_sockets_of(app)
+    change(keys[0], expires_at=now() if is_away else None)
     sockets: Any = {
         mock.Mock(WebSocket, ping_deadline=0): row(key) if key else None
         for key in (*keys * 150, new_key())
     }
     open_now.open |= dict([*sockets.items()][:-1])
     change(keys[0], expires_at=1)
-    open_now.close_ended(
-        lambda asked: open_now.open.update(sockets) or app.store.ended_digests(asked)
-    )
+    with outage() if is_away else nullcontext(), suppress(Exception):
+        open_now.close_ended(
+            lambda asked: open_now.open.update(sockets) or app.store.ended_digests(asked)
+        )
     open_now.ping()
     for ws, key in sockets.items():
         has_ended = key is not None and key.id == keys[0][8:16]

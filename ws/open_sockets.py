@@ -93,12 +93,16 @@ class OpenSockets:
     def close_ended(self, ended_digests: Callable[[list[ApiKey]], set[str]]) -> None:
         """Close with 1008 the sockets whose keys have ended.
 
-        `ended_digests` returns the digests of those keys among the given ones.
+        `ended_digests` returns the digests of those keys among the given ones. If it fails, only
+        the keys that expire by themselves are known.
         """
-        digests = ended_digests([key for key in self.open.values() if key])
-        for ws, key in self.open.items():
-            if key and key.digest in digests:
-                ws.close(CloseCode.REVOKED)
+        digests = {key.digest for key in self.open.values() if key and key.has_expired}
+        try:
+            digests = ended_digests([key for key in self.open.values() if key])
+        finally:
+            for ws, key in self.open.items():
+                if key and key.digest in digests:
+                    ws.close(CloseCode.REVOKED)
 
 
 def open_sockets_of(app: Flask) -> OpenSockets:
@@ -158,13 +162,17 @@ def admit() -> None:
     g.key = None
     if request.view_args["needs_key"]:  # type: ignore[index] # every route of sockets has it
         # To parse all of a long query would take 5 ms.
-        found = re.search("(?:^|&)api_key=([^&]+)", request.environ["QUERY_STRING"])
-        sent_key = unquote_plus(found[1]) if found else request.headers.get("X-API-Key")
+        sent_key = (
+            unquote_plus(found[1])
+            if (found := re.search("(?:^|&)api_key=([^&]+)", request.environ["QUERY_STRING"]))
+            else request.headers.get("X-API-Key")
+        )
         g.key = auth.require_key(sent_key, or_where=", or as api_key in the query")
         # So that a 429 `too_many_sockets` has the headers of the limit, too.
         request.environ["allowance"] = current_service().store.peek(g.key, auth.quota_of(g.key))
-    caller = g.key.id if g.key else client_network(request.remote_addr)
-    g.reserved_for = open_sockets_of(current_app).reserve(caller)
+    g.reserved_for = open_sockets_of(current_app).reserve(
+        g.key.id if g.key else client_network(request.remote_addr)
+    )
     if g.key:
         auth.count_request(g.key)
     request.environ = plain_handshake(request.environ)  # which flask-sock reads
