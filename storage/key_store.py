@@ -107,7 +107,7 @@ class KeyStore(ABC):
         """
 
     def save_to_keys(self) -> None:
-        """Let the rows of keys have all that was counted."""
+        """Save what was counted and is not in the rows of keys yet."""
         self.save()
 
     def delete_old_rows(self) -> None:

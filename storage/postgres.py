@@ -263,7 +263,7 @@ class Store(KeyStore):
         return True
 
     def save_to_keys(self) -> None:
-        """They always have; so no key waits for the chart when it is revoked."""
+        """Do nothing: a hit is counted in the key's row, so no revocation waits for the chart."""
 
     def save_and_close(self) -> None:
         super().save_and_close()
