@@ -55,9 +55,9 @@ def welcome(settings: Settings) -> None:
             if User.select().exists():
                 return log.info(
                     "Forgotten the password or the key? "
-                    "flask user password demo, flask key create demo NAME"
+                    ".venv/bin/flask user password demo, .venv/bin/flask key create demo NAME"
                     if users.find_user("demo")
-                    else "To create a user: flask user create USERNAME EMAIL"
+                    else "To create a user: .venv/bin/flask user create USERNAME EMAIL"
                 )
         if not sys.stdout:
             raise OSError("standard output is closed")

@@ -35,7 +35,9 @@ from ws.open_sockets import Handler, open_sockets_of
 from ws.ticker import Ticker
 
 # Of the headers of a refusal, those that are described.
-NAMED = {"Connection", "Upgrade", *API["components"]["headers"]} - {"Cache-Control"}
+NAMED = {"Connection", "Upgrade", "Sec-WebSocket-Version", *API["components"]["headers"]} - {
+    "Cache-Control"
+}
 
 
 @pytest.fixture
