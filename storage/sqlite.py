@@ -33,7 +33,7 @@ SAVE_HOUR = """INSERT INTO hourly_usage (hour, key_id, requests) VALUES (?, ?, ?
 BUSY_SECONDS = 0.05  # how long a request waits for the lock of another process
 LAST_SECONDS = 1  # how long the last save waits for it
 COMMAND_SECONDS = 10  # how long a command waits for it
-TRIES = 60  # a start retries for 6 s: the previous service may still be stopping
+PAUSES = 48 * [0.125]  # a start waits for 6 s: the previous service may still be stopping
 PRAGMAS = {"journal_mode": "wal", "foreign_keys": 1}
 # A transaction takes its lock at the start, so reading and then writing needs no retry. A query
 # without a connection_context is a mistake, so it fails.
@@ -87,10 +87,10 @@ def lock(file: Path) -> None:
     descriptor, and the lock ends with the last of them.
     """
     descriptor = os.open(f"{file.resolve()}-lock", os.O_RDWR | os.O_CREAT, 0o600)
-    for _ in range(TRIES):
+    for pause in PAUSES:
         with suppress(BlockingIOError):
             return fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        time.sleep(0.1)
+        time.sleep(pause)
     raise OSError(
         "another service uses this file; stop it, or start this one with "
         "DATABASE_URL=sqlite:///other.db"

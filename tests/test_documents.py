@@ -634,7 +634,7 @@ FIGURES = [  # what a document tells, and what is true
     ("docs/operating.md", r"up to ([\w ]+) of counts \(SQLite\)", "one second"),
     ("docs/operating.md", r"at least (\d+) to start", 128),
     ("docs/operating.md", r"at most ([\d,]+), is reserved", f"{9000 - websockets(18_000):,}"),
-    ("docs/operating.md", r"start waits up to (\w+) seconds", WORDS[sqlite.TRIES // 10]),
+    ("docs/operating.md", r"start waits up to (\w+) seconds", WORDS[round(sum(sqlite.PAUSES))]),
     ("docs/operating.md", r"512 connections and (\d+) sockets", websockets(1024)),
     ("docs/operating.md", r"([\d,]+) sockets need a limit of 12,000", f"{websockets(12_000):,}"),
     (
@@ -971,7 +971,7 @@ def test_constants_add_up_to_what_is_promised() -> None:
     # Within a second each, gunicorn sees a stop and ends connections, and a running save ends.
     others = 3 + sqlite.LAST_SECONDS
     assert 1 <= lifecycle.GRACEFUL_SECONDS <= 5 - others, "requests have a second, a stop has five"
-    assert lifecycle.GRACEFUL_SECONDS + others + 1 <= sqlite.TRIES * 0.1, (
+    assert lifecycle.GRACEFUL_SECONDS + others + 1 <= sum(sqlite.PAUSES), (
         "a start waits for the previous service"
     )
     assert 0.5 <= connections.CLOSE_SECONDS < 1 - lifecycle.PING_ROUND_SECONDS, (

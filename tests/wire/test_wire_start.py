@@ -243,7 +243,7 @@ def test_start_declines_more_workers(start_server: StartServer) -> None:
 @pytest.mark.one_process("only SQLite needs it")
 def test_second_service_on_the_same_file_is_refused(start_patched: StartServer) -> None:
     """Until the last process of the first one has ended; a command is not."""
-    impatient = "from storage import sqlite; sqlite.TRIES = 3"
+    impatient = "from storage import sqlite; sqlite.PAUSES[3:] = []"
     first = start_patched(impatient)
     link, orphan = first.directory / "link.db", first.worker_pid
     link.symlink_to(first.database)
