@@ -342,20 +342,22 @@ def test_command_changes_nothing_that_it_does_not_name(
 
 
 @pytest.mark.parametrize(
-    ("command", "said", "tiers"),
+    ("command", "said", "keys"),
     [
-        ("key tier KEY pro", "The tier of key ID is pro.", ["pro"]),
+        ("key tier KEY pro", "The tier of key ID is pro.", [("pro", 3)]),
         ("key revoke KEY", "Key ID was revoked.", []),
         ("user delete ADA", "User ada was deleted, with everything in the account.", []),
     ],
 )
 def test_change_is_made_and_said(
-    cli: FlaskCliRunner, key: str, command: str, said: str, tiers: list[str]
+    cli: FlaskCliRunner, key: str, command: str, said: str, keys: list[tuple[str, int]]
 ) -> None:
-    arguments = command.replace("KEY", key[:16]).split()
-    assert done(cli.invoke(args=arguments), said.replace("ID", key[8:16])) == ""
-    assert [each["tier"] for each in snapshot()[ApiKey]] == tiers, (
-        f"the tiers of the keys that exist after flask {command}: see cli.py"
+    change(key, used=3)
+    assert not done(
+        cli.invoke(args=command.replace("KEY", key[:16]).split()), said.replace("ID", key[8:16])
+    )
+    assert [(each["tier"], each["used"]) for each in snapshot(())[ApiKey]] == keys, (
+        f"the tier of each key after flask {command}, and what is used up: see cli.py"
     )
 
 

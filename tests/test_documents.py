@@ -979,9 +979,16 @@ def test_constants_add_up_to_what_is_promised() -> None:
     )
     assert lifecycle.SAVE_SECONDS + postgres.SAVE_CONNECTION_SECONDS <= 1, "counts are saved"
     assert key_store.CACHE_SECONDS + lifecycle.SAVE_SECONDS < 2, "a change of a key is noticed"
-    connected = postgres.CONNECT_SECONDS + postgres.CONNECTION_SECONDS + postgres.ANSWER_SECONDS
-    connected += postgres.connection_pool("postgresql://", 1).reconnect_timeout
+    connected = (
+        postgres.CONNECT_SECONDS
+        + postgres.CONNECTION_SECONDS
+        + postgres.ANSWER_SECONDS
+        + postgres.connection_pool("postgresql://", 1).reconnect_timeout
+    )
     assert connected < 5, "hits are back after an outage: psycopg would back off for minutes"
+    assert postgres.options("postgresql://?connect_timeout=15")["connect_timeout"] == "15", (
+        "DATABASE_URL may allow a database that is far away more time"
+    )
     assert postgres.KEY_CONNECTIONS * postgres.SHRINK_SECONDS < 60, "connections of the idle end"
     assert int(re.findall(r"graceful_timeout = (\d+)", GUNICORN)[0]) >= 20, (
         "a stop takes 5 s, and longer on a busy machine"

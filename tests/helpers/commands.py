@@ -18,7 +18,7 @@ COMMANDS = {  # KEY is the last key that was printed
     "user create": "bob bob@example.com --password-stdin",
     "user list": "",
     "user password": "bob --password-stdin",
-    "key create": "bob ci",
+    "key create": "bob ci --type development",
     "key list": "",
     "key tier": "KEY pro",
     "key rotate": "KEY --grace 5m",
