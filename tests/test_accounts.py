@@ -29,7 +29,7 @@ RULES = {  # what is accepted, and what is refused
     "email": (
         [
             *("ada@example.com", "ada+ci@mail.example.co.uk", f"{'a' * 64}@example.com"),
-            f"ada@{'a' * 246}.com",
+            *(f"ada@{'a' * 246}.com", "o'brien!#$%&*+-/=?^_`{|}~.1@ex-ample.com"),
         ],
         [
             *("", "ada", "ada@", "@example.com", "ada@example", "ada@.com", "ada@example."),
@@ -74,7 +74,7 @@ RULES = {  # what is accepted, and what is refused
     ),
     "type": (["production", "development"], ["", "Production", "live"]),
 }
-PASSWORD = "a password of hers"
+PASSWORD = "a password of hers".ljust(256, ".")  # no password is longer
 
 
 @pytest.mark.parametrize(
@@ -138,9 +138,11 @@ def test_no_password_is_right_without_a_user_and_it_costs_as_much_to_find_out(
     check = mock.Mock(wraps=check_password_hash)
     monkeypatch.setattr(users, "check_password_hash", check)
     assert not users.verify_password(None, "x"), "a password is right although there is no user"
-    assert not any(users.verify_password(user, text) for text in ("x", "", "x" * 257))
+    assert [users.verify_password(user, text) for text in ("x", "", "x" * 257, PASSWORD)] == [
+        *(False, False, False, True)
+    ], "a wrong password is right, or a right one of 256 characters is wrong"
     assert [call.args[0].partition("$")[0] for call in check.call_args_list] == [
-        *("scrypt:32768:8:1", "scrypt:32768:8:1")
+        *("scrypt:32768:8:1", "scrypt:32768:8:1", "scrypt:32768:8:1")
     ], (
         "without a user, a hash is checked, too (see UNMATCHABLE_HASH), and none of a text that is "
         "empty or too long: see verify_password in accounts/users.py"

@@ -44,6 +44,8 @@ RIGHT = [
     ("DATABASE_URL", "sqlite:////tmp/a.db", Path("/tmp/a.db")),
     ("DATABASE_URL", "sqlite:///tests/a.db", HERE / "tests" / "a.db"),
     ("DATABASE_URL", "postgres://[::1]:5432,b/c", "postgresql://[::1]:5432,b/c"),
+    ("DATABASE_URL", "postgresql:///demo", "postgresql:///demo"),
+    ("DATABASE_URL", "postgresql://localhost", "postgresql://localhost"),
     ("SECRET_KEY", "sixteen in words", "sixteen in words"),
     ("RATE_LIMITS", "free=1/day", {"free": Quota("free", 1, 86_400)}),
     ("RATE_LIMITS", "a=1/day, free=2/hour", {"a": Quota("a", 1, 86_400), "free": HOURLY}),
@@ -65,11 +67,11 @@ RIGHT = [
         "Adas API: caf\u00e9 \U0001f469\u200d\U0001f4bb",
         "Adas API: caf\u00e9 \U0001f469\u200d\U0001f4bb",
     ),
-    ("API_URL", "https://api.example.com", "https://api.example.com"),
+    ("API_URL", "https://my-api_1.example.com", "https://my-api_1.example.com"),
     ("API_URL", "http://[::1]:65535/v1.0/a_b~c", "http://[::1]:65535/v1.0/a_b~c"),
     ("PROXY_HOPS", "10", 10),
     ("WEB_CONCURRENCY", "4", 4),
-    ("SCRIPT_NAME", "/demo/v2", "/demo/v2"),
+    ("SCRIPT_NAME", "/my-demo_1/v2", "/my-demo_1/v2"),
 ]
 
 

@@ -47,7 +47,7 @@ def test_a_thousand_mixed_messages_come_back_in_order(server: Server) -> None:
         *(random.randrange(20_000) for _ in range(1000)),
     ]
     sent = [f"{number:04}".ljust(size, "x")[:size] for number, size in enumerate(sizes)]
-    sent += ["\0", '"\\/\u2028', "🜂" * 10, "é" * (MAX_BYTES // 2)]
+    sent += ["\0", " a\r\n", "\n ", '"\\/\u2028', "🜂" * 10, "é" * (MAX_BYTES // 2)]
     random.shuffle(sent)
     with connect(server.ws_url + ECHO) as ws:
         # This client reads nothing while a send of it waits, so it sends what the kernel takes.
@@ -222,6 +222,8 @@ def test_broken_handshake_is_refused(
         {"Upgrade": "h2c, websocket"},
         {"X-Odd": "\xff"},
         {"Host": "a" * 255, "Content-Length": "0"},
+        {"Host": "my_host:8000"},
+        {"Host": "[::1]:8000"},
     ],
 )
 def test_odd_handshake_and_the_frames_in_its_packet_are_answered(
