@@ -341,7 +341,8 @@ def test_updates_go_on_and_are_those_of_a_new_client(start_patched: StartServer,
 def test_fields_and_types_of_keys_are_described_as_they_are_checked() -> None:
     checked = {
         "username": {"pattern": f"^{FIELD_RULES['username'][0]}$"},
-        "email": {"maxLength": User.email.max_length},
+        # With the format "email", some clients would refuse users such as a@corp.local.
+        "email": {"maxLength": User.email.max_length, "pattern": "^[!-~]+@[!-~]+$"},
         "api_key_name": {"minLength": 1, "maxLength": ApiKey.name.max_length},
         "api_key_type": {"enum": sorted(PREFIXES)},
         "rate_limit_tier": {"pattern": f"^{QUOTA.pattern[1:].partition(')')[0]}$"},
