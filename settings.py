@@ -80,7 +80,7 @@ def _postgres(url: str) -> str:
         from psycopg import ProgrammingError, conninfo  # the driver is optional
     except ImportError:
         raise ValueError(
-            "PostgreSQL needs a driver: run `pip install -r requirements-postgres.txt`"
+            "PostgreSQL needs a driver: run `.venv/bin/pip install -r requirements-postgres.txt`"
         ) from None
     with suppress(ProgrammingError, UnicodeError):
         parts = conninfo.conninfo_to_dict(url)

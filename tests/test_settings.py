@@ -175,7 +175,7 @@ def test_url_that_cannot_be_read_is_refused_but_not_shown(url: str) -> None:
 def test_missing_driver_is_an_error_with_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "psycopg", None)  # an import of it fails
     (file,) = re.findall(
-        "PostgreSQL needs a driver: run `pip install -r (.*)`$",
+        "PostgreSQL needs a driver: run `.venv/bin/pip install -r (.*)`$",
         refusal(DATABASE_URL="postgresql://localhost/demo"),
     )
     assert "\npsycopg[binary,pool]" in (HERE / file).read_text()
