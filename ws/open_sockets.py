@@ -162,12 +162,11 @@ def admit() -> None:
     g.key = None
     if request.view_args["needs_key"]:  # type: ignore[index] # every route of sockets has it
         # To parse all of a long query would take 5 ms.
-        sent_key = (
-            unquote_plus(found[1])
-            if (found := re.search("(?:^|&)api_key=([^&]+)", request.environ["QUERY_STRING"]))
-            else request.headers.get("X-API-Key")
+        found = re.search("(?:^|&)api_key=([^&]+)", request.environ["QUERY_STRING"])
+        g.key = auth.require_key(
+            unquote_plus(found[1]) if found else request.headers.get("X-API-Key"),
+            or_where=", or as api_key in the query",
         )
-        g.key = auth.require_key(sent_key, or_where=", or as api_key in the query")
         # So that a 429 `too_many_sockets` has the headers of the limit, too.
         request.environ["allowance"] = current_service().store.peek(g.key, auth.quota_of(g.key))
     g.reserved_for = open_sockets_of(current_app).reserve(
