@@ -282,9 +282,9 @@ def test_console_is_live_and_its_command_works(page: Page, server: Server) -> No
         expect(press(page, TIME, "Connect")).to_contain_text(words)
     late.pop().fulfill(status=401)
     # Of the key that is used up.
-    expect(page.locator(".allowance:has([value='0'][low='0.5'][high='0.7'])")).to_have_text(
-        "once: 0 of 1 left today"
-    )
+    expect(
+        page.locator(".allowance:has([value='0'][low='0.5'][high='0.7'][optimum='1'])")
+    ).to_have_text("once: 0 of 1 left today")
     expect(code.locator("wbr")).to_have_count(4)  # an address breaks only after a slash
     command = code.text_content()
     assert '"success":true' in bash(command, REPOSITORY)

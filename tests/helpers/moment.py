@@ -26,7 +26,11 @@ ADVICE = (
     "calls another service while its client waits: do that in the background, see Calls to other "
     "services in CONTRIBUTING.md; or name the path in CALLS in tests/helpers/paths.py"
 )
-REFERENCE = r'\s(?:(?:for|aria-\w+by|aria-controls|data-copy|data-show)="|href="#)([^"]+)'
+# What must be the ID of one element; or the role of an error that is folded, which is none.
+REFERENCE = (
+    r'(?:\s(?:(?:for|aria-\w+by|aria-controls|data-copy|data-show)="|href="#)|'
+    r'<details(?![^>]* open)[^>]*>(?:[^<]|<(?!/details>))*? role="(?=alert"))([^"]+)'
+)
 # What to do about the error of a view, by what it says.
 CAUSES = {
     r"invalid literal for int|int\(\) argument": "isdigit also takes \u00b2 and \u0663: use "
@@ -89,7 +93,8 @@ class MomentClient(FlaskClient):
             if not re.search(rf'\saria-describedby="(?:[^"]* )?{re.escape(name)}[" ]', answer.text)
         ], (
             f"{what}: for, aria-labelledby, aria-describedby, data-copy, data-show or href names "
-            "an id that no element has, or several; or no field names its hint: see parts.html"
+            "an id that no element has, or several; or no field names its hint: see parts.html; or "
+            "an error is folded: let g.errors open its <details>"
         )
         if before and answer.status_code >= 400 and first.path not in AUDITED:
             assert snapshot() == before, (
