@@ -1845,6 +1845,7 @@ def test_links_to_the_reference_lead_to_what_is_there(client: FlaskClient) -> No
         # Of our name, as other paths or subdomains may have set them:
         (f"demo_service=; demo_service=a;{' OURSx;' * 5} OURS", 200),
         (f"demo_service=; demo_service=a;{' OURSx;' * 6} OURS", 303),
+        (f"a={',OURSx' * 8}; OURS", 200),  # those are a part of the value of another cookie
     ],
 )
 def test_log_in_lasts_beside_other_cookies_of_the_host_and_seven_of_its_name(
@@ -1853,9 +1854,11 @@ def test_log_in_lasts_beside_other_cookies_of_the_host_and_seven_of_its_name(
     cookie = ada.get_cookie("demo_service")
     assert cookie
     visitor = ada.application.test_client(use_cookies=False)
-    headers = {"Cookie": cookies.replace("OURS", f"demo_service={cookie.value}")}
     assert (
-        visitor.get(SECURITY, headers=headers).status_code,
+        visitor.get(
+            SECURITY,
+            headers={"Cookie": cookies.replace("OURS", f"demo_service={cookie.value}")},
+        ).status_code,
         "allow cookies for this site" in visitor.get("/log-in").text,
     ) == (status, True), (
         "eight cookies named demo_service are looked at: see open_session in web/log_in.py; and "
@@ -1863,20 +1866,25 @@ def test_log_in_lasts_beside_other_cookies_of_the_host_and_seven_of_its_name(
     )
 
 
-def test_cookie_is_out_of_reach_of_scripts_sites_and_services_on_other_ports(
+def test_cookie_is_out_of_reach_of_scripts_subdomains_and_services_on_other_ports(
     ada: FlaskClient,
 ) -> None:
     for url, name in {
         "http://localhost:8000": "demo_service_8000",
         "http://localhost:8001": "demo_service_8001",
-        "https://localhost:8001": "demo_service_8001",
+        "https://localhost:8001": "__Host-demo_service_8001",
         "http://[::1]:8000": "demo_service_8000",
         "http://localhost": "demo_service",
-        "https://[::1]": "demo_service",
+        "https://[::1]": "__Host-demo_service",
+        "https://localhost/demo": "demo_service",  # browsers refuse __Host- with a path
     }.items():
+        path = ada.application.config["SESSION_COOKIE_PATH"] = (
+            re.sub("^https?://[^/]*", "", url) or "/"
+        )
         value, *attributes = log_in_as(ada, "ada", base_url=url).headers["Set-Cookie"].split("; ")
         assert {value.partition("=")[0], *attributes} == (
-            {name, "Path=/", "HttpOnly", "SameSite=Lax", *["Secure"] * url.startswith("https")}
+            {name, f"Path={path}", "HttpOnly", "SameSite=Lax"}
+            | ({"Secure"} if url.startswith("https") else set())
         ), f"so each service under {url} has a cookie of its own"
 
 

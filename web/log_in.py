@@ -5,7 +5,6 @@ import time
 from contextlib import suppress
 from hashlib import sha256
 from hmac import compare_digest
-from itertools import islice
 
 from flask import Blueprint, Flask, Request, g, redirect, render_template, request, session, url_for
 from flask.sessions import SecureCookieSession, SecureCookieSessionInterface
@@ -92,22 +91,29 @@ class PageSessions(SecureCookieSessionInterface):
     def open_session(self, app: Flask, request: Request) -> SecureCookieSession | None:
         if is_api(request.path) or not (serializer := self.get_signing_serializer(app)):
             return None
-        # gunicorn joins several Cookie headers with a comma.
-        ours = rf"(?:^|[;,])[ \t]*{self.get_cookie_name(app)}=([A-Za-z0-9_.-]*)"
-        for cookie in islice(
-            re.finditer(ours, request.environ.get("HTTP_COOKIE", "")), MAX_COOKIES
-        ):
+        # gunicorn joins several Cookie headers with a comma. One may also be part of the value of a
+        # cookie that a subdomain has set, so what stands behind a comma comes last.
+        ours = re.finditer(
+            rf"(^|[;,])[ \t]*{self.get_cookie_name(app)}=([A-Za-z0-9_.-]*)",
+            request.environ.get("HTTP_COOKIE", ""),
+        )
+        for cookie in sorted(ours, key=lambda each: each[1] == ",")[:MAX_COOKIES]:
             with suppress(BadSignature):
-                data, signed_at = serializer.loads(cookie[1], return_timestamp=True)
+                data, signed_at = serializer.loads(cookie[2], return_timestamp=True)
                 age = time.time() - signed_at.timestamp()
                 if -CLOCK_SKEW <= age <= app.permanent_session_lifetime.total_seconds():
                     return self.session_class(data)
         return self.session_class()
 
     def get_cookie_name(self, app: Flask) -> str:
-        """With the port: browsers send cookies to all ports, where other instances may be."""
+        """With the port: browsers send cookies to all ports, where other instances may be.
+
+        Over https, also with a prefix, with which browsers take a cookie only from this very host
+        and for all its paths. So no subdomain can log its visitors in to an account of its own.
+        """
+        prefix = "__Host-" if request.is_secure and self.get_cookie_path(app) == "/" else ""
         port = re.search("[^:]:([0-9]{1,5})$", request.headers.get("Host", ""))
-        return f"{super().get_cookie_name(app)}_{port[1]}" if port else super().get_cookie_name(app)
+        return f"{prefix}{super().get_cookie_name(app)}{f'_{port[1]}' if port else ''}"
 
     def get_cookie_secure(self, app: Flask) -> bool:
         return request.is_secure
