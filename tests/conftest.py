@@ -132,7 +132,8 @@ def nothing_waits_while_sqlite_is_locked() -> Iterator[None]:
 def config(tmp_path: Path, request: pytest.FixtureRequest) -> settings.Settings:
     """The settings; a test that is parametrized by them may change some.
 
-    What goes through everything, `with_sample`, does so in PostgreSQL with --postgres.
+    What goes through everything, `with_sample`, does so in PostgreSQL with --postgres, and with
+    the largest limit that an operator may set.
     """
     usual = {
         "DATABASE_URL": f"sqlite:///{tmp_path}/test.db",
@@ -140,7 +141,9 @@ def config(tmp_path: Path, request: pytest.FixtureRequest) -> settings.Settings:
         "RATE_LIMITS": TIERS,
     }
     if "with_sample" in request.fixturenames:
-        usual |= request.getfixturevalue("storage")()
+        usual |= request.getfixturevalue("storage")() | {
+            "RATE_LIMITS": TIERS.replace("free=1000", f"free={'9' * 12}")
+        }
     return settings.load(usual | getattr(request, "param", {}))
 
 
