@@ -15,9 +15,10 @@ from gunicorn.glogging import Logger
 
 from models import PREFIXES
 
-# An API key, and everything after a percent escape, because that may be an encoded key.
+# An API key, and everything after a percent escape, because that may be an encoded key. Whatever
+# else may be in its prefix, such as an invisible character, the end of a key is as long as this.
 STARTS = "|".join([*PREFIXES.values(), "api_key=", "%[0-9a-f]{2}"])
-SECRET = re.compile(rf"({STARTS})[^\s&'\"]+", re.IGNORECASE)
+SECRET = re.compile(rf"({STARTS})[^\s&'\"]+|(?<![0-9a-z])[0-9a-z]{{38,}}", re.IGNORECASE | re.ASCII)
 CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 # gevent's own would let other greenlets run, even in the middle of a transaction.
 poll = get_original("select", "poll")

@@ -625,7 +625,7 @@ FIGURES = [  # what a document tells, and what is true
     ),
     ("docs/growing.md", r"again within (\w+) seconds and pages within a (\w+)", ("5", "minute")),
     ("docs/operating.md", r"notices changes within (\w+) seconds", "two"),
-    ("docs/operating.md", r"longer than ([\d,]+) characters", f"{len(redact('x' * 9999)):,}"),
+    ("docs/operating.md", r"longer than ([\d,]+) characters", f"{len(redact('x.' * 9999)):,}"),
     ("docs/operating.md", r"says `([\w ]+):` with the cause", "database unavailable"),
     (
         "docs/operating.md",

@@ -185,7 +185,7 @@ def test_no_secret_is_in_a_log_or_a_file_and_nobody_can_forge_a_line(
     assert server.sign_up("ada").status == 303
     key = server.flask("key", "create", "ada", "ci").strip()
     escaped = "".join(f"%{ord(character):02X}" for character in key)
-    broken = [f"{key[:5]}{sign}{key[5:]}" for sign in ("%01", "%0A")]
+    broken = [f"{key[:5]}{sign}{key[5:]}" for sign in ("%01", "%0A", "%E2%80%8B")]
     # What nobody has may be a key of another server.
     texts = (key, *map(random_key, PREFIXES), escaped, *broken, key.replace("_", "%5F"))
     for text, (line, headers) in itertools.product(texts, PLACES):
