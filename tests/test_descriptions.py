@@ -12,10 +12,10 @@ import time
 from collections.abc import Callable, Iterator
 from html import unescape
 from io import BytesIO
-from itertools import chain
+from itertools import chain, islice, product
 from typing import Any
 from unittest import mock
-from urllib.parse import urljoin
+from urllib.parse import unquote, urljoin
 
 import gevent
 import pytest
@@ -140,7 +140,7 @@ def ask(client: FlaskClient, operation: Operation, hidden_key: str) -> Ask:
     return send
 
 
-def check_answer(operation: Operation, answer: TestResponse, what: str = "") -> None:
+def check_answer(operation: Operation, answer: TestResponse, what: str) -> None:
     """The status is listed; the headers and fields are those of this status."""
     status, advice = str(answer.status_code), operation.advice
     assert status in operation.responses, (
@@ -179,7 +179,13 @@ def check_answer(operation: Operation, answer: TestResponse, what: str = "") -> 
         is_json = (answer.mimetype or "").endswith("json")
         body: Any = answer.get_json(force=True) if is_json else answer.text
         wrong = misfits(body, contents[answer.mimetype]["schema"], operation.description)
-        assert not wrong, f"{advice}: {status}: {'; '.join(wrong)}"
+        assert not wrong, (
+            f"{operation} shows rows of others: ask for those of the key; or "
+            if HIDDEN.search(str(body)) and operation.path not in TOTALS
+            else f"{operation} accepts {what}: check it before anything is stored; or "
+            if what != "the example" and answer.status_code < 300
+            else ""
+        ) + f"{advice}: {status}: {'; '.join(wrong)}"
         examples = contents[answer.mimetype].get("examples", {})
         example = examples.get(body["code"], {"value": body})["value"] if status in OURS else body
         assert re.sub(LIMIT, "", str(example)) == re.sub(LIMIT, "", str(body)), (
@@ -334,10 +340,9 @@ def test_key_is_checked_and_each_request_counted(
         f"{operation}: {answer.text}"
     )
     counted = app.store.usage_of(row(key)).total
-    wrong = "n't count" if operation.needs_key else "Counts as one"
-    assert wrong not in operation.entry.get("description", ""), (
-        f"{operation.advice}: description: whether a request counts"
-    )
+    assert ("n't count" if operation.needs_key else "Counts as one") not in (
+        operation.entry.get("description", "")
+    ), f"{operation.advice}: description: whether a request counts"
     if not operation.needs_key:
         assert counted == 0, f"{operation} is public, so it counts nothing"
         assert operation.is_safe or snapshot() == before, f"anybody can store: {operation}"
@@ -437,7 +442,11 @@ def test_body_is_taken_within_its_bounds(
     others = {} if operation.method == "PATCH" else operation.example
     answer = ask(key, **operation.sent(others | {name: value}))
     advice = f"{operation}: take {name} as it is described, and whole: {str(value)[:99]}"
-    assert answer.status_code < 300, f"{advice}: {answer.text}"
+    assert answer.status_code < 300, (
+        f"{operation.advice}: let 1 be the example of the ID in the path, which is that of a row"
+        if answer.status_code == 404
+        else f"{advice}: {answer.text}"
+    )
     assert next(objects(answer), {}).get(name, value) == value, f"{advice}: {answer.text}"
     lost = neglected(before, value) - {name}
     assert others or not lost, f"{operation} with another {name} must keep {lost}, or set the time"
@@ -449,10 +458,9 @@ def test_body_is_bounded_and_described(ask: Ask, operation: Operation, key: str)
 
     kind, schema = operation.body
     for name, part in schema.get("properties", {}).items():
-        is_bounded = {"maxLength", "pattern", "enum", "const"} & part.keys()
-        assert is_bounded or "string" not in part.get("type", ""), (
-            f"{operation.advice}: maxLength of {name}"
-        )
+        assert (
+            {"maxLength", "pattern", "enum", "const"} & part.keys()
+        ) or "string" not in part.get("type", ""), f"{operation.advice}: maxLength of {name}"
     if not kind:
         stream = mock.Mock(wraps=BytesIO(b'{"text": "Tea?"}'))
         headers = {"X-API-Key": key, "Content-Length": "16"}
@@ -511,8 +519,9 @@ def test_parameter_is_taken_within_its_bounds_only(
             f"{advice}: each value has the same answer, so let the view apply it"
         )
         for value, size in sizes(texts).items() if name in SIZES else ():
-            most = min(value, max(sizes(texts).values()))
-            assert size == most, f"{advice}: {size} rows with {value}: use where() and limit()"
+            assert size == min(value, max(sizes(texts).values())), (
+                f"{advice}: {size} rows with {value}: use where() and limit()"
+            )
         assert all(
             found == beside
             for found, beside in (
@@ -622,6 +631,40 @@ def test_list_has_an_end_and_an_order_and_is_not_remembered(
         assert times == sorted(times, reverse=order[1].lower() != "oldest"), (
             f"{operation} says {order[0]}: edit order_by(), or docs/endpoints.json"
         )
+    for size, begin in product(
+        SIZES & operation.largest.keys(),
+        {"before", "after", "cursor", "page", "offset"} & operation.query.keys(),
+    ):
+        some = {size: min(40, operation.largest[size] - 1 or 1)}  # with many rows, several pages
+        whole, *pages = (
+            [each["id"] for each in objects(page)]
+            for page in (
+                ask(
+                    key,
+                    url=operation.url(only_required=True, changes={size: operation.largest[size]}),
+                ),
+                *islice(pages_from(operation, lambda url: ask(key, url=url), some, begin), 200),
+            )
+        )
+        assert "'next" not in str(operation.entry) or (
+            [*chain(*pages)][: len(whole)] == whole and len(pages) < 200
+        ), (
+            f"{operation}: pages of {some} have other rows than one page of all: {begin} must "
+            "begin where the page before has ended, and only the last has no next one; also, let "
+            f"where() filter, before limit(): {[each[:1] + each[-1:] for each in pages]}"
+        )
+
+
+def pages_from(
+    operation: Operation, ask: Callable[..., TestResponse], changes: dict[str, Any], begin: str
+) -> Iterator[TestResponse]:
+    """The page with these parameters, and those to which a field named next... leads from it.
+
+    It has the value of a parameter, or an address.
+    """
+    yield (page := ask(operation.url(only_required=True, changes=changes)))
+    if after := re.search(rf'"next\w*": ?"?(?!null)(?:[^"]*[?&]{begin}=)?([^",&}}\s]+)', page.text):
+        yield from pages_from(operation, ask, changes | {begin: unquote(after[1])}, begin)
 
 
 def move_times(start: int, step: int) -> set[str]:
@@ -857,9 +900,13 @@ def is_another(shown: Any, stored: Any) -> bool:
 
 def check_vary(what: str, one: TestResponse, other: TestResponse) -> None:
     """A cache would give the answer for one origin to another."""
-    varies = LIMITS | {"Set-Cookie", "Content-Length", "Date"}
     ours, theirs = (
-        {(name, text) for name, text in each.headers if name not in varies} for each in (one, other)
+        {
+            (name, text)
+            for name, text in each.headers
+            if name not in LIMITS | {"Set-Cookie", "Content-Length", "Date"}
+        }
+        for each in (one, other)
     )
     assert ours == theirs or "Origin" in other.headers.get("Vary", ""), (
         f"{what} depends on Origin: add Vary: Origin: {ours ^ theirs}"

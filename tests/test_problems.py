@@ -170,9 +170,11 @@ def test_problem_may_have_any_status(
     ],
 )
 def test_limit_is_told_in_words(limit: str, words: str) -> None:
-    quota = parse_quotas(f"free={limit}")["free"]
-    assert rate_limited(Usage().allowance(quota, NOON, accepted=False)).description == (
-        f"The limit of {words} is used up."
+    assert (
+        rate_limited(
+            Usage().allowance(parse_quotas(f"free={limit}")["free"], NOON, accepted=False)
+        ).description
+        == f"The limit of {words} is used up."
     ), "edit rate_limited"
 
 

@@ -76,13 +76,20 @@ def create_note(key: ApiKey, allowance: Allowance) -> ResponseReturnValue:
 @bp.get("/notes")
 @require_api_key
 def list_notes(key: ApiKey, allowance: Allowance) -> ResponseReturnValue:
-    limit = request.args.get("limit", "20")
-    if not re.fullmatch("[1-9][0-9]?", limit, re.ASCII) or int(limit) > 50:
-        raise Problem(400, "invalid_limit", "limit must be 1 to 50.")
+    limit, before = request.args.get("limit", "20"), request.args.get("before", "9" * 18)
+    if not re.fullmatch("([1-9]|[1-4][0-9]|50),[1-9][0-9]{0,17}", f"{limit},{before}"):
+        raise Problem(400, "invalid_limit", "limit must be 1 to 50, and before an ID.")
     with db.connection_context():
-        own = SampleNote.select().where(SampleNote.user == key.user_id)
-        latest = own.order_by(SampleNote.id.desc()).limit(int(limit))
-        return {"notes": [as_json(note) for note in latest]}
+        latest = [
+            *SampleNote.select()
+            .where(SampleNote.user == key.user_id, SampleNote.id < int(before))
+            .order_by(SampleNote.id.desc())
+            .limit(int(limit))
+        ]
+        return {
+            "notes": [as_json(note) for note in latest],
+            "next_before": latest[-1].id if len(latest) == int(limit) else None,
+        }
 
 
 @bp.delete("/notes/<int:note_id>")
