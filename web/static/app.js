@@ -85,7 +85,7 @@ async function ask(entry, path) {
     const text = await response.text();
     const took = `${Math.round(performance.now() - started)} ms`;
     const title = response.ok ? response.statusText || "OK" : parse(text)?.title ?? response.statusText;
-    showAllowance(response.headers);
+    if (key === typedKey()) showAllowance(response.headers);
     const status = `${response.status} ${title}`;
     const needsKey = response.status === 401;
     return { response, text, status, took, needsKey, advice: response.ok ? "" : adviceOn(response, text) };
@@ -350,6 +350,9 @@ function takenKey() {
 if (environment) {
   source.value = takenKey() ?? source.value;
   source.addEventListener("input", fillIn);
+  source.addEventListener("input", () => {
+    document.querySelector(".allowance").hidden = true; // it is another key's
+  });
   fillIn(); // a browser may have kept what was typed
 }
 colour();
@@ -357,7 +360,7 @@ colour();
 for (const button of document.querySelectorAll("[data-show]")) {
   const input = document.getElementById(button.dataset.show);
   button.addEventListener("click", () => {
-    input.type = input.type === "password" ? "text" : "password";
-    button.ariaPressed = input.type === "text";
+    button.ariaPressed = button.ariaPressed === "false";
+    if (input !== source) input.type = button.ariaPressed === "true" ? "text" : "password";
   });
 }
