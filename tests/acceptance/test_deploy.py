@@ -182,7 +182,7 @@ def test_no_key_is_logged_in_whatever_form_and_whatever_fails(
     # The keys follow without `sk_`, whose letters may be encoded, or be capitals.
     queries = [
         *("?", "#?", "%3F", "%253f", "%3fapi%5fkey%3D", "/sk_"),
-        *("/%73k_", "/s%6B_", "/SK%5F", "/%53k_", "/s%4B_"),
+        *("/%73k_", "/s%6B_", "/SK%5F", "/%53k_", "/s%4B_", "/sk%E2%80%8B_"),
     ]
     with proxy(name, tmp_path, *ports) as port:
         for (number, query), method, key in product(enumerate(queries), ("GET", "OPTIONS"), keys):
