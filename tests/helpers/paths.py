@@ -39,8 +39,12 @@ def pages(app: Flask, method: str, *texts: str) -> list[str]:
     A parameter that is a number is 1 or 2**63, one that is a text is each of these texts in turn.
     """
     rules = [rule.rule for rule in app.url_map.iter_rules() if method in (rule.methods or ())]
-    paths = [path for rule in rules for path in filled(rule, texts)]
-    return [path for path in paths if not path.startswith(("/api/", "/static/"))]
+    return [
+        path
+        for rule in rules
+        for path in filled(rule, texts)
+        if not path.startswith(("/api/", "/static/"))
+    ]
 
 
 def filled(rule: str, texts: tuple[str, ...]) -> list[str]:
