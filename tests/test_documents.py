@@ -605,6 +605,17 @@ FIGURES = [  # what a document tells, and what is true
         "-d --name demo --read-only --cap-drop ALL --security-opt no-new-privileges \\ "
         "-p 127.0.0.1:8000:8000",
     ),
+    # Its database is kept, and the proxy tells it who asks.
+    ("docs/deploying.md", r"-v (\S+) -e (\S+) -e", ("demo-data:/data", "PROXY_HOPS=1")),
+    *(  # what a start needs
+        (page, rf"(SECRET_KEY){before_it}", "SECRET_KEY")
+        for page, before_it in [
+            ("docs/deploying.md", r"=\S+ -c '[^']*'\) fly deploy"),
+            ("docs/deploying.md", "` and `RAILWAY"),
+            ("docs/deploying.md", r'=" \+ [^|]*\| sudo install .* systemctl enable'),
+            ("docs/growing.md", r"=\S+ -c '[^']*'\) WEB_CONCURRENCY=2 \.venv/bin/gunicorn"),
+        ]
+    ),
     ("docs/growing.md", r"at most (\d+) connections: 7", postgres.KEY_CONNECTIONS + 3),
     ("docs/growing.md", r"(\d+) for keys", postgres.KEY_CONNECTIONS),
     ("docs/growing.md", r"(\d+) for pages", postgres.PAGE_CONNECTIONS),

@@ -249,7 +249,10 @@ def test_proxy_passes_forms_sockets_and_addresses(tmp_path: Path, name: str) -> 
 
 
 def test_files_of_the_image_serve_and_are_healthy(tmp_path: Path) -> None:
-    """The Dockerfile's ENV, CMD and health check, in a folder with the files that it copies."""
+    """The Dockerfile's ENV, CMD and health check, in a folder with the files that it copies.
+
+    It has no other settings than the documented `docker run` gives it.
+    """
     app = tmp_path / "app"
     app.mkdir()
     for name in re.findall("^!(.*)", shipped("Dockerfile.dockerignore"), re.MULTILINE):
@@ -259,7 +262,15 @@ def test_files_of_the_image_serve_and_are_healthy(tmp_path: Path) -> None:
     settings, health, command = re.findall(
         r"(?m)^(?:ENV|HEALTHCHECK --interval=5s CMD|CMD) (.*)", shipped("Dockerfile")
     )
-    env = dict(pair.split("=", 1) for pair in shlex.split(settings))
+    env = dict(
+        pair.split("=", 1)
+        for pair in [
+            *("SECRET_KEY=", *shlex.split(settings)),
+            *bash(
+                f"{FAKES}\n{written('deploying.md', 'Docker')[0]}", tmp_path, clean_environment()
+            ).splitlines(),
+        ]
+    )
     env["DATABASE_URL"] = env["DATABASE_URL"].replace("/data", str(tmp_path))
     start = ["env", f"--chdir={app}", sys.executable, "-m", *json.loads(command)]
     # The check must not ask a proxy of the host.
@@ -272,9 +283,14 @@ def test_files_of_the_image_serve_and_are_healthy(tmp_path: Path) -> None:
     assert subprocess.run(check, env=server.env, stderr=-3).returncode == 1
 
 
-# `sudo` changes no user. `systemd-run` runs a command in this folder with these settings; later
-# ones win, as in systemd.
+# `docker` prints the settings that it hands to a container. `sudo` changes no user. `systemd-run`
+# runs a command in this folder with these settings; later ones win, as in systemd.
 FAKES = """
+docker() {
+    while shift; do
+        [ "$1" != -e ] || echo "$2" | grep = || env | grep "^$2=" || :
+    done
+}
 sudo() { [ "$1" != -u ] || shift 2; "$@"; }
 systemctl() { :; }
 systemd-run() (

@@ -245,7 +245,14 @@ def test_gate_can_be_tried(checkout: Checkout, program: str) -> None:
         used = [checkout.ports[port] for port in ("9000", "8080")]
         eventually(lambda: all(listens("127.0.0.1", port) for port in used))
         printed = checkout.paste(f"{export(shown())}{ask}")
-        assert "Password" in checkout.paste("curl -s http://localhost:8080/log-in")
+        assert {
+            *re.findall(
+                r"Password|\w+://localhost[:\d]*",
+                checkout.paste("curl -s http://localhost:8080/{,log-in}"),
+            )
+        } == {"Password", *(f"{scheme}://localhost:{used[1]}" for scheme in ("http", "ws"))}, (
+            "edit deploy/gate.*: Host and X-Forwarded-Proto, for the code in the pages"
+        )
     (expected,) = blocks("text", section("Try it", page))
     assert as_counted(printed) == as_counted(expected)
 
