@@ -227,6 +227,12 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Any]]:
 
 
 @pytest.fixture
+def stopped_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that two pages, answers or frames also have the same seconds of what is running."""
+    monkeypatch.setattr("time.time", mock.Mock(return_value=time.time()))
+
+
+@pytest.fixture
 def client(app: Flask) -> FlaskClient:
     return app.test_client()
 

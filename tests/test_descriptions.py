@@ -60,6 +60,7 @@ from helpers.stored import (
     add_many_rows,
     add_rows,
     change,
+    check_beside_others,
     fields,
     hidden_rows,
     neglected,
@@ -468,8 +469,11 @@ def test_body_is_bounded_and_described(ask: Ask, operation: Operation, key: str)
         ) or "string" not in part.get("type", ""), f"{operation.advice}: maxLength of {name}"
     if not kind:
         stream = mock.Mock(wraps=BytesIO(b'{"text": "Tea?"}'))
-        headers = {"X-API-Key": key, "Content-Length": "16"}
-        ask(headers=headers, input_stream=stream, content_type="application/json")
+        ask(
+            headers={"X-API-Key": key, "Content-Length": "16"},
+            input_stream=stream,
+            content_type="application/json",
+        )
         assert not any(each.called for each in (stream.read, stream.readline, stream.readinto)), (
             f"{operation.advice}: requestBody, which the view reads"
         )
@@ -480,10 +484,11 @@ def test_parameters_are_described(ask: Ask, operation: Operation, key: str, read
     status = ask(key, url=operation.url(only_required=True)).status_code
     assert status < 300 or status == 404, f"{operation.advice}: required"
     ask(key)
-    found = [ask(key, url=operation.url(value)).status_code for value in NONSENSE]
-    assert min(found) >= 400 or "{" not in operation.path or "404" not in operation.responses, (
-        f"{operation}: raise Problem(404) where no row has the ID of the path"
-    )
+    assert (
+        min(ask(key, url=operation.url(value)).status_code for value in NONSENSE) >= 400
+        or "{" not in operation.path
+        or "404" not in operation.responses
+    ), f"{operation}: raise Problem(404) where no row has the ID of the path"
     described = {each["name"] for each in operation.parameters if each["in"] == "query"}
     assert described <= read, f"{operation.advice}: the parameters of the query"
     others = read - described - {*re.findall(r"'(\w+)': {", str(operation.body[1]))}
@@ -608,6 +613,7 @@ def check_lists(app: Service, key: ApiKey, send: Callable[[], dict[str, str]]) -
     check_nulls(send)
 
 
+@pytest.mark.usefixtures("stopped_clock")
 @READING
 def test_list_has_an_end_and_an_order_and_is_not_remembered(
     app: Service, ask: Ask, operation: Operation, key: str
@@ -824,6 +830,7 @@ def test_nothing_of_another_user_is_shown_or_changed(
     assert ask(key).status_code < 500, f"{operation}: it has to expect that the user is gone"
 
 
+@pytest.mark.usefixtures("stopped_clock")
 @READING
 def test_rows_of_others_change_no_answer(
     ask: Ask, operation: Operation, key: str, hidden_key: str
@@ -843,26 +850,6 @@ def test_rows_of_others_change_no_answer(
         return {url: ask(key, url=url).text for url in urls}
 
     check_beside_others(send, hidden_key, [each["example"] for each in operation.parameters])
-
-
-def check_beside_others(send: Callable[[], dict[str, str]], key: str, values: list[Any]) -> None:
-    """Where two texts are the same, a third one is, too, when another user has more rows."""
-    send()  # some pages leave a message for the next one
-    first, second = send(), send()
-    api_keys.create_key(users.create("eve", "eve@example.com", "long enough"), "another")
-    add_many_rows(row(key), 200, 210)
-    for value in values:
-        add_rows(row(key), str(value), value if isinstance(value, int) else 777_778, is_full=True)
-    change(key, total=888_888, used=888_888)
-    advice = "shows or counts rows of others: name the user in each query"
-    for what, text in send().items():
-        texts = [  # their numbers, and what is between them
-            re.findall(r"\d+|\D+", re.sub(ANY_TIME, "", each))
-            for each in (first[what], second[what], text)
-        ]
-        assert len({*map(len, texts)}) == 1, f"{what} {advice}: {text}"
-        changes = [new for old, same, new in zip(*texts, strict=True) if old == same != new]
-        assert not changes, f"{what} {advice}: {changes}"
 
 
 @READING
@@ -975,9 +962,17 @@ def test_no_secret_is_logged(
 @pytest.fixture
 def ada(client: FlaskClient) -> FlaskClient:
     """A browser in which Ada is logged in, who has a key."""
-    form = {"username": "ada", "email": "ada@example.com", "password": "long enough"}
-    assert client.post("/sign-up", data=form).status_code == 303
-    assert client.post(KEYS, data={"name": "ci", "type": "production"}).status_code == 200
+    assert [
+        client.post(path, data=form).status_code
+        for path, form in {
+            "/sign-up": {
+                "username": "ada",
+                "email": "ada@example.com",
+                "password": "long enough",
+            },
+            KEYS: {"name": "ci", "type": "production"},
+        }.items()
+    ] == [303, 200]
     return client
 
 
@@ -1031,6 +1026,7 @@ def test_times_of_a_page_are_the_same_in_every_time_zone(
         check_times(path, one[path], other[path])
 
 
+@pytest.mark.usefixtures("stopped_clock")
 def test_list_of_a_page_has_an_end_and_an_order_and_is_not_remembered(
     app: Service, ada: FlaskClient, own_key: ApiKey, paths: list[str]
 ) -> None:
@@ -1041,6 +1037,7 @@ def test_list_of_a_page_has_an_end_and_an_order_and_is_not_remembered(
     )
 
 
+@pytest.mark.usefixtures("stopped_clock")
 def test_rows_of_others_change_no_page(ada: FlaskClient, own_key: ApiKey, paths: list[str]) -> None:
     """And no address in it has the ID of one. They were stored first, so theirs begin at 1."""
     hidden = add_hidden_user()

@@ -188,10 +188,11 @@ def test_variable_wins_over_what_a_platform_brings_unless_it_is_empty(
     render: str, hops: str, value: int
 ) -> None:
     """An empty variable, of a platform or of a setting, is as if it was not set."""
-    given = {"RENDER": render, "PROXY_HOPS": hops}
-    assert load(dict.fromkeys((*VARIABLES, *PLATFORM_HOPS), "") | given) == dataclasses.replace(
-        load({}), proxy_hops=value
-    ), "an empty variable is as if it was not set: see `load` in settings.py"
+    assert load(
+        dict.fromkeys((*VARIABLES, *PLATFORM_HOPS), "") | {"RENDER": render, "PROXY_HOPS": hops}
+    ) == dataclasses.replace(load({}), proxy_hops=value), (
+        "an empty variable is as if it was not set: see `load` in settings.py"
+    )
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,10 @@
 """How WebSockets end where no client can bring it about: all in this process."""
 
+import json
 import os
 import re
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext, suppress
 from functools import partial
 from types import SimpleNamespace
@@ -19,15 +20,22 @@ from simple_websocket import ConnectionClosed, Server
 from werkzeug.test import create_environ
 from werkzeug.wrappers import Response
 
-from accounts import users
 from conftest import NewKey
-from helpers.described import ANY_TIME, misfits, values_of
-from helpers.documents import API, SOCKETS, needs_key, resolved
+from helpers.described import misfits, values_of
+from helpers.documents import API, SOCKETS, needs_key, resolved, socket_operations
 from helpers.paths import ECHO, TEST, TIME
 from helpers.rawsocket import PING, PONG, TEXT, UPGRADE, RawSocket, closing, frame
 from helpers.server import sources
-from helpers.stored import HIDDEN, add_hidden_user, add_rows, change, outage, row
-from models import User, now
+from helpers.stored import (
+    HIDDEN,
+    add_hidden_user,
+    add_rows,
+    change,
+    check_beside_others,
+    outage,
+    row,
+)
+from models import now
 from service.application import Service
 from settings import Settings
 from ws.connection import REASONS, SERVER_OPTIONS, CloseCode, WebSocket, plain_handshake
@@ -114,9 +122,10 @@ def test_push_that_does_not_fit_ends_all(accepted: Server, peer: RawSocket, befo
         ws.send_now(b"\1" * 5000)
     assert serving.get(timeout=30) == CloseCode.ABNORMAL
 
-    data = b"".join(iter(partial(peer.sock.recv, 100_000), b""))
     # What fitted, and after it no close frame.
-    assert set(data) <= ({0} if before else {1}), "a frame follows what was cut: see send_now"
+    assert {*b"".join(iter(partial(peer.sock.recv, 100_000), b""))} <= {0 if before else 1}, (
+        "a frame follows what was cut: see send_now"
+    )
 
 
 def test_push_to_a_client_that_has_left_raises_nothing(accepted: Server, peer: RawSocket) -> None:
@@ -263,14 +272,16 @@ def leave(client: Any) -> None:
         client.shutdown(socket.SHUT_WR)
 
 
-def ask(app: Flask, url: str, headers: dict[str, str]) -> Response | str:
+def ask(
+    app: Flask, url: str, headers: dict[str, str], talk: Callable[[Any], None] = leave
+) -> Response | str:
     """The refusal of a handshake, or what an accepted client gets, which leaves soon."""
     here, there = gsocket.socketpair()
     # flask-sock ends a request of gunicorn with StopIteration. The service catches an Exception of
     # the handler, but no gevent.Timeout.
     try:
         with here, there, gevent.Timeout(10):
-            gevent.spawn(leave, here)
+            gevent.spawn(talk, here)
             with suppress(StopIteration):
                 return Response.from_app(app, handshake(url, there, **headers))
             return str(here.recv(65_536), "latin-1")
@@ -403,23 +414,46 @@ def test_of_handshakes_at_once_as_many_are_admitted_as_the_limit_says(
         check_refusal(name, refusal)
 
 
+@pytest.mark.usefixtures("stopped_clock")
 @pytest.mark.parametrize("name", SOCKETS["channels"])
-def test_first_frames_are_the_same_beside_another_user(app: Service, key: str, name: str) -> None:
-    """They neither show nor count what is not the key's, nor what the other has just seen."""
+def test_frames_tell_what_is_stored_now_and_is_the_keys(app: Service, key: str, name: str) -> None:
+    """They neither show nor count what is another user's, nor what that one has just seen.
+
+    A socket that was opened before something has changed replies as one that was opened later.
+    """
+    add_rows(row(key), "~own", 1)
     path, other = SOCKETS["channels"][name]["address"], add_hidden_user()
-    for number in (0, 1, 20):
-        add_rows(row(other), "HIDDEN", number, is_full=True)
-    change(other, used=0)
-    ask(app, path, {"X-API-Key": other})
-    beside = ask(app, path, {"X-API-Key": key})
-    app.store.save()
-    change(key, total=0, used=0, reset=0, last_used_at=None)  # as before
-    users.delete(users.find_user("HIDDEN") or User())
-    alone = ask(app, path, {"X-API-Key": key})
-    advice = (
-        f"{path} shows or counts rows of other users: ask for the rows of g.key.user_id only, and "
-        "keep none in a module"
+    sent = b"".join(
+        frame(TEXT, (text if isinstance(text, str) else json.dumps(text)).encode())
+        for each in socket_operations(name)
+        for message in (each["messages"] if "reply" in each else ())
+        for text in [resolved(message, SOCKETS)["examples"][0]["payload"]]
     )
-    assert not HIDDEN.search(str(beside)), advice
-    both = sorted((re.sub(ANY_TIME, "", str(each)) for each in (beside, alone)), key=len)
-    assert both[1].startswith(both[0]), advice  # a Ticker may begin in one of them
+
+    def send(key: str, meanwhile: Callable[[], object] = list) -> list[str]:
+        """The frames before the first pong, and between this and the second one."""
+        told = []
+
+        def talk(client: Any) -> None:
+            peer = RawSocket(sock=client)
+            peer.answer()
+            for happen in (list, meanwhile):
+                happen()
+                peer.send(sent + frame(PING))
+                told.append(str([each.payload for each in iter(peer.frame, (PONG, b""))]))
+            leave(client)
+
+        ask(app, path, {"X-API-Key": key}, talk)
+        return told
+
+    change(other, used=0)
+    send(other)
+    check_beside_others(lambda: {path: str(send(key))}, other, [])
+    assert not HIDDEN.search(str(send(key))), f"{path} shows rows of others: name g.key.user_id"
+    open_then, *new = [
+        send(key, each)[1] for each in (lambda: add_rows(row(key), "~new", 3), list, list)
+    ]
+    assert open_then in new or new[0] != new[1], (
+        f"{path}: a socket that is open replies {open_then}, but a new one {new[0]}: ask for the "
+        "rows when a message comes"
+    )

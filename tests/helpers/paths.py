@@ -38,11 +38,11 @@ def pages(app: Flask, method: str, *texts: str) -> list[str]:
 
     A parameter that is a number is 1 or 2**63, one that is a text is each of these texts in turn.
     """
-    rules = [rule.rule for rule in app.url_map.iter_rules() if method in (rule.methods or ())]
     return [
         path
-        for rule in rules
-        for path in filled(rule, texts)
+        for rule in app.url_map.iter_rules()
+        if method in (rule.methods or ())
+        for path in filled(rule.rule, texts)
         if not path.startswith(("/api/", "/static/"))
     ]
 

@@ -2,9 +2,9 @@
 
 import re
 import sqlite3
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
-from itertools import product
+from itertools import product, zip_longest
 from typing import Any
 from unittest import mock
 
@@ -12,6 +12,7 @@ import peewee
 from peewee import AutoField, CharField, Field, ForeignKeyField, TextField, fn
 
 from accounts import api_keys, users
+from helpers.described import ANY_TIME
 from models import DAY, HOUR, TABLES, ApiKey, HourlyUsage, User, db, now
 
 HIDDEN = re.compile(r"HIDDEN|\b777,?[78]\d\d\b")  # also if requests of others are added
@@ -97,7 +98,9 @@ def add_rows(
             if isinstance(field, ForeignKeyField):
                 row[name] = owners.get(field.rel_model._meta.table_name)
             elif isinstance(field, TEXTS):
-                row[name] = key.id if name == "key_id" else NAME if name == named else text
+                row[name] = (key.id if name == "key_id" else NAME if name == named else text)[
+                    : getattr(field, "max_length", None)
+                ]
             elif name.endswith("_at") and (is_full or not field.null):
                 # Such as an end that is to come, so that a POST which cleans up leaves the row.
                 is_ahead = (field.null or name == "expires_at") and number % 2
@@ -254,6 +257,26 @@ def hidden_rows(counts: Collection[str] = COUNTS) -> list[dict[str, Any]]:
             found.append(row)
             hidden.add((table, row.get("id")))
     return found
+
+
+def check_beside_others(send: Callable[[], dict[str, str]], key: str, values: list[Any]) -> None:
+    """Where two texts are the same, a third one is, too, when another user has more rows."""
+    send()  # some pages leave a message for the next one
+    first, second = send(), send()
+    api_keys.create_key(users.create("eve", "eve@example.com", "long enough"), "another")
+    add_many_rows(row(key), 200, 210)
+    for value in values:
+        add_rows(row(key), str(value), value if isinstance(value, int) else 777_778, is_full=True)
+    change(key, total=888_888, used=888_888)
+    for what, text in send().items():
+        texts = [  # their numbers, and what is between them
+            re.findall(r"\d+|\D+", re.sub(ANY_TIME, "", each))
+            for each in (first[what], second[what], text)
+        ]
+        changes = [each for each in zip_longest(*texts) if each[0] == each[1] != each[2]]
+        assert not changes, (
+            f"{what} shows or counts rows of others: name the user in each query: {changes}"
+        )
 
 
 @contextmanager
