@@ -38,9 +38,8 @@ def seen(config: Settings, hops: int, headers: dict[str, str]) -> str:
 @pytest.mark.parametrize("platform", CHAINS)
 def test_platform_gives_the_address(config: Settings, platform: str, spoofed: list[str]) -> None:
     headers = FORWARDED | {"X-Forwarded-For": ", ".join(spoofed + CHAINS[platform])}
-    scheme = "https" if platform else "http"
     assert seen(config, load({platform: "anything"}).proxy_hops, headers) == (
-        f"{CHAINS[platform][0]} {scheme}://localhost/"
+        f"{CHAINS[platform][0]} {'https' if platform else 'http'}://localhost/"
     )
 
 
