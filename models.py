@@ -136,7 +136,11 @@ FIELD_RULES = {
         rf"[^\ud800-\udfff]{{10,{MAX_PASSWORD}}}",  # without lone surrogates
         f"Use 10 to {MAX_PASSWORD} characters.",
     ),
-    "name": (rf"(?!{JOINER})\S.{{0,63}}", "Use 1 to 64 printable characters."),
+    "name": (
+        # Somebody may paste a key here, which must be stored nowhere.
+        rf"(?!{JOINER}|.*({'|'.join(PREFIXES.values())})\w{{20}})\S.{{0,63}}",
+        "Use 1 to 64 printable characters, and no API key.",
+    ),
     "type": ("|".join(PREFIXES), f"Choose {' or '.join(map(str.capitalize, PREFIXES))}."),
 }
 

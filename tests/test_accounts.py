@@ -19,7 +19,7 @@ from helpers.described import misfits, parts_of
 from helpers.documents import API, SOCKETS
 from helpers.server import REPOSITORY, sources
 from helpers.stored import rotate_key
-from models import ApiKey, Changed, InvalidInput, User, check_fields, db
+from models import PREFIXES, ApiKey, Changed, InvalidInput, User, check_fields, db
 
 RULES = {  # what is accepted, and what is refused
     "username": (
@@ -70,6 +70,7 @@ RULES = {  # what is accepted, and what is refused
                 "\u200d " * 9,
             ),
             *("a\x85", "a\u2028b", "a\u200b", "a\u202eb", "a\ufeff", "a\udcff", "a\0"),
+            *(f"{prefix}{'a' * 47}" for prefix in PREFIXES.values()),
         ],
     ),
     "type": (["production", "development"], ["", "Production", "live"]),
