@@ -164,8 +164,9 @@ class Operation:
     @property
     def _media(self) -> tuple[str, Any]:
         none: Any = {"content": {"": {"schema": {}, "example": None}}}
-        body = resolved(self.entry.get("requestBody", none), self.description)
-        return next(iter(body["content"].items()))
+        return next(
+            iter(resolved(self.entry.get("requestBody", none), self.description)["content"].items())
+        )
 
     def sent(self, value: Any) -> dict[str, Any]:
         """The arguments that let a test client send this body."""

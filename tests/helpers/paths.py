@@ -59,5 +59,8 @@ def filled(rule: str, texts: tuple[str, ...]) -> list[str]:
         "uuid": ["00000000-0000-0000-0000-000000000001"],
         "any": re.findall(r"[\w.-]+", found[2] or ""),
     }
-    values = kinds.get(found[1], texts)
-    return [path for value in values for path in filled(rule.replace(found[0], value, 1), texts)]
+    return [
+        path
+        for value in kinds.get(found[1], texts)
+        for path in filled(rule.replace(found[0], value, 1), texts)
+    ]

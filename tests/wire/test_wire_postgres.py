@@ -132,8 +132,9 @@ def test_pooler_that_gives_each_transaction_another_session_serves(
         assert {reply.status for reply in replies} == {200}
         assert sum(map(server.total, keys)) == 400
         assert [server.sign_up(f"user-{n}").status for n in range(9)] == [303] * 9
-        asked = "SELECT current_setting('statement_timeout')"
-        assert [own.query(url, asked) for _ in range(9)] == [[("30s",)]] * 9
+        assert [
+            own.query(url, "SELECT current_setting('statement_timeout')") for _ in range(9)
+        ] == [[("30s",)]] * 9
 
 
 def test_no_default_of_a_database_fails_a_request_or_a_command(
