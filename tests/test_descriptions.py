@@ -707,7 +707,7 @@ def test_new_row_is_found_by_its_id(
 ) -> None:
     """In the list of the same path, and by what has the ID in its path, which changes no other.
 
-    Another user has just sent the same.
+    Another user has just sent the same. A list from one day to a last day has the rows of both.
     """
     change(hidden_key, used=0)
     theirs, before, answer = ask(hidden_key), snapshot(), ask(key)
@@ -723,17 +723,33 @@ def test_new_row_is_found_by_its_id(
     for other in sorted(EVERY, key=lambda each: each.method == "DELETE"):
         found = re.fullmatch(re.escape(operation.path) + r"(?:/\{(\w+)\})?", other.path)
         if made and found and (found[1] or other.is_safe):
-            changes = {name: other.largest[name] for name in SIZES & other.largest.keys()}
-            answer = client.open(
-                other.url(only_required=True, changes=changes | {found[1] or "": made["id"]}),
-                method=other.method,
-                headers={"X-API-Key": key},
-                **other.sent(other.example),
+            days = [
+                name
+                for name, schema in other.query.items()
+                if schema.get("format") == "date"
+                if re.search("(?i)last day|inclusive|included", str(other.entry["parameters"]))
+            ]
+            answers = [
+                client.open(
+                    other.url(
+                        only_required=True,
+                        changes={name: other.largest[name] for name in SIZES & other.largest.keys()}
+                        | dict.fromkeys(days, day)
+                        | {found[1] or "": made["id"]},
+                    ),
+                    method=other.method,
+                    headers={"X-API-Key": key},
+                    **other.sent(other.example),
+                )
+                for day in {*re.findall(r"\d{4}-\d\d-\d\d", str(made) * bool(days))} or {""}
+            ]
+            advice = (
+                f"{other} does not find what {operation} returns, with its day as {days or 'none'}"
+                f": {[answer.text or answer for answer in answers]}"
             )
-            advice = f"{other} does not find what {operation} returns: {answer.text or answer}"
-            assert answer.status_code < 300, advice
+            assert all(answer.status_code < 300 for answer in answers), advice
             assert not other.is_safe or any(
-                made | each == each | made for each in objects(answer)
+                made | each == each | made for answer in answers for each in objects(answer)
             ), advice
     changed = [  # besides the row in the path, and that of the user, which may have a count
         each
