@@ -278,7 +278,7 @@ MISTAKES = [
     *(
         (f"{name} {arguments}".replace(f" {word}", " a\x1b[2J", 1).replace("bob", "ada"), "")
         for name, arguments in COMMANDS.items()
-        for word in re.findall("^[a-z]+|(?<= )[a-z@.]+", arguments)
+        for word in re.findall("^[a-z]+|(?<= )(?<!--type )[a-z@.]+", arguments)
     ),
 ]
 
