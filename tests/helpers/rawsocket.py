@@ -193,8 +193,10 @@ class RawSocket(contextlib.AbstractContextManager["RawSocket"]):
 
 def handshake_bytes(path: str, changes: dict[str, str | None] | None = None) -> bytes:
     """A request for an upgrade; `changes` replace headers, None takes one away."""
-    headers = {**UPGRADE, **(changes or {})}
-    return request_bytes(path, {name: text for name, text in headers.items() if text is not None})
+    return request_bytes(
+        path,
+        {name: text for name, text in {**UPGRADE, **(changes or {})}.items() if text is not None},
+    )
 
 
 def request_bytes(
