@@ -83,7 +83,7 @@ def test_every_command_leads_to_the_same_server(
     assert server.execute("SELECT total FROM api_key") == [(2,)], f"see STOPS: {stop} loses a count"
     assert server.stored == {"service.db"}
     assert "sk_live_" not in server.log()
-    assert bool(server.log_lines("To create a user: flask")) == ("app.py" in str(command)), (
+    assert bool(server.log_lines("user: .venv/bin/flask")) == ("app.py" in str(command)), (
         "what only the demo says, where nobody is named demo"
     )
     assert re.search(
