@@ -180,7 +180,7 @@ class Store(KeyStore):
         with suppress(PeeweeException):
             # A checkpoint that waits for readers would make the stop too long.
             self._query(f"PRAGMA busy_timeout = {1000 * BUSY_SECONDS:.0f}")
-            frames, copied = self._query("PRAGMA wal_checkpoint(TRUNCATE)")[0][1:]
+            _, frames, copied = self._query("PRAGMA wal_checkpoint(TRUNCATE)")[0]
             if frames != copied:  # another program reads an older snapshot
                 log.warning(
                     "another program still reads the database: until it ends, "
