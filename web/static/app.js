@@ -349,8 +349,8 @@ function takenKey() {
 
 if (environment) {
   source.value = takenKey() ?? source.value;
-  source.addEventListener("input", fillIn);
   source.addEventListener("input", () => {
+    fillIn();
     document.querySelector(".allowance").hidden = true; // it is another key's
   });
   fillIn(); // a browser may have kept what was typed
