@@ -38,6 +38,12 @@ UNSEEN = """() => {
     })
     return isCovered || !(isSeen || focused === document.body) ? focused.outerHTML : null
 }"""
+# What has moved since the page was opened.
+MOVED = """() => {
+    const observer = new PerformanceObserver(() => {})
+    observer.observe({ type: "layout-shift", buffered: true })
+    return observer.takeRecords().flatMap(({ sources }) => sources.map(each => each.node.outerHTML))
+}"""
 # Whether a log shows its end; and, after it was scrolled up, after the next two lines.
 SCROLLED = """async ({ parentElement: log }) => {
     const isAtEnd = () => log.scrollHeight - log.clientHeight - log.scrollTop < 10
@@ -195,7 +201,9 @@ def test_story_of_a_user(person: Browser, server: Server) -> None:
     )
     person.back()
     person.wait(
-        lambda: person.run("() => !document.querySelector(':disabled') && !password.value"),
+        lambda: person.run(
+            "() => !document.querySelector(':disabled, [aria-invalid=true]') && !password.value"
+        ),
         "buttons, but not the shown password, after Back",
     )
     person.open(server.url)
@@ -451,6 +459,7 @@ def test_first_screen_shows_an_answer_and_nothing_hides_the_focus(
     expect(page.get_by_role("link", name="Create a free key")).to_be_in_viewport(ratio=1)
     assert [url for url in asked if "/api/" in url] == [f"{server.url}{YEAR}"]
     assert page.evaluate("document.documentElement.scrollHeight") <= most
+    assert page.evaluate(MOVED) == [], "the answer moves what somebody is about to click on"
     for _ in range(60):
         page.keyboard.press("Shift+Tab")
         assert page.evaluate(UNSEEN) is None, "edit app.css: scroll-padding-top, :focus-visible"
