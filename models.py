@@ -118,10 +118,11 @@ class HourlyUsage(Table):
 TABLES = Table.__subclasses__()  # in the order in which they are defined
 
 MAX_PASSWORD = 256  # characters
-# What people type, although str.isprintable rejects it: spaces that don't break, or are wide, and
-# what joins the letters of Persian and Malayalam, or the parts of an emoji.
+# What people type, although str.isprintable rejects it: spaces that don't break, or are wide;
+# emoji, which may be newer than this Python; and what joins their parts, or the letters of Persian
+# and Malayalam.
 JOINER = "[\u200c\u200d\U000e0020-\U000e007f]"
-PRINTABLE_TOO = re.compile(f"[\xa0\u2000-\u200a\u202f\u205f\u3000]|{JOINER}")
+PRINTABLE_TOO = re.compile(f"[\xa0\u2000-\u200a\u202f\u205f\u3000\U0001f000-\U0001faff]|{JOINER}")
 FIELD_RULES = {
     "username": (
         r"[A-Za-z0-9][A-Za-z0-9_.-]{1,31}",

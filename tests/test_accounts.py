@@ -54,6 +54,7 @@ RULES = {  # what is accepted, and what is refused
                 "a\u2000\u200a\u202f\u205fb",
                 "\U0001f3f4\U000e0020\U000e0067\U000e007f",
                 "\u3042\u3000\u3044",
+                "\U0001fa77\U0001faff",
             ),
             "\u0645\u06cc\u200c\u062e\u0648\u0627\u0647\u0645 \u0d28\u0d4d\u200d",
         ],
