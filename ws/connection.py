@@ -149,17 +149,16 @@ class WebSocket:
 
         While the caller handles a message, TCP holds back the next ones.
         """
-        message, size = "", 0
+        message = bytearray()
         for event in self._events():
             match event:
                 case events.TextMessage():
-                    message += event.data
-                    size += len(event.data.encode())
-                    if size > MAX_MESSAGE_BYTES:
+                    message += event.data.encode()
+                    if len(message) > MAX_MESSAGE_BYTES:
                         self.close(CloseCode.TOO_BIG)
                     elif event.message_finished:
-                        yield message
-                        message, size = "", 0
+                        yield message.decode()
+                        message.clear()
                 case events.BytesMessage():
                     self.close(CloseCode.NOT_TEXT)
                 case events.CloseConnection():
