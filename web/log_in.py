@@ -130,10 +130,12 @@ def require_log_in() -> ResponseReturnValue | None:
     """Send visitors to the log-in page; `before_request` of the pages of a user."""
     if g.user:
         return None
-    message = "Log in to open Profile Settings."
-    if request.method == "POST":
-        message = "You are logged out, so nothing was changed."
-    return redirect_with_message("web.log_in.log_in_form", message)
+    return redirect_with_message(
+        "web.log_in.log_in_form",
+        "You are logged out, so nothing was changed."
+        if request.method == "POST"
+        else "Log in to open Profile Settings.",
+    )
 
 
 def load_user() -> None:
