@@ -30,8 +30,8 @@ def main() -> None:
     os.environ["SECRET_KEY"] = settings.secret_key or secrets.token_hex()
     # gunicorn reads this variable, too; an empty one would end it with a traceback.
     os.environ["WEB_CONCURRENCY"] = str(settings.web_concurrency)
-    gunicorn = [sys.executable, "-m", "gunicorn", "--bind", f"127.0.0.1:{settings.port}"]
-    os.execv(sys.executable, [*gunicorn, "app:create_app(is_demo=True)"])
+    command = f"-m gunicorn --bind 127.0.0.1:{settings.port} app:create_app(is_demo=True)"
+    os.execv(sys.executable, [sys.executable, *command.split()])
 
 
 def refuse_used_port(port: int) -> None:

@@ -5,7 +5,6 @@ each worker does, which is forked from it.
 """
 
 import logging
-import os
 import signal
 import socket
 import sys
@@ -117,7 +116,7 @@ def announce(arbiter: Arbiter) -> None:
 
 
 def terminate(*_: object) -> None:
-    os.kill(os.getpid(), signal.SIGTERM)
+    signal.raise_signal(signal.SIGTERM)
 
 
 def handle_signals_in_worker(worker: GeventWorker) -> None:
