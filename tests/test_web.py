@@ -362,7 +362,7 @@ BUCKETS = forms.BUCKETS  # which the app of a test replaces
 
 
 @mock.patch.object(forms, "BUCKETS", BUCKETS)
-@pytest.mark.parametrize("path", ["/sign-up", "/log-out", f"{SECURITY}/keys"])
+@pytest.mark.parametrize("path", ["/sign-up", "/log-out", PROFILE])
 def test_sixty_forms_a_minute_are_what_a_caller_sends(ada: FlaskClient, path: str) -> None:
     def send(address: str) -> int:
         return ada.post(

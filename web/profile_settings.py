@@ -16,7 +16,6 @@ from models import (
     InvalidInput,
     User,
     chart_hours,
-    check_fields,
     db,
     now,
 )
@@ -35,7 +34,7 @@ from web.forms import (
 from web.log_in import password_mark, require_log_in
 
 LIFETIMES = {
-    "never": 0,
+    "never": None,
     "5 minutes": 300,
     "30 days": 30 * DAY,
     "90 days": 90 * DAY,
@@ -115,21 +114,18 @@ def hourly_requests(user: User) -> dict[int, int]:
 @bp.post("/security/keys")
 @show_errors_on(keys)
 def create_key() -> ResponseReturnValue:
-    name, type = form_text("name"), form_text("type")
-    check_fields(name=name, type=type)
     lifetime = LIFETIMES[form_option("expires", LIFETIMES)]
-    end = now() + lifetime if lifetime else None
     # A nonce may be any text: its digest fits the column.
     nonce = api_keys.digest(request.form.get("nonce") or api_keys.random_text(8))[:8]
     throttle(NEW_KEYS, g.user.id)
     try:
         key, secret = api_keys.create_key(
             g.user,
-            name,
-            type,
+            form_text("name"),
+            form_text("type"),
             current_service().settings.keys_per_user,
             tier=form_option("limit", tiers_for_users(current_service().settings.rate_limits)),
-            expires_at=end,
+            expires_at=lifetime and now() + lifetime,
             nonce=nonce,
         )
     except api_keys.AlreadyMade as error:  # a second click, Reload or Back sent the form again
@@ -187,10 +183,9 @@ def revoke_key(key_id: str) -> ResponseReturnValue:
 @bp.post("/security/password")
 @show_errors_on(keys)
 def change_password() -> ResponseReturnValue:
-    new = request.form.get("password", "")
     if not verify_throttled(g.user, g.user.username, request.form.get("current", "")):
         raise InvalidInput(current="This is not your current password.")
-    password_hash = hash_throttled(new)
+    password_hash = hash_throttled(request.form.get("password", ""))
     users.change(g.user, password_hash=password_hash)
     session["mark"] = password_mark(password_hash)
     return redirect_with_message("web.settings.keys", "Your password was changed.")
