@@ -161,7 +161,7 @@ def misspelled(environ: Mapping[str, str] = os.environ) -> Iterator[str]:
     `APP_URL`, which some platforms set, is not so near to `API_URL`.
     """
     for name in sorted(environ.keys() - VARIABLES):
-        for meant in get_close_matches(name, VARIABLES, n=1, cutoff=0.87):
+        for meant in get_close_matches(name.upper(), VARIABLES, n=1, cutoff=0.87):
             yield f"{name} is not a setting of this service; did you mean {meant}?"
 
 

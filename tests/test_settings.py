@@ -197,7 +197,7 @@ def test_variable_wins_over_what_a_platform_brings_unless_it_is_empty(
 
 @pytest.mark.parametrize(
     ("name", "setting"),
-    [("RATE_LIMIT", "RATE_LIMITS"), ("DATABASE_URI", "DATABASE_URL"), ("API_URLS", "API_URL")],
+    [("RATE_LIMIT", "RATE_LIMITS"), ("DATABASE_URI", "DATABASE_URL"), ("signups", "SIGNUPS")],
 )
 def test_misspelled_variable_is_warned_about(name: str, setting: str) -> None:
     others = {"PATH", "HOME", "TERM", "HOSTNAME", "DATABASE_PUBLIC_URL", "APP_URL", "APP_NAME"}
