@@ -34,8 +34,12 @@ def reference() -> Markup:
             "reference.html", http="{{http}}", ws="{{ws}}", prefix="{{prefix}}"
         )
         current_service().extensions["reference"] = rendered
-    http, prefix = escape(origin() + request.root_path), escape(request.root_path)
-    address = {"http": http, "ws": http.replace("http", "ws", 1), "prefix": prefix}
+    http = escape(origin() + request.root_path)
+    address = {
+        "http": http,
+        "ws": http.replace("http", "ws", 1),
+        "prefix": escape(request.root_path),
+    }
     return Markup(re.sub("{{(http|ws|prefix)}}", lambda found: address[found[1]], rendered))
 
 
