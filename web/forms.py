@@ -31,11 +31,11 @@ View = Callable[..., ResponseReturnValue]
 def receive_form() -> None:
     """Read a form, and count it; refuse cross-site requests (CSRF) and other types."""
     kind = (request.content_type or FORM_TYPE).partition(";")[0].strip().lower()
-    # So werkzeug parses only forms, and not the parameters of the type, which can be slow.
+    # With this type, werkzeug parses forms only, and no parameters of a type, which can be slow.
     request.environ["CONTENT_TYPE"] = FORM_TYPE if request.method == "POST" else ""
     if request.method != "POST":
         return
-    if not sent_from_here():  # so another site cannot use up what this caller may send
+    if not sent_from_here():  # before it counts, or another site could use up the caller's forms
         abort(
             403,
             "This form was sent from another site, so nothing was changed. If it was not, the "
@@ -58,11 +58,11 @@ def sent_from_here() -> bool:
     from a program such as curl, or from an older browser. An older browser does not send our
     cookie with another site's form, because the cookie is SameSite.
     """
-    site, origin = request.headers.get("Sec-Fetch-Site"), request.headers.get("Origin")
-    if site:
+    origin = request.headers.get("Origin")
+    if site := request.headers.get("Sec-Fetch-Site"):
         return site == "same-origin" or (site == "none" and not origin)
     host = request.headers.get("Host")  # as it was sent: `request.host` is empty for odd names
-    return not origin or (bool(host) and origin.partition("://")[2] == host)
+    return not origin or origin in (f"http://{host}", f"https://{host}")
 
 
 def form_text(field: str) -> str:
