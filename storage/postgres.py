@@ -27,7 +27,7 @@ CONNECTION_SECONDS = 1.3  # how long a request waits for a connection
 ANSWER_SECONDS = 0.5  # how long the answer to a statement may take
 # How long a hit takes at most: two statements, each with its connection, and some time between.
 HIT_SECONDS = 2 * (CONNECTION_SECONDS + ANSWER_SECONDS) + 0.4
-SAVE_CONNECTION_SECONDS = 0.5  # how long a save waits for one; less, because a stop waits for it
+SAVE_CONNECTION_SECONDS = 0.5  # how long a save waits for a connection; a stop waits for the save
 CONNECT_SECONDS = 2  # the time to connect to each address; the least that libpq allows
 SHRINK_SECONDS = 7  # between closing two idle connections of a pool
 KEY_CONNECTIONS = 7  # of each process, for keys
@@ -47,9 +47,8 @@ SESSION = {
     "citus.multi_shard_modify_mode": "sequential",  # a transaction may change "user" after the keys
     "idle_session_timeout": "0",  # a command may wait for a password to be typed
 }
-# What a start checks besides. We don't set `idle_in_transaction_session_timeout`, because the value
-# of an operator frees the locks of clients that are gone, nor `default_transaction_read_only`,
-# because `is_stale` reads it.
+# What a start checks. No session sets the last two: with the operator's value, PostgreSQL frees the
+# locks of clients that are gone, and `is_stale` reads whether the default is read-only.
 NEEDED = SESSION | {
     "server_encoding": "UTF8",
     "default_transaction_read_only": "off",
@@ -73,7 +72,7 @@ HIT = f"""UPDATE api_key SET total = total + 1, used = {USED_AFTER}, last_used_a
 SAVE_HOUR = """INSERT INTO hourly_usage (hour, key_id, requests)
     SELECT %s, * FROM unnest(%s::text[], %s::bigint[])
     ON CONFLICT (hour, key_id) DO UPDATE SET requests = hourly_usage.requests + excluded.requests"""
-new_poll = get_original("select", "poll")  # gevent's would let other greenlets run
+poll = get_original("select", "poll")  # gevent's own would let other greenlets run
 
 # The pool says why it cannot connect only to this logger, at each attempt.
 pool_log = logging.getLogger("psycopg.pool")
@@ -169,11 +168,10 @@ def is_stale(connection: TimedConnection) -> bool:
     Both are known without a query: a connection that was closed has something to read, and
     PostgreSQL 14 and later says with each answer whether it is read-only.
     """
-    poll = new_poll()
-    poll.register(connection.pgconn.socket, POLLIN)
+    poller = poll()
+    poller.register(connection, POLLIN)
     return bool(
-        poll.poll(0)
-        or connection.pgconn.parameter_status(b"default_transaction_read_only") == b"on"
+        poller.poll(0) or connection.info.parameter_status("default_transaction_read_only") == "on"
     )
 
 
@@ -234,7 +232,7 @@ class Store(KeyStore):
         if rows := self._execute(HIT, values):
             self._chart[key_id] += 1
             return Usage(*rows[0]).allowance(quota, moment, True)
-        # The same moment as above, because the window may have ended since.
+        # From here on, too, `moment` decides on the window, which may have ended since.
         key = self._look_up(key_id)
         if key is None:
             return None
