@@ -223,14 +223,15 @@ def backup(file: str) -> None:
     if not current_service().settings.sqlite:
         fail(f"with PostgreSQL, run: {PG_DUMP}")
     path = Path.cwd() / file  # an absolute path, which SQLite does not take for a URI
-    # In a hidden folder beside the file: what a kill -9 leaves behind is not mistaken for a backup.
+    # A hidden folder beside the file has the copy at first, so what a kill -9 leaves behind is not
+    # mistaken for a backup.
     with TemporaryDirectory(prefix=".", suffix=".unfinished", dir=path.parent) as folder:
         unfinished = Path(folder) / path.name
         unfinished.touch(mode=0o600)  # SQLite fills an empty file, and keeps its mode
         db.execute_sql("VACUUM INTO ?", (str(unfinished),))
         if os.path.lexists(path):
             fail(f"{path} exists, and is not replaced")
-        unfinished.rename(path)  # not a hard link, which not every file system has
+        unfinished.rename(path)  # some file systems have no hard links
     say(f"The database was copied to {path}.")
 
 

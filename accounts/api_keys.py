@@ -75,7 +75,7 @@ def rotate_key(
         new = successor(key, older)
         new.predecessor = kept.id
         if kept is key:
-            # Without a grace period, the key has ended also by a clock that is behind.
+            # Without a grace period, the key has to have ended by a clock that is behind, too.
             end = now() + (grace_seconds or -CLOCK_SKEW)
             key.rotated_at = now()
             key.expires_at = min(key.expires_at or end, end)

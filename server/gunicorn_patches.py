@@ -43,7 +43,7 @@ def patch_gunicorn(cfg: Any, **settings: int) -> None:
     util.http_date = lambda: date(int(time.time()))
     http.wsgi.WSGIErrorsWrapper = lru_cache(maxsize=1)(http.wsgi.WSGIErrorsWrapper)
 
-    # What it reads and sends. gunicorn allows 3 MiB of headers, and searches all of them again
+    # What gunicorn reads and sends. It allows 3 MiB of headers, and searches all of them again
     # whenever a part arrives. It sets this limit for each request, which the property ignores.
     http.message.Message.max_buffer_headers = property(
         lambda self: self.limit_request_field_size, lambda *_: None
@@ -52,8 +52,8 @@ def patch_gunicorn(cfg: Any, **settings: int) -> None:
     http.message.ChunkedReader = BoundedChunks
     http.wsgi.Response = FastResponse
 
-    # What it says of a request that it can't parse: to the client, and in the log, where the text
-    # of these errors would quote passwords and cookies.
+    # What gunicorn says of a request that it can't parse: to the client, and in the log, where the
+    # text of these errors would quote passwords and cookies.
     util.write_error = write_error
     for error in (http.errors.NoMoreData, *http.errors.ParseException.__subclasses__()):
         error.__str__ = lambda self: PARSE_ERRORS.get(

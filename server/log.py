@@ -15,8 +15,9 @@ from gunicorn.glogging import Logger
 
 from models import PREFIXES
 
-# An API key, and everything after a percent escape, because that may be an encoded key. Whatever
-# else may be in its prefix, such as an invisible character, the end of a key is as long as this.
+# An API key, and everything after a percent escape, because that may be an encoded key. The second
+# alternative finds the end of a key by its length, whatever is in its prefix, such as an invisible
+# character.
 STARTS = "|".join([*PREFIXES.values(), "api_key=", "%[0-9a-f]{2}"])
 SECRET = re.compile(rf"({STARTS})[^\s&'\"]+|(?<![0-9a-z])[0-9a-z]{{38,}}", re.IGNORECASE | re.ASCII)
 CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
@@ -39,9 +40,9 @@ class Output(io.TextIOWrapper):
     def write(self, text: str) -> int:
         data = "\n".join(map(redact, text.split("\n"))).encode(self.encoding, "backslashreplace")
         with suppress(OSError, ValueError):  # ValueError: it was closed
-            room = poll()  # for files that could not be opened again, whose `write` might wait
-            room.register(self, POLLOUT)
-            while data and room.poll(0):
+            poller = poll()  # for files that could not be opened again, whose `write` might wait
+            poller.register(self, POLLOUT)
+            while data and poller.poll(0):
                 # If there is any room in a pipe, there is room for PIPE_BUF bytes.
                 data = data[os.write(self.fileno(), data[:PIPE_BUF]) :]
         return len(text)

@@ -91,8 +91,8 @@ class PageSessions(SecureCookieSessionInterface):
     def open_session(self, app: Flask, request: Request) -> SecureCookieSession | None:
         if is_api(request.path) or not (serializer := self.get_signing_serializer(app)):
             return None
-        # gunicorn joins several Cookie headers with a comma. One may also be part of the value of a
-        # cookie that a subdomain has set, so what stands behind a comma comes last.
+        # gunicorn joins several Cookie headers with a comma. But a comma may also be a part of
+        # another cookie, which a subdomain has set, so cookies behind a comma come last.
         ours = re.finditer(
             rf"(^|[;,])[ \t]*{self.get_cookie_name(app)}=([A-Za-z0-9_.-]*)",
             request.environ.get("HTTP_COOKIE", ""),
@@ -106,10 +106,11 @@ class PageSessions(SecureCookieSessionInterface):
         return self.session_class()
 
     def get_cookie_name(self, app: Flask) -> str:
-        """With the port: browsers send cookies to all ports, where other instances may be.
+        """The name has the port, because browsers send a cookie to all ports of its host.
 
-        Over https, also with a prefix, with which browsers take a cookie only from this very host
-        and for all its paths. So no subdomain can log its visitors in to an account of its own.
+        So instances on other ports do not log each other's users out. Over https, the name has the
+        prefix `__Host-`, too: browsers take such a cookie only from this very host and for all its
+        paths, so no subdomain can log its visitors in to an account of its own.
         """
         prefix = "__Host-" if request.is_secure and self.get_cookie_path(app) == "/" else ""
         port = re.search("[^:]:([0-9]{1,5})$", request.headers.get("Host", ""))

@@ -159,7 +159,8 @@ def rename_key(key_id: str) -> ResponseReturnValue:
     return redirect_with_message("web.settings.keys", f"The key is now named “{name}”.")
 
 
-# Not /rotate, whose GET is the confirmation: Reload of the new key must lead to the list.
+# Reload of the page with the new key is a GET. At /rotate, it would show the confirmation; here it
+# leads to the list.
 @bp.post("/security/keys/<key_id>/successor")
 @show_errors_on(partial(confirm_key_change, action="rotate"))
 def rotate_key(key_id: str) -> ResponseReturnValue:

@@ -66,7 +66,7 @@ REASONS: dict[int, str] = {
 }
 
 
-# In place of simple-websocket's reader thread, and of the event that only this thread would set.
+# These replace simple-websocket's reader thread, and the event that only this thread would set.
 SERVER_OPTIONS = {
     "thread_class": lambda target: SimpleNamespace(name="", start=lambda: None),
     "event_class": object,

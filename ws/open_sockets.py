@@ -128,8 +128,8 @@ class SocketBlueprint(Blueprint):
         """
 
         def decorate(handler: Handler) -> Handler:
-            # Sock adds the route to this blueprint, and accepts the connection. The default is for
-            # `admit`, as if it were a part of the path.
+            # Sock adds the route to this blueprint, and accepts the connection. `admit` finds
+            # `needs_key` in request.view_args, as if it were a parameter of the path.
             @Sock().route(
                 path, bp=self, endpoint=handler.__name__, defaults={"needs_key": needs_key}
             )
@@ -167,7 +167,7 @@ def admit() -> None:
             unquote_plus(found[1]) if found else request.headers.get("X-API-Key"),
             or_where=", or as api_key in the query",
         )
-        # So that a 429 `too_many_sockets` has the headers of the limit, too.
+        # A 429 `too_many_sockets` has the headers of the limit, too, but is not counted.
         request.environ["allowance"] = current_service().store.peek(g.key, auth.quota_of(g.key))
     g.reserved_for = open_sockets_of(current_app).reserve(
         g.key.id if g.key else client_network(request.remote_addr)
