@@ -77,7 +77,7 @@ class Worker(GeventWorker):
         sock.settimeout(None)
 
     def handle_error(self, req: Any, client: Any, addr: Any, exc: BaseException) -> None:
-        """Log an error, without the query of the request.
+        """Answer a request that can't be parsed, and log the error, without the query.
 
         A stop ends idle connections with GreenletExit, which is not an error.
         """
@@ -85,3 +85,4 @@ class Worker(GeventWorker):
             req.uri = req.path  # gunicorn logs the URI
         if not isinstance(exc, gevent.GreenletExit):
             super().handle_error(req, client, addr, exc)
+            half_close(client)

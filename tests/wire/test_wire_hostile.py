@@ -49,14 +49,24 @@ def test_page_does_not_wait_for_another_whose_form_is_late(server: Server) -> No
             late.sock.recv(1)
 
 
-@pytest.mark.parametrize("connection", ["close", "keep-alive"])
-def test_response_before_an_unread_body_is_not_lost(server: Server, connection: str) -> None:
-    """Nor is the body taken for the next request."""
-    headers = {"Host": "a", "Content-Length": "16384", "Connection": connection}
+@pytest.mark.parametrize(
+    ("more", "status"),
+    [
+        ({"Connection": "close"}, 200),
+        ({"Connection": "keep-alive"}, 200),
+        ({"X": "y" * 33_000}, 431),
+    ],
+    ids=["close", "keep-alive", "too large for gunicorn"],
+)
+def test_response_before_unread_input_is_not_lost(
+    server: Server, more: dict[str, str], status: int
+) -> None:
+    """Nor is a body taken for the next request."""
+    headers = {"Host": "a", "Content-Length": "16384"} | more
     with RawSocket(server.port) as client:
         client.send(request_bytes(STATUS, headers) + bytes(16_384))
         answer = client.answer()
-        assert (answer.status, answer.headers["Connection"]) == (200, "close")
+        assert (answer.status, answer.headers["Connection"]) == (status, "close")
         assert client.ended(), "a reset would end it with an error: see half_close"
 
 
