@@ -158,6 +158,8 @@ def admit() -> None:
     2. The key comes before the limits, because they are limits of the key.
     3. The request is counted last, when nothing else can refuse it.
     """
+    if request.method == "OPTIONS":
+        return  # a pre-flight, which Flask answers
     check_handshake(request.environ)
     g.key = None
     if request.view_args["needs_key"]:  # type: ignore[index] # every route of sockets has it
