@@ -818,6 +818,8 @@ LINES = [  # of files in DEPLOY, with what users would notice without them
     ),
     ("gate.nginx.conf", "client_max_body_size 0;", "uploads may have any size"),
     ("gate.Caddyfile", "max_size 1", "a pre-flight has no body"),
+    ("gate.Caddyfile", "max_header_size 1MiB", "Caddy 2.11 would take 16 KiB only"),
+    ("gate.Caddyfile", 'request>method regexp "[^A-Z].*" ""', "Caddy 2.11 logs long ones, too"),
     ("gate.nginx.conf", "proxy_buffers 4 68k;", "large downloads cost little"),
     ("gate.nginx.conf", "# limit_req_status 429;", "clients take it for no outage"),
     (
@@ -912,11 +914,11 @@ DIRECTIVES = {
         (api) (service) @accepted @body @connect*2 @none_asked @other_protocol @preflight
         @upgrade auto_https compression*2 default dial_timeout fields flush_interval format
         handle handle_response header*2 header_down*3 header_regexp*3 header_up*25 import*4
-        keepalive*2 keepalive_idle_conns_per_host*2 log*3 map max_size method*3 protocols
-        request>headers request>host request>tls>server_name request>uri request_body
-        request_header*8 resp_headers respond*3 response_header_timeout reverse_proxy*4 rewrite
-        route*2 servers strict_sni_host to*2 transport*2 vars*5 wrap { {$GATE_HOST
-        {$GATE_KEYS_HOST""",
+        keepalive*2 keepalive_idle_conns_per_host*2 log*3 map max_header_size max_size method*3
+        protocols request>headers request>host request>method request>tls>server_name
+        request>uri request_body request_header*8 resp_headers respond*3
+        response_header_timeout reverse_proxy*4 rewrite route*2 servers strict_sni_host to*2
+        transport*2 vars*5 wrap { {$GATE_HOST {$GATE_KEYS_HOST""",
     "gate.compose.yaml": """
         GATE_API GATE_HOST GATE_KEYS_HOST GATE_SERVICE api build caddy command*2 depends_on
         environment*2 image*2 ports service services volumes*3""",
