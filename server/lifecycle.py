@@ -93,7 +93,11 @@ def check_options(settings: Settings) -> None:
 
 
 def prepare(arbiter: Arbiter) -> None:
-    """Prepare the database, before the port is bound; raises SettingsError."""
+    """Prepare the database, before the port is bound; raises SettingsError.
+
+    It may wait: for the service before, or for PostgreSQL. Ctrl-C then ends it without a traceback.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     prepare_database(load(), is_service=True)
 
 

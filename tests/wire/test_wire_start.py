@@ -28,6 +28,7 @@ from helpers.server import (
     serve_command,
     start_refusal,
 )
+from storage import sqlite
 
 PYTHON = sys.executable
 OPERATING = (REPOSITORY / "docs/operating.md").read_text()
@@ -217,8 +218,11 @@ def test_tests_without_their_packages_are_one_line(tmp_path: Path) -> None:
 )
 def test_half_of_the_files_that_may_be_open_are_connections(limits: str, lines: list[str]) -> None:
     """So there is room for as many sockets as are admitted, and for requests."""
-    script = f"({limits}; exec {PYTHON} -m gunicorn --print-config) 2>&1 || true"
-    shown = bash(script, REPOSITORY, clean_environment(SECRET_KEY="sixteen in words"))
+    shown = bash(
+        f"({limits}; exec {PYTHON} -m gunicorn --print-config) 2>&1 || true",
+        REPOSITORY,
+        clean_environment(SECRET_KEY="sixteen in words"),
+    )
     assert {*lines} <= {*re.sub(" +", " ", shown).splitlines()}, (
         "edit gunicorn.conf.py: worker_connections after load_settings; the strictest http_parser; "
         "as many new connections wait as `backlog` says"
@@ -245,8 +249,8 @@ def test_second_service_on_the_same_file_is_refused(start_patched: StartServer) 
     """Until the last process of the first one has ended; a command is not."""
     impatient = "from storage import sqlite; sqlite.PAUSES[3:] = []"
     first = start_patched(impatient)
-    link, orphan = first.directory / "link.db", first.worker_pid
-    link.symlink_to(first.database)
+    orphan = first.worker_pid
+    (link := first.directory / "link.db").symlink_to(first.database)
     (kept := first.directory / "kept").hardlink_to(f"{first.database}-lock")
     assert first.flask("user", "list") == ""
     os.kill(orphan, signal.SIGSTOP)
@@ -320,28 +324,34 @@ def test_secret_that_cannot_be_printed_makes_no_user(demo: Server, output: str) 
 
 
 @pytest.mark.parametrize(
-    ("number", "moment"), [in_ci(signal.SIGINT, "Listening at"), (signal.SIGTERM, "sk_live_")]
+    ("number", "moment", "status"),
+    [
+        in_ci(signal.SIGINT, "Listening at", 0),
+        (signal.SIGTERM, "sk_live_", 0),
+        in_ci(signal.SIGINT, "service.db')", -signal.SIGINT),  # while it waits for another service
+    ],
 )
 def test_signal_during_the_start_stops_the_demo_in_order(
-    demo: Server, number: signal.Signals, moment: str
+    demo: Server, number: signal.Signals, moment: str, status: int
 ) -> None:
+    if status:
+        sqlite.lock(demo.database)
     with ThreadPoolExecutor(1) as threads:
         threads.submit(demo.start)
-        eventually(lambda: demo.log_lines(moment), 30)
+        eventually(lambda: moment in f"{demo.log()} {[*demo.database.parent.iterdir()]}", 30)
         os.kill(demo.pid, number)
         signalled = time.monotonic()
-    assert demo.wait() == 0, f"the status of a stop in a start; {demo.log()[-1000:]}"
+    assert demo.wait() == status, f"the status of a stop in a start; {demo.log()[-1000:]}"
     # A worker is killed that has only just been forked, and hears no signal, or that takes 5 s.
     is_killed = moment == "Listening at" or time.monotonic() - signalled > 5
-    assert is_killed or demo.stored == {"service.db"}
+    assert status or is_killed or demo.stored == {"service.db"}
 
 
 def test_taken_port_is_one_line_and_spends_no_secret(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        message = start_refusal("app.py", tmp_path, PORT=str(port))
-    assert message == (
-        f"PORT: {port} on 127.0.0.1: Address already in use; "
-        f"is the service running already? If not, try PORT={port + 1}"
-    )
+        assert start_refusal("app.py", tmp_path, PORT=str(port)) == (
+            f"PORT: {port} on 127.0.0.1: Address already in use; "
+            f"is the service running already? If not, try PORT={port + 1}"
+        )
     assert not (tmp_path / "demo.db").exists(), "the port is looked at before a file is made"
