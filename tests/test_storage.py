@@ -160,8 +160,11 @@ def test_store_model_and_condition_agree_which_keys_have_ended(
     (expired,) = ApiKey.select().where(~ApiKey.valid())
     assert {key.id for key in live} == {*live_ids, *(row["id"] for row in many)}, "see valid()"
     assert [key for key in (expired, *live) if key.has_expired] == [expired], "see has_expired"
-    again = ApiKey(id=live[0].id, digest="of a row that was edited by hand")
-    ended = [expired, ApiKey(id="deleted!", digest="deleted"), again]
+    ended = [
+        expired,
+        ApiKey(id="deleted!", digest="deleted"),
+        ApiKey(id=live[0].id, digest="of a row that was edited by hand"),
+    ]
     assert store.ended_digests(live + ended) == {key.digest for key in ended}, (
         "keys that have expired, are deleted or have another digest: see VALID and ended_digests"
     )

@@ -382,8 +382,10 @@ def test_every_button_of_the_console_does_what_it_says(
             assert {
                 style(each, "webkitTextSecurity") for each in page.locator("#key, .secret").all()
             } == {kind}, "the key in its field and in the code"
-        languages = page.get_by_label("Language of the code").locator("label").all()
-        for language, button in product(languages, page.locator("[data-copy]").all()):
+        for language, button in product(
+            page.get_by_label("Language of the code").locator("label").all(),
+            page.locator("[data-copy]").all(),
+        ):
             language.click()
             name = button.get_attribute("data-copy")
             assert button.is_visible() == name.endswith(language.text_content().lower()), (

@@ -100,8 +100,10 @@ class Walk:
         older = key.replaced if key.replaced and key.replaced.is_live else None
         both = [each for each in (key, older) if each]
         for each in both:
-            expected = each.total, each.charted
-            eventually(lambda: self.saved(each) == expected, patience(SAVED_SECONDS))  # noqa: B023
+            eventually(
+                lambda: self.saved(each) == (each.total, each.charted),  # noqa: B023
+                patience(SAVED_SECONDS),
+            )
         secret = self.server.flask("key", "rotate", key.id, "--grace", grace).strip()
         is_lost = older and not key.total
         new = replace(key, secret=secret, total=0, charted=0, replaced=older if is_lost else key)
@@ -157,8 +159,11 @@ class Walk:
 
     def some_live_key(self) -> Key:
         """One that was not rotated; a new one if there is none."""
-        usable = [key for key in self.keys if key.is_live and not key.is_rotated]
-        if known := [key for key in usable if key.known_at < time.time()]:
+        if known := [
+            key
+            for key in self.keys
+            if key.is_live and not key.is_rotated and key.known_at < time.time()
+        ]:
             return self.chance.choice(known)
         self.keys.append(Key(self.server.new_key()))
         return self.keys[-1]

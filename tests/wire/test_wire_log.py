@@ -123,9 +123,8 @@ def test_reader_that_pauses_holds_up_nobody(
         )
         heard = reader.readall()
         eventually(lambda: rounds.stat().st_size > 30)
-        key = server.new_key()
         with server.connections(3) as (first, second, echo):
-            assert first.request(TEST, X_API_Key=key).status == 200
+            assert first.request(TEST, X_API_Key=server.new_key()).status == 200
             echo.open(ECHO)
             first.send(b"no request\r\n\r\n")
             assert first.answer().status == 400

@@ -230,9 +230,9 @@ def test_odd_handshake_and_the_frames_in_its_packet_are_answered(
     server: Server, changes: dict[str, str | None]
 ) -> None:
     texts = ["first", "x" * 60_000, "last"]
-    frames = [*(frame(TEXT, text.encode()) for text in texts), frame(*closing(1000))]
+    frames = b"".join(frame(TEXT, text.encode()) for text in texts) + frame(*closing(1000))
     with RawSocket(server.port) as client:
-        client.send(b"".join([handshake_bytes(ECHO, changes), *frames]))
+        client.send(handshake_bytes(ECHO, changes) + frames)
         answer = client.answer()
         assert answer.status == 101, f"{changes} is refused: see tokens, HANDSHAKE: {answer}"
         assert not {"Sec-WebSocket-Extensions", "Sec-WebSocket-Protocol"} & answer.headers.keys(), (
