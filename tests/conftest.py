@@ -324,15 +324,13 @@ def start_patched(start_server: StartServer, tmp_path: Path) -> StartServer:
 
 
 @pytest.fixture
-def zones(monkeypatch: pytest.MonkeyPatch) -> Iterator[Iterator[str]]:
+def zones(monkeypatch: pytest.MonkeyPatch) -> Iterator[Iterator[None]]:
     """Moves the server to another time zone, and to one more."""
 
-    def move() -> Iterator[str]:
-        for name in ("Asia/Tokyo", "America/Lima"):
-            monkeypatch.setenv("TZ", name)
-            time.tzset()
-            yield name
+    def move_to(zone: str) -> None:
+        monkeypatch.setenv("TZ", zone)
+        time.tzset()
 
-    yield move()
+    yield map(move_to, ("Asia/Tokyo", "America/Lima"))
     monkeypatch.undo()
     time.tzset()

@@ -794,7 +794,7 @@ def check_times(what: str, one: str, other: str) -> None:
 
 
 def test_times_are_ours_and_the_same_in_every_time_zone(
-    ask: Ask, operation: Operation, key: str, zones: Iterator[str]
+    ask: Ask, operation: Operation, key: str, zones: Iterator[None]
 ) -> None:
     """All rows are new, so nothing was long ago."""
     one, other = [ask(key) for _ in zones]
@@ -1041,7 +1041,7 @@ def test_page_changes_nothing(ada: FlaskClient, own_key: ApiKey, paths: list[str
 
 
 def test_times_of_a_page_are_the_same_in_every_time_zone(
-    ada: FlaskClient, paths: list[str], zones: Iterator[str]
+    ada: FlaskClient, paths: list[str], zones: Iterator[None]
 ) -> None:
     for path in paths:  # some leave a message for the next page
         ada.get(path)

@@ -1348,7 +1348,7 @@ def test_no_value_of_a_field_makes_a_page_fail_and_all_are_shown_as_text(
 @mock.patch.dict(TYPED, clear=True)  # so that fields contain what a page shows
 @mock.patch("web.forms.throttle", mock.Mock())
 def test_text_that_just_fits_its_field_is_stored_and_shown_whole_and_may_be_emptied(
-    app: Flask, ada: FlaskClient, zones: Iterator[str]
+    app: Flask, ada: FlaskClient, zones: Iterator[None]
 ) -> None:
     """Save without a change changes nothing, and what is longer than `maxlength` is refused.
 
