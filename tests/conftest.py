@@ -52,7 +52,7 @@ StartServer = Callable[..., Server]
 NewKey = Callable[..., str]
 
 
-in_ci = partial(pytest.param, marks=pytest.mark.ci)  # where each case starts a process
+in_ci = partial(pytest.param, marks=pytest.mark.ci)  # a slow case that runs with --ci only
 
 # What runs only with an option, which is also the name of a mark.
 GROUPS = {
@@ -132,8 +132,8 @@ def nothing_waits_while_sqlite_is_locked() -> Iterator[None]:
 def config(tmp_path: Path, request: pytest.FixtureRequest) -> settings.Settings:
     """The settings; a test that is parametrized by them may change some.
 
-    What goes through everything, `with_sample`, does so in PostgreSQL with --postgres, and with
-    the largest limit that an operator may set.
+    Tests that use `with_sample` have the largest limit that an operator may set; with --postgres,
+    they store in PostgreSQL.
     """
     usual = {
         "DATABASE_URL": f"sqlite:///{tmp_path}/test.db",

@@ -82,7 +82,7 @@ READING = pytest.mark.parametrize("operation", [each for each in EVERY if each.i
 MANY = re.compile(r"=B(?!AAE)[A-J]{3}\b")  # what rename() leaves in all rows but one without nulls
 NONCE = r'name="nonce" value="\w+"'
 HEADERS = API["components"]["headers"]
-OURS = ("401", "413", "429")  # errors in whose words views have no say
+OURS = ("401", "413", "429")  # errors whose words don't come from views
 LIMIT = r"\d[\d,]* requests? per \w+|'violated.*"  # what differs from key to key in a 429
 SIZES = {"limit", "count", "size", "per_page", "page_size", "top"}  # parameters: of a list
 LIMITS = {

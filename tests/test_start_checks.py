@@ -11,8 +11,8 @@ from helpers.server import REPOSITORY
 from server.lifecycle import SUPPORTED_OPTIONS, check_options
 from settings import Settings, SettingsError
 
-# Gunicorn 27.0. If a setting is new, decide: do all promises of the service hold, whatever its
-# value? Then add it to SUPPORTED and to docs/deploying.md, else here. Is its default right?
+# Of gunicorn 27.0. For a new setting, decide whether all promises of the service hold, whatever its
+# value. If so, add it to SUPPORTED_OPTIONS and docs/deploying.md, or else here. Check its default.
 REFUSED = re.findall(
     r"\w+",
     """

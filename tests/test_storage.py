@@ -170,7 +170,7 @@ def test_store_model_and_condition_agree_which_keys_have_ended(
     )
 
 
-SESSIONS = {  # what comments promise of SQLite's, where 2 is `full`, and of PostgreSQL's
+SESSIONS = {  # the settings of SQLite's (2 is `full`), and of PostgreSQL's
     "Store": (
         {"busy_timeout": 50, "synchronous": 1, "cache_size": -32_000, "foreign_keys": 1},
         {"synchronous_commit": "off", "statement_timeout": "500ms"},

@@ -69,7 +69,7 @@ SECRET = re.compile(r"sk_(?:live|test)_\w{8}_\w{38}")
 # All other forms and pages need a log-in.
 PUBLIC_FORMS = {"/sign-up", "/log-in", "/log-out"}
 PUBLIC_PAGES = {"/", "/console", "/sign-up", "/log-in", "/openapi.json", "/asyncapi.json"}
-# What Ada types into fields that are empty, and what somebody might send instead.
+# What Ada types into fields that are empty.
 TYPED = {
     "username": "9.B_o-b",  # each kind of character
     "email": "bob@example.com",
@@ -90,8 +90,8 @@ PASSWORDS_ONLY = {"/log-in", f"{SECURITY}/password", f"{PROFILE}/delete"}  # kee
 BUTTONS = r'<button(?=[^>]* name="(\w+)")(?=[^>]* value="(.*?)")'
 # What a browser checks before it sends a field: its name, the attribute, and this value.
 CHECKED = r'<input(?=[^>]* name="(\w+)")[^>]* (pattern|minlength)="(.*?)"'
-# What hides an error: there is none, the title doesn't say so, its field is not marked as wrong, or
-# no field has the focus.
+# Finds a page whose error nobody would notice: it has no alert, its title doesn't say so, the field
+# is not marked as wrong, or no field has the focus.
 UNNOTICED = re.compile(
     r'\A(?!.*role="alert")|<title>(?!Error: )|'
     r'class="error" id="(?!key|type)(\w+-note)"(?!.*="\1" aria-invalid="true")|'

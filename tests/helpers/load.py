@@ -9,7 +9,7 @@ from helpers.paths import TEST
 from helpers.rawsocket import RawSocket
 
 LOAD_SECONDS = 120  # after which the load ends by itself
-FAILED_SECONDS = 9  # what a request that fails counts for among waits
+FAILED_SECONDS = 9  # how long a failed request takes in the result of `waits`
 
 
 class Reply(NamedTuple):

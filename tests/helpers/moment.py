@@ -26,7 +26,8 @@ ADVICE = (
     "calls another service while its client waits: do that in the background, see Calls to other "
     "services in CONTRIBUTING.md; or name the path in CALLS in tests/helpers/paths.py"
 )
-# What must be the ID of one element; or the role of an error that is folded, which is none.
+# Finds what must be the ID of exactly one element. For an error in a <details> that is closed, it
+# finds `alert`, which is no ID, so this is reported, too.
 REFERENCE = (
     r'(?:\s(?:(?:for|aria-\w+by|aria-controls|data-copy|data-show)="|href="#)|'
     r'<details(?![^>]* open)[^>]*>(?:[^<]|<(?!/details>))*? role="(?=alert"))([^"]+)'

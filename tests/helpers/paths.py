@@ -15,7 +15,7 @@ ECHO, TIME = SOCKETS = ("/api/v1/ws/echo", "/api/v1/ws/time")
 PROFILE, SECURITY = "/settings/profile", "/settings/security"
 KEYS = f"{SECURITY}/keys"
 
-# Pages and endpoints that are meant to show what all users have in all.
+# Pages and endpoints that show totals of all users on purpose.
 TOTALS: set[str] = set()
 # Protected endpoints that also answer when nothing is left, and then don't count.
 UNLIMITED = {STATS}

@@ -16,7 +16,7 @@ from helpers.described import ANY_TIME
 from models import DAY, HOUR, TABLES, ApiKey, HourlyUsage, User, db, now
 
 HIDDEN = re.compile(r"HIDDEN|\b777,?[78]\d\d\b")  # also if requests of others are added
-NAME = "theirs"  # of rows that others have, as a page or an endpoint may have it in its path
+NAME = "theirs"  # a text in rows of others, for pages and endpoints that find a row by a text
 OWN = re.compile(r"\b(?:ada|ci)\b|~\w+")  # what Ada's rows have, unless they are renamed
 ORDERED = re.compile(
     r"^((?!.* UNION ).* ORDER BY )((?:[^()]|\([^()]*\))*?)( LIMIT .*)?$", re.DOTALL

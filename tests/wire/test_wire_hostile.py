@@ -71,9 +71,9 @@ def test_response_before_unread_input_is_not_lost(
 
 
 def test_new_connections_are_answered_soon_beside_32_busy_ones(start_patched: StartServer) -> None:
-    """After few rounds of the busy ones, but not all in one: then an attack could be long.
+    """They wait for a few rounds of the busy ones. In a single round, an attack could take long.
 
-    Also if there are two workers; one of them is frozen here.
+    That also holds for two workers; one of them is frozen here.
     """
     server = start_patched("workers = 2")
     worker, other = eventually(lambda: len(pids := server.worker_pids) == 2 and pids)

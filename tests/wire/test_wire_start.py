@@ -342,7 +342,7 @@ def test_signal_during_the_start_stops_the_demo_in_order(
         os.kill(demo.pid, number)
         signalled = time.monotonic()
     assert demo.wait() == status, f"the status of a stop in a start; {demo.log()[-1000:]}"
-    # A worker is killed that has only just been forked, and hears no signal, or that takes 5 s.
+    # gunicorn kills a worker that was just forked, and so missed the signal, or that takes 5 s.
     is_killed = moment == "Listening at" or time.monotonic() - signalled > 5
     assert status or is_killed or demo.stored == {"service.db"}
 
