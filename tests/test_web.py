@@ -1828,7 +1828,7 @@ def test_page_is_headed_as_the_link_that_leads_to_it(
 
 def test_form_says_what_a_type_sets_and_no_page_names_a_command(ada: FlaskClient) -> None:
     assert re.search(
-        '(?s)class="new-key" open>.*value="production" checked>.*'
+        '(?s)<div class="new-key">.*value="production" checked>.*'
         "sets the prefix only: sk_live_ for Production, sk_test_ for Development[.]",
         re.sub("</?code>", "", ada.get(SECURITY).text),
     ), "the form is open where there is no key"

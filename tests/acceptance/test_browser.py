@@ -119,7 +119,7 @@ def sign_up(person: Browser, server: Server, prefix: str = "ada") -> None:
 
 
 def make_key(person: Browser, name: str = "ci") -> str:
-    person.run("() => { document.querySelector('.new-key').open = true }")
+    person.run("() => document.querySelector('.new-key > summary')?.click()")
     person.type("Name", name)
     person.click("Create key")
     person.expect("Shown once. Store it now.")
