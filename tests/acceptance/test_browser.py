@@ -555,7 +555,7 @@ AUDIT = """async () => {
 # What is cut off, or shown although it is hidden, and live regions with text of their own, which
 # Orca does not read; links or buttons that sound alike but differ; cells without their label; what
 # a screen reader should read, but is not rendered; code and answers that Firefox would translate
-# (`code`, it leaves out); a light page in the dark.
+# (`code`, it leaves out); a button that moves what is around it; a light page in the dark.
 FAULTS = """() => {
     const all = selector => [...document.querySelectorAll(selector)]
     const wide = all("html, pre, .scroll, .log, .bar").filter(e => e.scrollWidth > e.clientWidth)
@@ -564,6 +564,9 @@ FAULTS = """() => {
     const tiny = all('html:not(:has([name=viewport]))') // on a phone
     const prose = all("pre, .log").filter(e => e.translate)
     const shown = all("[hidden]").filter(e => e.checkVisibility())
+    const says = ["Copied", "Selected", "Copy"]
+    const jumpy = all("[data-copy]").filter(e =>
+        new Set(says.map(text => (e.textContent = text, e.offsetWidth))).size > 1)
     const cut = all("textarea, pre, .card").filter(e =>
         getComputedStyle(e).overflowY === "hidden" && e.scrollHeight > e.clientHeight + 1)
     const sound = ({ localName, ariaLabel, textContent: text, attributes }) =>
@@ -577,7 +580,7 @@ FAULTS = """() => {
     const unread = all(".unseen, [role=status]").filter(e => !e.checkVisibility(read) &&
         !e.closest("[hidden], details:not([open])"))
     const faults = [...wide, ...bare, ...tiny, ...shown, ...cut, ...alike, ...nameless, ...unread,
-        ...prose]
+        ...prose, ...jumpy]
     const green = getComputedStyle(document.body).backgroundColor.match(/\\d+/g)[1]
     const { matches } = matchMedia(`(prefers-color-scheme: ${green < 128 ? "dark" : "light"})`)
     return [...faults.map(e => e.outerHTML.slice(0, 200)), ...(matches ? [] : ["color-scheme"])]
