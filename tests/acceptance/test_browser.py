@@ -326,6 +326,7 @@ def test_console_says_what_is_wrong(page: Page) -> None:
     page.route(f"**{TEST}", lambda route: route.fulfill(status=200))  # so the key is good
     for status, headers, words in [
         (502, {}, "This response is not from the API."),
+        (503, {"Retry-After": "Sun, 29 Nov 2026 09:00:00 GMT"}, "ms<i> {"),
         (429, {"Retry-After": "119"}, "Try again in 119 s."),
         (429, {"Retry-After": "120"}, "Try again in 2 min."),
         (429, {"Retry-After": "3540"}, "Try again in 59 min."),
@@ -349,7 +350,7 @@ def test_console_says_what_is_wrong(page: Page) -> None:
             card(page, GATE).locator(".response:has(.bad):has(.body:visible):not(:has(i))"),
             "of two clicks, the later one counts; and what comes from the API is text",
         ).to_contain_text(words)
-    expect(press(page, TIME, "Connect")).to_contain_text("Too many sockets are open. Close one")
+    expect(press(page, TIME, "Connect")).to_contain_text("or a proxy blocks WebSockets.")
     page.context.set_offline(True)
     press(page, YEAR, "Send")
     expect(

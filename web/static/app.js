@@ -99,7 +99,7 @@ function adviceOn(response, text) {
   const { code, detail = "This response is not from the API." } = parse(text) ?? {};
   const wait = response.headers.get("Retry-After");
   if (code === "missing_api_key") return "This endpoint needs a key.";
-  return wait ? `${detail} Try again in ${duration(wait)}.` : detail;
+  return wait > 0 ? `${detail} Try again in ${duration(wait)}.` : detail; // a proxy may send a date
 }
 
 /** In words: "45 s", "37 min", or "2 h 37 min". */
@@ -280,7 +280,8 @@ class SocketEntry {
   async refused() {
     this.end("Refused");
     const { advice, needsKey } = await call(this.entry, this.entry.dataset.check);
-    const full = "Too many sockets are open. Close one and try again.";
+    const full = "Too many sockets are open. Close one and try again. If you have none, the server is full, "
+      + "or a proxy blocks WebSockets.";
     this.end("Refused", { mood: "bad", advice: advice || full, needsKey });
   }
 
