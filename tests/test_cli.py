@@ -19,7 +19,7 @@ from accounts import api_keys, users
 from cli import KEY_COLUMNS
 from conftest import NewKey, in_ci, new_user
 from helpers.commands import COMMANDS, run_commands
-from helpers.server import clean_environment, eventually, writing
+from helpers.server import PATH, clean_environment, eventually, writing
 from helpers.stored import (
     HIDDEN,
     OWN,
@@ -52,7 +52,8 @@ def shell(config: Settings) -> dict[str, Any]:
         "env": clean_environment(
             DATABASE_URL=f"sqlite:///{config.database_url}",
             PYTHONUNBUFFERED="",
-            FLASK=f"{sys.executable} -m flask",
+            PATH=PATH,
+            FLASK="python3 -m flask",  # not by its path, which may have a space
             PYTHON=sys.executable,
         ),
         "stdin": subprocess.DEVNULL,

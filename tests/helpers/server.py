@@ -79,7 +79,7 @@ def listens(address: str, port: int) -> bool:
 def serve_command() -> list[str]:
     """The Procfile's command; unlike `python -m`, the program does not import from this folder."""
     return shlex.split(
-        (REPOSITORY / "Procfile").read_text().replace("web: ", f"{Path(sys.executable).parent}/")
+        (REPOSITORY / "Procfile").read_text().replace("web: ", f"'{Path(sys.executable).parent}'/")
     )
 
 

@@ -40,7 +40,7 @@ UNSUPPORTED = "is not supported; docs/deploying.md lists what is"
     ("command", "stop"),
     [
         pytest.param(
-            ["sh", "-c", f"cd / && exec {PYTHON} {REPOSITORY}/app.py"],
+            ["sh", "-c", f'cd / && exec "{PYTHON}" "{REPOSITORY}/app.py"'],
             signal.SIGINT,
             id="python /path/app.py",
         ),
@@ -48,7 +48,7 @@ UNSUPPORTED = "is not supported; docs/deploying.md lists what is"
         in_ci([PYTHON, "-m", "gunicorn", "app:app"], signal.SIGTERM, id="gunicorn app:app"),
         pytest.param(
             [
-                *("sh", "-c", f'cd / && exec "$@" --config {REPOSITORY}/gunicorn.conf.py {BIND}'),
+                *("sh", "-c", f'cd / && exec "$@" --config "{REPOSITORY}/gunicorn.conf.py" {BIND}'),
                 "sh",
                 *serve_command(),
                 "--preload",
@@ -154,7 +154,7 @@ def test_refused_start_is_one_line(
     ],
 )
 def test_other_servers_answer_only_which_command_to_run(tmp_path: Path, command: str) -> None:
-    with Server(tmp_path, "sh", "-c", f"exec {PYTHON} -m {command}") as server:
+    with Server(tmp_path, "sh", "-c", f'exec "{PYTHON}" -m {command}') as server:
         server.start(status=503)
         for path in ("/", TEST, "/static/app.css", "/nowhere"):
             answer = server.ask(path)
@@ -219,7 +219,7 @@ def test_tests_without_their_packages_are_one_line(tmp_path: Path) -> None:
 def test_half_of_the_files_that_may_be_open_are_connections(limits: str, lines: list[str]) -> None:
     """So there is room for as many sockets as are admitted, and for requests."""
     shown = bash(
-        f"({limits}; exec {PYTHON} -m gunicorn --print-config) 2>&1 || true",
+        f'({limits}; exec "{PYTHON}" -m gunicorn --print-config) 2>&1 || true',
         REPOSITORY,
         clean_environment(SECRET_KEY="sixteen in words"),
     )

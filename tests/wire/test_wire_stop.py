@@ -128,7 +128,7 @@ OpenSockets.ping = OpenSockets.close_ended = fail
 
 def test_closed_terminal_saves_stops_and_frees_the_port(tmp_path: Path) -> None:
     """script(1) runs the demo on a terminal of its own, as `ssh -t` does."""
-    server = Server(tmp_path, "script", "-qfc", f"exec {sys.executable} app.py", "/dev/null")
+    server = Server(tmp_path, "script", "-qfc", f'exec "{sys.executable}" app.py', "/dev/null")
     with server.start():
         # script(1) copies it.
         found = eventually(lambda: re.search(r"(sk_live_\w+)\s", server.log()))
