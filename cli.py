@@ -142,8 +142,11 @@ def create_key(username: str, name: str, type: str, tier: str, expires: int | No
     """Create a key and print only the key, which cannot be shown again."""
     user = user_named(username)
     tier = existing_tier(tier)
-    end = None if expires is None else now() + expires
-    print_key(lambda: api_keys.create_key(user, name, type, tier=tier, expires_at=end))
+    print_key(
+        lambda: api_keys.create_key(
+            user, name, type, tier=tier, expires_at=None if expires is None else now() + expires
+        )
+    )
 
 
 @key_group.command("rotate")
