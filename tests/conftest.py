@@ -9,7 +9,6 @@ if not all(map(find_spec, ["psycopg", "pytest_randomly", "websockets", "xdist"])
 import contextlib
 import json
 import os
-import re
 import secrets
 import signal
 import socket
@@ -98,12 +97,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def groups(item: pytest.Item) -> set[str]:
     marks = {name for name in GROUPS if item.get_closest_marker(name)}
     return marks | {"postgres"} if "cluster" in getattr(item, "fixturenames", ()) else marks
-
-
-def pytest_assertrepr_compare(op: str, left: object, right: object) -> list[str] | None:
-    """Say which page lacks a text, and what that page says: all of it would hide that."""
-    said = re.findall('<title>.*?<|"(?:error|notice)"[^>]*>.*?<|role="alert">.*?<', str(right))
-    return [f"{left!r} is not in the page that says {said}"] if op == "in" and said else None
 
 
 @pytest.fixture(autouse=True)
