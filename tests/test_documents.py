@@ -958,10 +958,10 @@ def test_each_directive_was_decided_on(name: str) -> None:
 
 def test_numbers_of_deployments_are_enough() -> None:
     """For the sockets, for the longest wait, and for connections that nobody closes too soon."""
-    files = int(deployed("demo-service.service", r"\nLimitNOFILE=(\d+)"))
-    assert websockets(files) >= settings.load({}).max_sockets, (
-        "edit LimitNOFILE in deploy/demo-service.service"
-    )
+    assert (
+        websockets(int(deployed("demo-service.service", r"\nLimitNOFILE=(\d+)")))
+        >= settings.load({}).max_sockets
+    ), "edit LimitNOFILE in deploy/demo-service.service"
     # A pong that comes at last puts the next ping off.
     assert int(deployed("nginx.conf", r"proxy_read_timeout (\d+)s;")) > (
         PING_SECONDS + STALLED_SECONDS

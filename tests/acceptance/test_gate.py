@@ -464,10 +464,12 @@ def test_preflight_brings_no_body_to_the_api(
 def test_api_gets_its_host_or_the_request_is_misdirected(
     gate: Gate, key: str, name: str, request_lines: str, refusing: list[str]
 ) -> None:
-    answer = gate.send(f"{request_lines}\r\nX-API-Key: {key}\r\n\r\n".encode(), name)
-    assert (answer.status, [each.values("Host") for each in gate.api.received]) == (
-        (421, []) if gate.name in refusing else (200, [["localhost"]])
-    ), f"edit deploy/{gate.name}"
+    assert (
+        gate.send(f"{request_lines}\r\nX-API-Key: {key}\r\n\r\n".encode(), name).status,
+        [each.values("Host") for each in gate.api.received],
+    ) == ((421, []) if gate.name in refusing else (200, [["localhost"]])), (
+        f"edit deploy/{gate.name}"
+    )
 
 
 class KeptOpen(BaseHTTPRequestHandler):

@@ -45,8 +45,9 @@ def test_limit_is_exact_over_two_processes(server: Server) -> None:
     replies = Load(server.port, *keys, connections=32, requests=3200).join()
     assert {reply.status for reply in replies} == {200, 429}
     for key in keys:
-        left = [reply.remaining for reply in accepted(replies) if reply.key == key]
-        assert sorted(left) == list(range(500))
+        assert sorted(reply.remaining for reply in accepted(replies) if reply.key == key) == list(
+            range(500)
+        )
     eventually(lambda: server.execute("SELECT sum(requests) FROM hourly_usage") == [(2000,)])
 
 

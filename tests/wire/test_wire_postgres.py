@@ -160,8 +160,10 @@ def test_no_default_of_a_database_fails_a_request_or_a_command(
     server = start_server(
         DATABASE_URL=url, RATE_LIMITS="free=1000000/day", PGCLIENTENCODING="SQL_ASCII"
     )
-    replies = Load(server.port, server.new_key(), connections=16, requests=400).join()
-    assert {reply.status for reply in replies} == {200}
+    assert {
+        reply.status
+        for reply in Load(server.port, server.new_key(), connections=16, requests=400).join()
+    } == {200}
     server.env["PGAPPNAME"] = "command"
     with server.start_flask("user", "create", "ada", "a@b.example", "--password-stdin") as command:
         idle = (
