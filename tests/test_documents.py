@@ -922,7 +922,7 @@ DIRECTIVES = {
         environment*2 image*2 ports service services volumes*3""",
     "gate.nginx.conf": """
         access_log*2 add_header*8 auth_request auth_request_set*11 client_max_body_size*3
-        default*9 default_type error_log*2 error_page*2 if*5 ignore_invalid_headers internal*3
+        default*9 default_type error_log*2 error_page*2 gzip if*5 ignore_invalid_headers internal*3
         keepalive*2 keepalive_timeout*2 large_client_header_buffers listen*2 location*7
         log_format map*10 proxy_buffer_size proxy_buffering proxy_buffers proxy_connect_timeout*3
         proxy_hide_header*2 proxy_http_version*2 proxy_ignore_headers proxy_method

@@ -77,7 +77,7 @@ class Handler(BaseHTTPRequestHandler):
                 f"{status or 200} Fine\r\nRateLimit: its own\r\nRateLimit-Policy: its own\r\n"
                 "X-Accel-Redirect: /elsewhere\r\nX-Accel-Limit-Rate: 1\r\n"
                 "X-Accel-Buffering: yes\r\nX-Session: its secret\r\n"
-                f"{large}{length}Connection: close"
+                f"{large}{length}Content-Type: text/html\r\nConnection: close"
             )
             parts = [b"", b""] if self.command == "HEAD" else [b"<", b"API>"]
         self.wfile.write(f"HTTP/1.1 {head}\r\n\r\n".encode() + parts[0])
@@ -231,10 +231,12 @@ def test_request_with_a_key_reaches_the_api_as_it_is(
 
 @pytest.mark.parametrize("path", ["/stream", "/slow"])  # without a length, and with one
 def test_response_streams(gate: Gate, key: str, path: str) -> None:
-    """Its first part reaches the client before the API sends the second one."""
+    """Its first part reaches the client, as it is, before the API sends the second one."""
     gate.api.goes_on.clear()
     with tls(gate.port) as client:
-        client.send(request_bytes(path, {"Host": "localhost", "X-API-Key": key}))
+        client.send(
+            request_bytes(path, {"Host": "localhost", "X-API-Key": key, "Accept-Encoding": "gzip"})
+        )
         assert b"<" in iter(lambda: client.read(1), b"")
         gate.api.goes_on.set()
         assert b">" in iter(lambda: client.read(1), b"")
