@@ -47,8 +47,8 @@ SESSION = {
     "citus.multi_shard_modify_mode": "sequential",  # a transaction may change "user" after the keys
     "idle_session_timeout": "0",  # a command may wait for a password to be typed
 }
-# What a start checks. No session sets the last two: with the operator's value, PostgreSQL frees the
-# locks of clients that are gone, and `is_stale` reads whether the default is read-only.
+# What a start checks. No session sets the last two: `is_stale` reads one of them, and with an
+# operator's value of the other, PostgreSQL frees the locks of clients that are gone.
 NEEDED = SESSION | {
     "server_encoding": "UTF8",
     "default_transaction_read_only": "off",
