@@ -84,8 +84,9 @@ def keys() -> str:
     """The valid keys, their usage, and the password."""
     store = current_service().store
     with db.connection_context():
-        valid = g.user.keys.where(ApiKey.valid())
-        newest = valid.order_by(ApiKey.created_at.desc(), fn.LOWER(ApiKey.name), ApiKey.id)
+        newest = g.user.keys.where(ApiKey.valid()).order_by(
+            ApiKey.created_at.desc(), fn.LOWER(ApiKey.name), ApiKey.id
+        )
         listed = [(key, store.peek(key, auth.quota_of(key))) for key in newest]
         hours = hourly_requests(g.user)
     return render_template(

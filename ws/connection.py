@@ -75,8 +75,10 @@ SERVER_OPTIONS = {
 
 def check_handshake(environ: dict[str, str]) -> None:
     """Raises Problem 400 or 426 unless this is a WebSocket handshake."""
-    version = environ.get("HTTP_SEC_WEBSOCKET_VERSION", "13")
-    if "websocket" not in tokens(environ, "HTTP_UPGRADE") or version != "13":
+    if (
+        "websocket" not in tokens(environ, "HTTP_UPGRADE")
+        or environ.get("HTTP_SEC_WEBSOCKET_VERSION", "13") != "13"
+    ):
         raise Problem(
             426,
             headers={
