@@ -69,7 +69,7 @@ def verify_password(user: User | None, password: str) -> bool:
     """Whether this is the user's password; takes the same time when there is no user.
 
     A text that is empty, or too long to be a password, is not hashed: a form without a password has
-    no place among those that wait for hashes, and normalizing a long text could take 0.3 s.
+    no slot among those that wait for hashes, and normalizing a long text could take 0.3 s.
     """
     return 0 < len(password) <= MAX_PASSWORD and bool(
         _scrypt(check_password_hash, user.password_hash if user else UNMATCHABLE_HASH, password)

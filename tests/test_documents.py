@@ -463,7 +463,7 @@ FIGURES = [  # what a document tells, and what is true
     ("SECURITY.md", r"over (\d+) connections doesn't", 20),  # as test_wire_floods.py does
     ("SECURITY.md", r"stays below (\d+) ms, or (\d+) ms with PostgreSQL", ("50", "150")),
     ("SECURITY.md", r"at most (\d+) ms above", 20),  # as test_cost.py has it
-    ("SECURITY.md", r"at most (\d+) forms wait", forms.places.counter),
+    ("SECURITY.md", r"at most (\d+) forms wait", forms.hash_slots.counter),
     ("SECURITY.md", r"its requests in each (\w+)", "hour"),
     ("CONTRIBUTING.md", r"codes are (\d+) to (\d+)", ("4000", "4999")),  # RFC 6455 part 7.4.2
     ("README.md", r"in this (\w+), in (\d+) hours, and in total", ("hour", "24")),

@@ -307,11 +307,13 @@ def test_sixty_forms_at_most_wait_for_a_hash(
     go_on = gevent.event.Event()
     monkeypatch.setattr(users, "verify_password", lambda *_: not go_on.wait())
     waiting = [gevent.spawn(attempt, app, 0, "ada") for _ in range(21)]
-    with gevent.Timeout(60, AssertionError("60 forms can't wait for a hash at once: see places")):
+    with gevent.Timeout(
+        60, AssertionError("60 forms can't wait for a hash at once: see hash_slots")
+    ):
         while not any(each.ready() for each in waiting):  # the one that is too many for its caller
             gevent.sleep(0.01)
         waiting += [gevent.spawn(attempt, app, 1 + number % 2, "ada") for number in range(40)]
-        while forms.places.counter:
+        while forms.hash_slots.counter:
             gevent.sleep(0.01)
         refused = [
             ada.post(f"{SECURITY}/password", data={"current": "wrong"}),  # without the new one
@@ -320,13 +322,13 @@ def test_sixty_forms_at_most_wait_for_a_hash(
     others = app.test_client().post("/log-out")
     go_on.set()
     assert sorted(client.get() for client in waiting) == [422] * 60 + [429], (
-        "sixty forms wait for a hash at once, and each is answered: see `places` in web/forms.py"
+        "sixty forms wait for a hash at once, and each is answered: see hash_slots in web/forms.py"
     )
     assert {(answer.status_code, answer.headers.get("Retry-After")) for answer in refused} == {
         (503, "3")
-    }, "the 61st form that waits for a hash is refused before it is counted: see take_place"
-    assert others.status_code == 303, "only forms with a password take a place: see take_place"
-    assert log_in_as(app.test_client(), "ada", "wrong").status_code == 422, "see free_place"
+    }, "the 61st form that waits for a hash is refused before it is counted: see take_slot"
+    assert others.status_code == 303, "only forms with a password take a slot: see take_slot"
+    assert log_in_as(app.test_client(), "ada", "wrong").status_code == 422, "see free_slot"
 
 
 def test_hundred_pages_of_a_caller_wait_and_others_do_not(

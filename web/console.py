@@ -7,7 +7,7 @@ from flask import Blueprint, Response, render_template, request, send_from_direc
 from markupsafe import Markup, escape
 
 from service.application import current_service
-from settings import HERE
+from settings import PROJECT
 
 bp = Blueprint("console", __name__)
 
@@ -51,7 +51,7 @@ def origin() -> str:
 @bp.get("/<any('openapi.json', 'asyncapi.json'):filename>")
 def description(filename: str) -> Response:
     """A description of the API, which every origin may read."""
-    response = send_from_directory(HERE / "docs", filename)
+    response = send_from_directory(PROJECT / "docs", filename)
     response.headers["Access-Control-Allow-Origin"] = "*"
     return response
 
@@ -59,6 +59,6 @@ def description(filename: str) -> Response:
 def descriptions() -> dict[str, object]:
     """Both descriptions, by the names that the templates use."""
     return {
-        name: json.loads((HERE / "docs" / f"{name}.json").read_text())
+        name: json.loads((PROJECT / "docs" / f"{name}.json").read_text())
         for name in ("openapi", "asyncapi")
     }

@@ -23,7 +23,7 @@ NEW_KEYS = Quota("new keys of a user", 30, 3600)
 PASSWORDS = Quota("passwords of a caller", 20, 60)
 PASSWORDS_FOR_ACCOUNT = Quota("passwords for an account", 100, 60)  # of all callers
 BUCKETS = 16384  # for each of these quotas
-places = BoundedSemaphore(60)  # of forms that wait for hashes, which takes 3 s
+hash_slots = BoundedSemaphore(60)  # of forms that wait for hashes, which takes 3 s
 
 View = Callable[..., ResponseReturnValue]
 
@@ -47,7 +47,7 @@ def receive_form() -> None:
     # thousands of fields, which would take 20 ms to parse.
     if request.get_data().count(b"&") > MAX_FIELDS:
         abort(413)
-    take_place()
+    take_slot()
     throttle_caller(FORMS)
 
 
@@ -102,18 +102,18 @@ def redirect_with_message(endpoint: str, message: str) -> ResponseReturnValue:
     return redirect(url_for(endpoint), 303)
 
 
-def take_place() -> None:
-    """Take one of the `places` for a form with a password; raises ServiceUnavailable."""
+def take_slot() -> None:
+    """Take one of the `hash_slots` for a form with a password; raises ServiceUnavailable."""
     if {"password", "current"} & request.form.keys():
-        if not places.acquire(blocking=False):
+        if not hash_slots.acquire(blocking=False):
             raise ServiceUnavailable(retry_after=3)
-        g.has_place = True
+        g.has_slot = True
 
 
-def free_place(error: BaseException | None) -> None:
-    """Free what `take_place` took, however the request has ended."""
-    if "has_place" in g:
-        places.release()
+def free_slot(error: BaseException | None) -> None:
+    """Free what `take_slot` took, however the request has ended."""
+    if "has_slot" in g:
+        hash_slots.release()
 
 
 def throttle(quota: Quota, *counted_for: object) -> None:

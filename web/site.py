@@ -17,7 +17,7 @@ from service.connections import TURN_SECONDS
 from service.responses import is_api, title_of
 from service.timestamps import date_time, display, relative_time
 from web import console, log_in, profile_settings
-from web.forms import free_place, receive_form
+from web.forms import free_slot, receive_form
 from web.log_in import PageSessions, load_user
 
 SECURITY_HEADERS = {
@@ -36,7 +36,7 @@ caller_turns = [BoundedSemaphore() for _ in range(1024)]  # which callers share 
 bp = Blueprint("web", __name__, template_folder="templates")
 for part in (console, log_in, profile_settings):
     bp.register_blueprint(part.bp)
-bp.teardown_request(free_place)
+bp.teardown_request(free_slot)
 
 
 def register(app: Service) -> None:
