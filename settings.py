@@ -13,7 +13,7 @@ from typing import Any
 
 from ratelimit import Quota, parse_quotas
 
-HERE = Path(__file__).parent
+PROJECT = Path(__file__).parent  # the folder of the project
 # How many entries the routers of each platform append to X-Forwarded-For.
 PLATFORM_HOPS = {
     "DYNO": "1",  # Heroku
@@ -66,7 +66,7 @@ def _database(url: str) -> Path | str:
     found = re.fullmatch("sqlite:///(.+)", url)
     if not found or ":memory:" in url:  # the URL may hold a password, so no error quotes it
         raise ValueError(f"must be {URL_FORMS}")
-    path = HERE / found[1]  # relative paths start at the project's folder
+    path = PROJECT / found[1]  # relative paths start at the project's folder
     path.parent.stat()  # raises OSError
     return path
 

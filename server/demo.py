@@ -15,7 +15,7 @@ from peewee import OperationalError
 
 from accounts import api_keys, users
 from models import InvalidInput, User, db
-from settings import HERE, Settings, SettingsError, load
+from settings import PROJECT, Settings, SettingsError, load
 from storage.database import transaction
 
 log = logging.getLogger(__name__)
@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 def main() -> None:
     """Become gunicorn, which serves the same app on this machine only."""
     argparse.ArgumentParser(usage="[PORT=8000] python app.py", description=__doc__).parse_args()
-    os.chdir(HERE)  # where gunicorn.conf.py is
+    os.chdir(PROJECT)  # where gunicorn.conf.py is
     settings = load()
     refuse_used_port(settings.port)
     os.environ["SECRET_KEY"] = settings.secret_key or secrets.token_hex()
@@ -66,7 +66,7 @@ def welcome(settings: Settings) -> None:
         with transaction(), open(sys.stdout.fileno(), "w", closefd=False) as output:
             user = users.create("demo", "demo@example.com", password_hash)
             _, key = api_keys.create_key(user, "demo")
-            text = (HERE / "server" / "welcome.txt").read_text()
+            text = (PROJECT / "server" / "welcome.txt").read_text()
             address = f"127.0.0.1:{settings.port}{settings.script_name}"
             output.write(text.format(address=address, password=password, key=key))
     except (InvalidInput, OSError, OperationalError) as error:

@@ -19,7 +19,7 @@ from helpers.paths import GATE, STATS, TEST
 from helpers.stored import change, count, rotate_key, row
 from models import ApiKey, InvalidInput, User, db, now
 from ratelimit import Usage
-from settings import HERE
+from settings import PROJECT
 
 Find = Callable[[str], ApiKey | None]
 
@@ -137,7 +137,7 @@ def test_each_column_of_a_key_is_inherited_or_not_on_purpose() -> None:
         "name them in api_keys.INHERITED if a successor takes them over, or here"
     )
     (told,) = re.findall(
-        "a new key with the same (.*?)[.]", (HERE / "web/templates/change-key.html").read_text()
+        "a new key with the same (.*?)[.]", (PROJECT / "web/templates/change-key.html").read_text()
     )
     assert {"user_id", *re.findall(r"\w+", told)} == {*api_keys.INHERITED, "and", "lifetime"}, (
         "edit change-key.html"

@@ -37,7 +37,7 @@ from helpers.stored import (
 )
 from models import DAY, HOUR, ApiKey, HourlyUsage, User, db, now
 from ratelimit import CLOCK_SKEW
-from settings import HERE, Settings
+from settings import PROJECT, Settings
 from storage import sqlite
 
 PASSWORD = "a password of hers"
@@ -48,7 +48,7 @@ def shell(config: Settings) -> dict[str, Any]:
     """The arguments that let `subprocess` run a line in which `$FLASK` is the command."""
     return {
         "shell": True,
-        "cwd": HERE,
+        "cwd": PROJECT,
         "env": clean_environment(
             DATABASE_URL=f"sqlite:///{config.database_url}",
             PYTHONUNBUFFERED="",
@@ -372,7 +372,7 @@ def test_only_a_new_user_makes_a_database(cli: FlaskCliRunner, tmp_path: Path) -
     refusal = refused(cli.invoke(args=["key", "list"]))
     assert refusal.startswith(f"{other} does not exist. If the service has never run")
     (heading,) = re.findall('"(.*)" in docs/operating.md', refusal)
-    assert f"## {heading}\n" in (HERE / "docs/operating.md").read_text()
+    assert f"## {heading}\n" in (PROJECT / "docs/operating.md").read_text()
     assert not other.exists(), "a command that creates no user has created the file"
     created = cli.invoke(
         args=["user", "create", "bob", "bob@example.com", "--password-stdin"], input=PASSWORD

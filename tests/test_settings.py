@@ -16,8 +16,8 @@ from psycopg.conninfo import conninfo_to_dict
 from ratelimit import Quota
 from server import demo
 from settings import (
-    HERE,
     PLATFORM_HOPS,
+    PROJECT,
     VARIABLES,
     SettingsError,
     load,
@@ -42,7 +42,7 @@ RIGHT = [
     ("PORT", "65535", 65_535),
     ("PORT", "1", 1),
     ("DATABASE_URL", "sqlite:////tmp/a.db", Path("/tmp/a.db")),
-    ("DATABASE_URL", "sqlite:///tests/a.db", HERE / "tests" / "a.db"),
+    ("DATABASE_URL", "sqlite:///tests/a.db", PROJECT / "tests" / "a.db"),
     ("DATABASE_URL", "postgres://[::1]:5432,b/c", "postgresql://[::1]:5432,b/c"),
     ("DATABASE_URL", "postgresql:///demo", "postgresql:///demo"),
     ("DATABASE_URL", "postgresql://localhost", "postgresql://localhost"),
@@ -178,7 +178,7 @@ def test_missing_driver_is_an_error_with_the_command(monkeypatch: pytest.MonkeyP
         "PostgreSQL needs a driver: run `.venv/bin/pip install -r (.*)`$",
         refusal(DATABASE_URL="postgresql://localhost/demo"),
     )
-    assert "\npsycopg[binary,pool]" in (HERE / file).read_text()
+    assert "\npsycopg[binary,pool]" in (PROJECT / file).read_text()
 
 
 @pytest.mark.parametrize(

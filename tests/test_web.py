@@ -1836,7 +1836,7 @@ def test_form_says_what_a_type_sets_and_no_page_names_a_command(ada: FlaskClient
     ), "the form is open where there is no key"
     assert [
         file.name
-        for file in (settings.HERE / "web/templates").glob("*.html")
+        for file in (settings.PROJECT / "web/templates").glob("*.html")
         if "<code>flask" in file.read_text()
     ] == [], "visitors cannot run commands: name them in docs/operating.md, not in these templates"
 

@@ -19,7 +19,7 @@ from werkzeug.test import TestResponse
 
 from helpers.paths import AUDITED, CALLS
 from helpers.stored import snapshot
-from settings import HERE
+from settings import PROJECT
 
 MOMENT_SECONDS = 0.2
 ADVICE = (
@@ -109,9 +109,9 @@ class MomentClient(FlaskClient):
 def cause_of(error: Exception) -> str:
     """What is wrong, in which lines of this repository, and what to do."""
     lines = [
-        f"{frame.filename.removeprefix(f'{HERE}/')}:{frame.lineno}"
+        f"{frame.filename.removeprefix(f'{PROJECT}/')}:{frame.lineno}"
         for frame in extract_tb(error.__traceback__)
-        if frame.filename.startswith(str(HERE)) and "site-packages" not in frame.filename
+        if frame.filename.startswith(str(PROJECT)) and "site-packages" not in frame.filename
     ]
     found = f"{type(error).__name__}: {error}"
     advice = [each for cause, each in CAUSES.items() if re.search(cause, found)]
