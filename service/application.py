@@ -1,6 +1,7 @@
 """The Flask application's class, its requests, and the checks of each request."""
 
 import logging
+import secrets
 from collections.abc import Callable
 from functools import cache
 from io import BytesIO
@@ -116,6 +117,7 @@ class Service(Flask):
     def test_client(self, *args: Any, **options: Any) -> FlaskClient:
         """A client for tests; before another one is used, `testing` has to be True."""
         self.testing = True
+        self.secret_key = self.secret_key or secrets.token_hex()  # sessions need one
         return super().test_client(*args, **options)
 
     def ensure_sync(self, func: Callable[..., Any]) -> Callable[..., Any]:

@@ -202,6 +202,7 @@ def test_closed_sign_ups_say_so(client: FlaskClient) -> None:
         )
 
 
+@pytest.mark.parametrize("config", [{"SECRET_KEY": ""}], indirect=True)  # a test client needs none
 def test_every_failed_log_in_says_the_same(ada: FlaskClient, client: FlaskClient) -> None:
     for username, password in [("ada", "wrong password"), ("%da", PASSWORD), ("", "")]:
         answer = log_in_as(client, username, password)
