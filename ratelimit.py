@@ -33,8 +33,10 @@ class Quota(NamedTuple):
         time, as long as clocks differ, or are set back, by less than CLOCK_SKEW and less than a
         window.
         """
-        ahead = min(CLOCK_SKEW, self.seconds) + waited
-        return window_end(now, self.seconds), window_end(now + ahead, self.seconds)
+        return (
+            window_end(now, self.seconds),
+            window_end(now + min(CLOCK_SKEW, self.seconds) + waited, self.seconds),
+        )
 
 
 def window_end(now: float, seconds: int) -> int:

@@ -139,8 +139,9 @@ VARIABLES = {each.name.upper() for each in fields(Settings)}
 
 def load(environ: Mapping[str, str] = os.environ) -> Settings:
     """Read the settings; raises SettingsError for the first wrong one."""
-    platform = next(filter(environ.get, PLATFORM_HOPS), "")
-    by_platform = {"PROXY_HOPS": PLATFORM_HOPS.get(platform)}
+    by_platform = {
+        "PROXY_HOPS": next((PLATFORM_HOPS[name] for name in PLATFORM_HOPS if environ.get(name)), "")
+    }
     values = {}
     for each in fields(Settings):
         name = each.name.upper()
