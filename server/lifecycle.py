@@ -102,15 +102,19 @@ def prepare(arbiter: Arbiter) -> None:
 
 
 def announce(arbiter: Arbiter) -> None:
-    """Once the port is bound, say what is served, and replace gunicorn's handlers of signals.
-
-    Those stop workers at once, or kill them after two seconds. With SQLite, no other process may
-    use the same file, so no signal may start one.
-    """
+    """Once the port is bound, say what is served."""
     settings = load()
     arbiter.log.info("Database: %s", settings.sqlite or "PostgreSQL")
     for warning in misspelled():
         arbiter.log.warning(warning)
+    handle_signals_in_master(settings)
+
+
+def handle_signals_in_master(settings: Settings) -> None:
+    """Replace gunicorn's handlers, which stop workers at once, or kill them after two seconds.
+
+    With SQLite, no other process may use the same file, so no signal may start one.
+    """
     for number in STOPS:
         signal.signal(number, terminate)
     if settings.sqlite:

@@ -166,7 +166,7 @@ def test_postgresql_reload_fails_nobody(start_server: StartServer, cluster: obje
             eventually(
                 lambda: len({*server.worker_pids} - before) == len(server.worker_pids) == workers,  # noqa: B023
                 10,
-                "a reload replaces the workers, and SIGTTIN adds one: see announce in lifecycle.py",
+                "a reload replaces the workers, and SIGTTIN adds one: see handle_signals_in_master",
             )
         replies = load.stop()
     assert server.total(key) == len(accepted(replies)), "a reload loses counts, or counts twice"
