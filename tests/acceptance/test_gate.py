@@ -431,11 +431,11 @@ def test_preflight_needs_no_key_and_brings_nothing_else(
 def test_preflight_brings_no_body_to_the_api(
     gate: Gate, length: dict[str, str], body: bytes
 ) -> None:
-    """Caddy can't remove it, and refuses the request."""
+    """Caddy can't remove it, and refuses the request; later versions do so with a 500."""
     answer = gate.send(
         request_bytes("/", {"Host": "localhost"} | PREFLIGHT | length, "OPTIONS") + body
     )
-    assert (answer.status, len(gate.api.received)) in [(200, 1), (413, 0)]
+    assert (answer.status, len(gate.api.received)) in [(200, 1), (413, 0), (500, 0)]
     for received in gate.api.received:
         assert (received.line, bytes(received.body)) == ("OPTIONS / HTTP/1.1", b"")
         assert not {*received.values("Content-Length")} - {"0"}
@@ -469,7 +469,7 @@ def test_api_gets_its_host_or_the_request_is_misdirected(
     assert (
         gate.send(f"{request_lines}\r\nX-API-Key: {key}\r\n\r\n".encode(), name).status,
         [each.values("Host") for each in gate.api.received],
-    ) == ((421, []) if gate.name in refusing else (200, [["localhost"]])), (
+    ) in ([(421, []), (400, [])] if gate.name in refusing else [(200, [["localhost"]])]), (
         f"edit deploy/{gate.name}"
     )
 
