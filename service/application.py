@@ -65,7 +65,10 @@ class BoundedRequest(Request):
 
 
 def check_host_and_size() -> None:
-    """Refuse a request that no view could answer."""
+    """Refuse a request that no view could answer; read a form, before the turn of its page.
+
+    A form that is incomplete or late is refused before anything is done.
+    """
     environ = request.environ
     # No view needs these: files are small and have an ETag. Parsing them would take time.
     for name in ("HTTP_RANGE", "HTTP_IF_MODIFIED_SINCE", "HTTP_IF_MATCH"):
@@ -77,6 +80,8 @@ def check_host_and_size() -> None:
         abort(400)
     if int(environ.get("CONTENT_LENGTH") or 0) > MAX_BODY_BYTES:
         abort(413)
+    if request.method == "POST" and not is_api(request.path):
+        request.get_data()
 
 
 class Service(Flask):

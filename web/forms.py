@@ -29,7 +29,7 @@ View = Callable[..., ResponseReturnValue]
 
 
 def receive_form() -> None:
-    """Read a form, and count it; refuse cross-site requests (CSRF) and other types."""
+    """Count a form; refuse cross-site requests (CSRF) and other types."""
     kind = (request.content_type or FORM_TYPE).partition(";")[0].strip().lower()
     # With this type, werkzeug parses forms only, and no parameters of a type, which can be slow.
     request.environ["CONTENT_TYPE"] = FORM_TYPE if request.method == "POST" else ""
@@ -43,8 +43,7 @@ def receive_form() -> None:
         )
     if kind != FORM_TYPE:
         abort(415, f"A form must be sent as {FORM_TYPE}.")
-    # A form that is incomplete or late is refused before anything is done, and so is one with
-    # thousands of fields, which would take 20 ms to parse.
+    # Thousands of fields would take 20 ms to parse.
     if request.get_data().count(b"&") > MAX_FIELDS:
         abort(413)
     take_slot()

@@ -82,6 +82,7 @@ def wait_for_turn() -> ResponseReturnValue | None:
         return Response("The service is busy.", 503, {"Retry-After": "1"})
     with caller_turns[bucket], page_turn:
         gevent.sleep(TURN_SECONDS)
+    g.had_turn = True
     return None
 
 
@@ -129,6 +130,8 @@ def error_page(error: HTTPException) -> ResponseReturnValue:
     # A GET of a form's address means that the user has reloaded the response to the form.
     if error.code == 405 and request.method == "GET" and request.path.startswith("/settings"):
         return redirect(form_tab(), 303)
+    if "had_turn" not in g and (busy := wait_for_turn()):  # an error of check_host_and_size
+        return busy
     # The user is not loaded yet for a path that does not exist. If the database has just failed,
     # another query might take as long again.
     if "user" not in g and error.code != 503:
