@@ -96,10 +96,10 @@ class FastResponse(http.wsgi.Response):
         if self.headers_sent or len(arg) != self.response_length:
             super().write(arg)
             return
-        self.headers_sent: bool = True
-        self.sent = len(arg)  # for the access log
         lines = [f"{name}: {value}\r\n" for name, value in self.headers]
         data = "".join([*self.default_headers(), *lines, "\r\n"]).encode("latin-1") + arg
+        self.headers_sent: bool = True  # not before, because a header may fail to be encoded
+        self.sent = len(arg)  # for the access log
         # The kernel nearly always takes all of it. `sendall` would ask for its buffer first.
         self.sock.sendall(data[self.sock.send(data) :])
 

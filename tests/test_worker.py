@@ -119,9 +119,12 @@ def test_bug_that_flask_does_not_see_is_logged_without_the_query(
     worker: Worker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Such as a header that cannot be encoded, or the first part of a stream."""
+    gunicorn_patches.patch_gunicorn(worker.cfg)
     log: list[str] = []
     monkeypatch.setattr(worker.log, "exception", lambda text, *values: log.append(text % values))
-    worker.wsgi = lambda environ, start_response: 1 / 0
+    worker.wsgi = lambda environ, start_response: hello(
+        environ, lambda status, headers: start_response(status, [*headers, ("X-Name", "\u20ac")])
+    )
     with connected(worker) as client:
         client.sendall(GET.replace(b"/ ", b"/path?token=secret "))
         assert client.recv(4096).startswith(b"HTTP/1.1 500 ")
