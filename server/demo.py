@@ -39,9 +39,10 @@ def refuse_used_port(port: int) -> None:
     try:
         socket.create_server(("127.0.0.1", port)).close()
     except OSError as error:
+        other = port + 1 if 1024 <= port < 65_535 else 8000  # below 1024, a user may not listen
         raise SettingsError(
             f"PORT: {port} on 127.0.0.1: {os.strerror(error.errno or 0)}; "
-            f"is the service running already? If not, try PORT={port + 1}"
+            f"is the service running already? If not, try PORT={other}"
         ) from None
 
 

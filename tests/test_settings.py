@@ -130,6 +130,15 @@ def test_wrong_value_is_one_line_with_the_variable_first(variable: str) -> None:
         assert variable != "SECRET_KEY" or not text or text not in line, "the secret is shown"
 
 
+@pytest.mark.parametrize(("port", "other"), [(80, 8000), (1024, 1025), (65_535, 8000)])
+def test_port_that_cannot_be_used_is_refused_with_one_that_can(port: int, other: int) -> None:
+    with (
+        mock.patch("socket.create_server", side_effect=PermissionError(13, "")),
+        pytest.raises(SettingsError, match=f"^PORT: {port} .*: Permission .* PORT={other}$"),
+    ):
+        demo.refuse_used_port(port)
+
+
 UNREADABLE = [  # what libpq takes for the host, the port or the name, its errors repeat
     *("sword@fish", "sword/fish", "sword fish", "sword%fish", "sword%00fish", "swordfish/"),
     *("@swordfish", "12/swordfish", "12@swordfish", "12/?#@swordfish"),
