@@ -96,7 +96,8 @@ class Service(Flask):
         self.settings = settings
         self.is_demo = is_demo
         self.store: KeyStore = backend(settings).Store(settings.database_url)
-        self.secret_key = settings.secret_key
+        # A service has SECRET_KEY, or does not start; tests and commands need none.
+        self.secret_key = settings.secret_key or secrets.token_hex()
         self.before_request(check_host_and_size)
         self.json.ensure_ascii = self.json.sort_keys = False  # type: ignore[attr-defined]
         # Otherwise Flask would redirect, for which it needs the host.
@@ -122,7 +123,6 @@ class Service(Flask):
     def test_client(self, *args: Any, **options: Any) -> FlaskClient:
         """A client for tests; before another one is used, `testing` has to be True."""
         self.testing = True
-        self.secret_key = self.secret_key or secrets.token_hex()  # sessions need one
         return super().test_client(*args, **options)
 
     def ensure_sync(self, func: Callable[..., Any]) -> Callable[..., Any]:
