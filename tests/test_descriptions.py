@@ -79,7 +79,7 @@ from storage.key_store import FIND
 
 EVERY = [*OPERATIONS, *sample.OPERATIONS]
 READING = pytest.mark.parametrize("operation", [each for each in EVERY if each.is_safe], ids=str)
-MANY = re.compile(r"=B(?!AAE)[A-J]{3}\b")  # what rename() leaves in all rows but one without nulls
+MANY = re.compile(r"=B(?!AAE)[A-J]{3}\b")  # texts of add_many_rows and rename, but for the full row
 NONCE = r'name="nonce" value="\w+"'
 HEADERS = API["components"]["headers"]
 OURS = ("401", "413", "429")  # errors whose words don't come from views

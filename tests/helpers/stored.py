@@ -15,9 +15,9 @@ from accounts import api_keys, users
 from helpers.described import ANY_TIME
 from models import DAY, HOUR, TABLES, ApiKey, HourlyUsage, User, db, now
 
-HIDDEN = re.compile(r"HIDDEN|\b777,?[78]\d\d\b")  # also if requests of others are added
+HIDDEN = re.compile(r"HIDDEN|\b777,?[78]\d\d\b")  # in rows of others, whose counts may grow
 NAME = "theirs"  # a text in rows of others, for pages and endpoints that find a row by a text
-OWN = re.compile(r"\b(?:ada|ci)\b|~\w+")  # what Ada's rows have, unless they are renamed
+OWN = re.compile(r"\b(?:ada|ci)\b|~\w+")  # in Ada's rows, until `rename`
 ORDERED = re.compile(
     r"^((?!.* UNION ).* ORDER BY )((?:[^()]|\([^()]*\))*?)( LIMIT .*)?$", re.DOTALL
 )
