@@ -796,7 +796,7 @@ def check_times(what: str, one: str, other: str) -> None:
 def test_times_are_ours_and_the_same_in_every_time_zone(
     ask: Ask, operation: Operation, key: str, zones: Iterator[None]
 ) -> None:
-    """All rows are new, so nothing was long ago."""
+    """All rows are new, so all times are of today."""
     one, other = [ask(key) for _ in zones]
     if one.status_code == other.status_code:  # it is not deleted by the first
         check_times(str(operation), one.text, other.text)

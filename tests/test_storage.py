@@ -446,7 +446,7 @@ def test_save_that_fails_saves_nothing_and_the_next_one_all(store: KeyStore, new
 
 
 def test_keys_are_saved_in_one_order(store: KeyStore, new_id: NewId, place: Settings) -> None:
-    """In another one, processes would wait for each other, and SQLite would write more."""
+    """In different orders, processes would wait for each other, and SQLite would write more."""
     ids = sorted(new_id() for _ in range(5))
     assert all(store.hit(key_id, LONG) for key_id in reversed(ids))
     store.save()

@@ -299,7 +299,7 @@ def test_name_without_a_user_is_limited_as_an_account_is(app: Flask) -> None:
 def test_sixty_forms_at_most_wait_for_a_hash(
     app: Flask, ada: FlaskClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They are counted before, and more are not; forms without a password go on.
+    """Forms that wait are counted, and those beyond them are not; forms without a password go on.
 
     A form that has arrived may wait for longer than its body may take.
     """
@@ -538,7 +538,7 @@ def test_only_a_right_form_changes_the_password(ada: FlaskClient, client: FlaskC
 def test_form_that_waits_for_a_hash_spares_the_next_account(
     ada: FlaskClient, monkeypatch: pytest.MonkeyPatch, form: str
 ) -> None:
-    """Without AUTOINCREMENT, it may have the number of the deleted one, and the name."""
+    """Without AUTOINCREMENT, the next account may get the number, and the name, of the last one."""
     verify_password = users.verify_password
 
     @db.connection_context()
@@ -880,7 +880,7 @@ def test_chart_shows_24_hours_of_all_keys_of_the_user(log_in: LogIn, ada: FlaskC
 
 
 def test_rotation_that_is_sent_twice_leaves_a_way_to_a_new_key(ada: FlaskClient) -> None:
-    """As without a script, where a second click drops the response to the first."""
+    """Without a script, a second click drops the response to the first, and so the new key."""
     old_secret = secret_in(create_key(ada, "ci"))
     lost, again = [ada.post(f"{path_of(0)}/successor") for _ in range(2)]  # in 24 hours
     until = f"works until {display(row(old_secret).expires_at or 0)}"
@@ -907,7 +907,7 @@ def test_rotation_that_is_sent_twice_leaves_a_way_to_a_new_key(ada: FlaskClient)
 
 
 def test_key_that_was_used_ends_the_one_that_it_has_replaced(ada: FlaskClient) -> None:
-    """A moment ago: neither its use nor the window of the oldest is saved yet.
+    """It was used a moment ago: neither that nor the window of the oldest key is saved yet.
 
     Nobody gets more by rotating a key, using up one of the two, and revoking the old one.
     """
@@ -1745,7 +1745,7 @@ def test_console_shows_what_is_added_to_the_descriptions(app: Flask, client: Fla
 def test_console_has_the_address_that_was_asked_for(
     client: FlaskClient, http: str, ws: str
 ) -> None:
-    """Whatever the one of the request before was."""
+    """Whatever address the request before had."""
     assert client.get("/", base_url="http://b.example/other").status_code == 200
     page = unescape(client.get("/", base_url=http).text).replace("<wbr>", "")
     prefix = http.partition("a.example")[2]
@@ -1764,7 +1764,7 @@ def test_console_has_the_address_that_was_asked_for(
 def test_path_prefix_is_part_of_all_links_and_forms_and_everything_is_linked(
     app: Flask, ada: FlaskClient
 ) -> None:
-    """The 405 of a form's address, which leads to its tab, is one of them; so is a replaced key."""
+    """Also of the redirect from a form's address to its tab, and of the page of a replaced key."""
     ada.post(f"{KEYS}/{secret_in(create_key(ada))[8:16]}/successor")
     for is_full in (False, True):  # such as a project, and one that is archived
         add_rows(stored_keys()[0], f"~{is_full}", 1, is_full)
@@ -1855,7 +1855,7 @@ def test_form_says_what_a_type_sets_and_no_page_names_a_command(ada: FlaskClient
 def test_page_of_a_visitor_is_the_same_whoever_was_the_first(
     app: Flask, ada: FlaskClient, client: FlaskClient
 ) -> None:
-    """Some are rendered once for all."""
+    """Some pages are rendered once for all visitors."""
     at_the_start = {**app.extensions}
     pages = {path: client.get(path).text for path in PUBLIC_PAGES}
     app.extensions = at_the_start

@@ -117,7 +117,7 @@ def test_file_is_complete_after_a_stop_although_another_program_has_it_open(
 def test_what_a_page_stores_is_flushed_and_so_is_what_a_checkpoint_moves(
     start_server: StartServer, tmp_path: Path
 ) -> None:
-    """But no count. What is flushed, as strace sees it, survives a power failure.
+    """Counts are not flushed. What is, as strace sees it, survives a power failure.
 
     A checkpoint comes with the first save once the log (-wal) has 4 MiB.
     """

@@ -33,7 +33,7 @@ def redirected(redirection: str) -> list[str]:
 def test_log_that_cannot_be_written_prints_no_secret(
     start_server: StartServer, tmp_path: Path, failure: str, output: str
 ) -> None:
-    """Neither elsewhere, and the service works, and ends, as ever."""
+    """Nothing else prints one, and the service works and ends as usual."""
     path = Path("/dev/full") if failure == "full disk" else tmp_path / "log"
     with contextlib.ExitStack() as reader:
         if failure == "closed pipe":
