@@ -24,7 +24,7 @@ class Quota(NamedTuple):
     limit: int
     seconds: int
 
-    def window_ends(self, now: float, waited: float = 0) -> tuple[int, int]:
+    def window_ends(self, now: float, waited: float) -> tuple[int, int]:
         """The first and the last `reset` that belong to the current window.
 
         The first is that of this clock. The last is what another process may have written: its

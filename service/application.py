@@ -90,7 +90,7 @@ class Service(Flask):
     request_class = BoundedRequest
     has_our_worker = False  # server/worker.py sets it; nothing else keeps the service's promises
 
-    def __init__(self, name: str, settings: Settings, is_demo: bool = False) -> None:
+    def __init__(self, name: str, settings: Settings, is_demo: bool) -> None:
         super().__init__(name, static_folder="web/static")
         self.config["DEBUG"] = False  # FLASK_DEBUG would change bodies: indent JSON, quote forms
         self.settings = settings

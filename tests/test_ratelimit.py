@@ -20,7 +20,7 @@ def limiter(clock: Clock) -> Limiter:
     return Limiter(clock.time)
 
 
-def use_up(limiter: Limiter, quota: Quota = FIVE) -> None:
+def use_up(limiter: Limiter, quota: Quota) -> None:
     assert all(limiter.hit("ada", quota).accepted for _ in range(quota.limit))
 
 

@@ -60,7 +60,7 @@ def frame(opcode: int, payload: bytes = b"", fin: bool = True, masked: bool = Tr
     return frames.Frame(frames.Opcode(opcode), payload, fin).serialize(mask=masked)
 
 
-def closing(code: int | None = None, reason: str = "") -> Frame:
+def closing(code: int | None, reason: str = "") -> Frame:
     """The frame with which one side closes; with nothing in it if there is no code."""
     return Frame(CLOSE, b"" if code is None else frames.Close(code, reason).serialize())
 
