@@ -35,6 +35,7 @@ GET = b"GET /api/v1/status HTTP/1.1\r\nHost: a\r\n"
 EMPTY_PATH = b"GET http://x HTTP/1.1\r\nUpgrade: x\r\nHost: "  # the first page
 ODD = {  # with the status of the answer
     "bad chunk that nobody reads": (POST + b"Transfer-Encoding: chunked\r\n\r\nzz\r\n\r\n", 405),
+    "bad chunk for a page without a form": (FORM.replace(b"/log-in", b"/") + b"zz\r\n\r\n", 405),
     "bad chunk of a form": (FORM + b"zz\r\n\r\n", 400),
     "bad end of a chunk of a form": (FORM + b"1\r\nxyz\r\n0\r\n\r\n", 400),
     "large form in chunks": (FORM + b"4e20\r\n" + b"x" * 20_000 + b"\r\n0\r\n\r\n", 413),
