@@ -65,10 +65,7 @@ class BoundedRequest(Request):
 
 
 def check_host_and_size() -> None:
-    """Refuse a request that no view could answer; read a form, before the turn of its page.
-
-    A form that is incomplete or late is refused before anything is done.
-    """
+    """Refuse a request that no view could answer."""
     environ = request.environ
     # No view needs these: files are small and have an ETag. Parsing them would take time.
     for name in ("HTTP_RANGE", "HTTP_IF_MODIFIED_SINCE", "HTTP_IF_MATCH"):
@@ -80,9 +77,6 @@ def check_host_and_size() -> None:
         abort(400)
     if int(environ.get("CONTENT_LENGTH") or 0) > MAX_BODY_BYTES:
         abort(413)
-    # A path that takes no form has no rule for a POST; what is sent there is ignored.
-    if request.method == "POST" and request.url_rule and not is_api(request.path):
-        request.get_data()
 
 
 class Service(Flask):

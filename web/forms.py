@@ -13,6 +13,7 @@ from models import InvalidInput, User
 from ratelimit import Quota
 from service.application import current_service
 from service.client_address import client_network
+from service.responses import is_api
 
 FORM_TYPE = "application/x-www-form-urlencoded"
 MAX_FIELDS = 50  # of a form
@@ -26,6 +27,15 @@ BUCKETS = 16384  # for each of these quotas
 hash_slots = BoundedSemaphore(60)  # of forms that wait for hashes, which takes 3 s
 
 View = Callable[..., ResponseReturnValue]
+
+
+def read_form() -> None:
+    """Read a form before its page has a turn; refuse one that is incomplete or late.
+
+    A path that takes no form has no rule for a POST; what is sent there is ignored.
+    """
+    if request.method == "POST" and request.url_rule and not is_api(request.path):
+        request.get_data()
 
 
 def receive_form() -> None:

@@ -17,7 +17,7 @@ from service.connections import TURN_SECONDS
 from service.responses import is_api, title_of
 from service.timestamps import date_time, display, relative_time
 from web import console, log_in, profile_settings
-from web.forms import free_slot, receive_form
+from web.forms import free_slot, read_form, receive_form
 from web.log_in import PageSessions, load_user
 
 SECURITY_HEADERS = {
@@ -63,6 +63,7 @@ def register(app: Service) -> None:
         "settings": app.settings,
         "units": UNIT_NAMES,
     }
+    app.before_request(read_form)
     app.before_request(wait_for_turn)
     app.register_blueprint(bp)
 
@@ -130,7 +131,7 @@ def error_page(error: HTTPException) -> ResponseReturnValue:
     # A GET of a form's address means that the user has reloaded the response to the form.
     if error.code == 405 and request.method == "GET" and request.path.startswith("/settings"):
         return redirect(form_tab(), 303)
-    if "had_turn" not in g and (busy := wait_for_turn()):  # an error of check_host_and_size
+    if "had_turn" not in g and (busy := wait_for_turn()):  # an error of the steps before
         return busy
     # The user is not loaded yet for a path that does not exist. If the database has just failed,
     # another query might take as long again.
