@@ -80,8 +80,11 @@ class Usage(NamedTuple):
 
     def followed_by(self, later: "Usage") -> "Usage":
         """This and later requests. If they are in a new window, `used` starts again."""
-        before = self.used if self.reset == later.reset else 0
-        return Usage(self.total + later.total, later.reset, before + later.used)
+        return Usage(
+            self.total + later.total,
+            later.reset,
+            later.used + (self.used if self.reset == later.reset else 0),
+        )
 
 
 NO_USAGE = Usage()

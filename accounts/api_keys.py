@@ -94,8 +94,9 @@ def successor(key: ApiKey, older: ApiKey | None) -> ApiKey:
     new = ApiKey(**{name: getattr(key, name) for name in INHERITED})
     if key.expires_at:
         new.expires_at = now() + key.expires_at - key.created_at
-    windows = [(each.reset, each.used) for each in (key, older) if each and each.tier == key.tier]
-    new.reset, new.used = max(windows)
+    new.reset, new.used = max(
+        (each.reset, each.used) for each in (key, older) if each and each.tier == key.tier
+    )
     return new
 
 

@@ -137,10 +137,13 @@ def register(app: Flask, page: Callable[[HTTPException], ResponseReturnValue]) -
 def problem_response(error: HTTPException) -> ResponseReturnValue:
     """The response to an error under /api/."""
     if error.response is None:  # an error of werkzeug, not a Problem
-        # What a view gave to `abort` is in the object; werkzeug's own words are in its class.
-        words = vars(error).get("description") or ""
-        # The headers bring Allow and Retry-After; the problem has a Content-Type of its own.
-        error = Problem(error.code or 500, detail=words, headers=error.get_headers())
+        error = Problem(
+            error.code or 500,
+            # What a view gave to `abort` is in the object; werkzeug's own words are in its class.
+            detail=vars(error).get("description") or "",
+            # These bring Allow and Retry-After; the problem has a Content-Type of its own.
+            headers=error.get_headers(),
+        )
     response = error.get_response()
     if request.path.removesuffix("/") == "/api/v1/gate":
         # The body in ASCII, for a proxy that discards bodies.

@@ -55,8 +55,7 @@ def sign_up() -> ResponseReturnValue:
     names = {"username": form_text("username"), "email": form_text("email")}
     password = request.form.get("password", "")
     check_fields(**names, password=password)
-    password_hash = hash_throttled(password, SIGN_UPS)
-    return start_session(users.create(**names, password_hash=password_hash))
+    return start_session(users.create(**names, password_hash=hash_throttled(password, SIGN_UPS)))
 
 
 @bp.get("/log-in")
