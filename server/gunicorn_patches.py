@@ -100,8 +100,10 @@ class FastResponse(http.wsgi.Response):
         data = "".join([*self.default_headers(), *lines, "\r\n"]).encode("latin-1") + arg
         self.headers_sent: bool = True  # not before, because a header may fail to be encoded
         self.sent = len(arg)  # for the access log
-        # The kernel nearly always takes all of it. `sendall` would ask for its buffer first.
-        self.sock.sendall(data[self.sock.send(data) :])
+        # The kernel nearly always takes all of it. `sendall` would ask for its buffer first, and
+        # limit the time for all of it, although the client reads.
+        while data:
+            data = data[self.sock.send(data) :]
 
 
 class Unreader(http.parser.SocketUnreader):

@@ -4,9 +4,9 @@ import contextlib
 import os
 import socket
 from collections.abc import Iterator
-from functools import partial
 from typing import Any
 
+import gevent
 import pytest
 from gevent import socket as gsocket
 from gevent.event import Event
@@ -84,7 +84,11 @@ def test_later_parts_of_a_request_wait_longer_but_later_requests_do_not(
     )
 
 
-def test_complete_body_comes_in_one_packet_with_the_header(worker: Worker) -> None:
+def test_complete_body_comes_in_one_packet_with_the_header(
+    worker: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A client that reads a large one slowly gets all of it."""
+    monkeypatch.setattr("server.worker.SEND_SECONDS", 0.5)
     gunicorn_patches.patch_gunicorn(worker.cfg)
     with connected(worker) as client:
         client.sendall(GET)
@@ -95,7 +99,11 @@ def test_complete_body_comes_in_one_packet_with_the_header(worker: Worker) -> No
     worker.wsgi = lambda environ, start_response: hello(environ, start_response, body)
     with connected(worker, socket.SOCK_STREAM) as client:
         client.sendall(GET.replace(b"Host", b"Connection: close\r\nHost"))
-        assert b"".join(iter(partial(client.recv, 65_536), b"")).endswith(b"\r\n\r\n" + body)
+        received = b""
+        while part := client.recv(65_536):
+            received += part
+            gevent.sleep(0.02)  # in all, longer than SEND_SECONDS
+        assert received.endswith(b"\r\n\r\n" + body), "see Response.write"
 
 
 def test_each_part_of_a_stream_is_sent_as_soon_as_it_exists(worker: Worker) -> None:
