@@ -68,6 +68,8 @@ def _database(url: str) -> Path | str:
         raise ValueError(f"must be {URL_FORMS}")
     path = PROJECT / found[1]  # relative paths start at the project's folder
     path.parent.stat()  # raises OSError
+    if path.is_dir():
+        raise ValueError(f"{path} is a folder; add the name of a file")
     return path
 
 

@@ -109,7 +109,7 @@ WRONG = {
     "SIGNUPS": ["Closed"],
     "RATE_LIMITS": ["free=lots"],
     "DATABASE_URL": [
-        *("demo.db", "sqlite://demo.db", "sqlite:///:memory:"),
+        *("demo.db", "sqlite://demo.db", "sqlite:///:memory:", "sqlite:////tmp"),
         *("sqlite:////no/such/directory/demo.db", f"sqlite:////{'a' * 300}/demo.db"),
     ],
     "SECRET_KEY": ["no UTF-8: \udcff", "fifteen letters"],
