@@ -490,7 +490,7 @@ class KeptOpen(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         self.note("asked")
-        status = {"good": 204, "odd": 200, "late": 503, None: 201}.get(
+        status = {"good": 204, "odd": 200, "over": 429, "late": 503, None: 201}.get(
             self.headers["X-API-Key"], 401
         )
         body = "" if status == 204 or "return=minimal" in self.headers.get("Prefer", "") else "{}"
@@ -522,13 +522,15 @@ def test_connections_are_used_again_and_only_a_204_passes(tmp_path: Path, name: 
     ):
         with tls(port) as client, tls(port, name=KEYS_HOST) as pages:
             pages.send(request_bytes("/", {"Host": KEYS_HOST, "X-API-Key": "good"}))
-            # nginx ends the connection of the last one.
-            keys = [*("good", "bad", "odd") * 10, "late"]
-            answers = [(key, client.request("/", X_API_Key=key)) for key in keys]
+            answers = [
+                (key, client.request("/", X_API_Key=key))
+                for key in ("good", "bad", "odd", "over", "late") * 10
+            ]
             assert pages.answer().status == 204
         eventually(lambda: ("ended", api.server_address) in KeptOpen.events)
     seen = {(key, answer.status, answer.body.strip()) for key, answer in answers if key != "odd"}
-    assert seen == {("good", 201, b"{}"), ("bad", 401, b"{}"), ("late", 503, b"{}")}, (
+    statuses = {"good": 201, "bad": 401, "over": 429, "late": 503}
+    assert seen == {(key, status, b"{}") for key, status in statuses.items()}, (
         f"edit deploy/{name}: both instances must be asked"
     )
     assert answers[-1][1].headers["Retry-After"] == "7"
