@@ -309,8 +309,11 @@ def start_patched(start_server: StartServer, tmp_path: Path) -> StartServer:
     """Starts a server whose gunicorn.conf.py ends with some more lines of Python."""
 
     def start(lines: str, *command: str, **settings: Any) -> Server:
-        file, original = tmp_path / "patched.conf.py", str(REPOSITORY / "gunicorn.conf.py")
-        file.write_text(f"__file__ = {original!r}\nexec(open(__file__).read())\n{lines}\n")
+        file = tmp_path / "patched.conf.py"
+        file.write_text(
+            f"__file__ = {str(REPOSITORY / 'gunicorn.conf.py')!r}\n"
+            f"exec(open(__file__).read())\n{lines}\n"
+        )
         return start_server(*command, GUNICORN_CMD_ARGS=f"--config {file}", **settings)
 
     return start

@@ -449,7 +449,8 @@ def test_backup_is_whole_and_private_and_replaces_nothing(
     assert copy.stat().st_mode & 0o777 == 0o600
     with contextlib.closing(sqlite3.connect(copy)) as opened:
         assert opened.execute("SELECT id FROM api_key").fetchall() == [(key[8:16],)]
-    before, late = copy.read_bytes(), tmp_path / "late.db"
+    before = copy.read_bytes()
+    late = tmp_path / "late.db"
     monkeypatch.setattr(  # another program makes this file while SQLite copies
         "peewee.logger.debug", lambda asked: "VACUUM" in asked[0] and late.write_text("theirs")
     )

@@ -144,7 +144,8 @@ def ask(client: FlaskClient, operation: Operation, hidden_key: str) -> Ask:
 
 def check_answer(operation: Operation, answer: TestResponse, what: str) -> None:
     """The status is listed; the headers and fields are those of this status."""
-    status, advice = str(answer.status_code), operation.advice
+    status = str(answer.status_code)
+    advice = operation.advice
     assert status in operation.responses, (
         f"{advice}: add the response {status}, or raise an error that is described, such as "
         f"auth.invalid_key() ({what}, {answer.request.url}): {answer.text[:200]}"
@@ -1060,7 +1061,8 @@ def test_list_of_a_page_has_an_end_and_an_order_and_is_not_remembered(
         app, own_key, lambda: {path: re.sub(NONCE, "", ada.get(path).text) for path in paths}
     )
     for path in paths:
-        links, shown = [""], set()
+        links = [""]
+        shown = set()
         for text in (ada.get(path + link).text for link in links):
             shown |= {*MANY.findall(text)}
             links += {

@@ -125,7 +125,8 @@ def is_slow(step: str) -> bool:
 
 def walk(app: Service, commands: Iterator[tuple[str, str]]) -> Iterator[str]:
     """Everything that pages, the API, a sync and commands do for a user who has 30 of each row."""
-    browser, password = app.test_client(), "long enough"
+    browser = app.test_client()
+    password = "long enough"
     ada = {"username": "ada", "email": "ada@example.com"}
 
     def post(path: str, **form: str) -> str:

@@ -182,7 +182,8 @@ def test_each_of_many_sockets_is_pinged_and_closed_in_time(
     Nor the last one, of one more key, which opens while the database is asked. If that is away, a
     key still ends when it expires.
     """
-    keys, open_now = [new_key(), "", new_key()], open_sockets_of(app)
+    keys = [new_key(), "", new_key()]
+    open_now = open_sockets_of(app)
     change(keys[0], expires_at=now() if is_away else None)
     sockets: Any = {
         mock.Mock(WebSocket, ping_deadline=0): row(key) if key else None
@@ -295,11 +296,13 @@ def test_refusals_are_described_hold_no_place_and_count_nothing(
     app: Service, new_key: NewKey, read: set[str], name: str
 ) -> None:
     """With two places, three refusals that held one would leave none."""
-    channel, advice = SOCKETS["channels"][name], f"edit docs/asyncapi.json: {name}"
+    channel = SOCKETS["channels"][name]
+    advice = f"edit docs/asyncapi.json: {name}"
     assert "x-refusals" in channel, (
         f'{advice}: x-refusals: {{"$ref": "#/channels/echo/x-refusals"}} or "time"'
     )
-    path, ws = channel["address"], channel.get("bindings", {}).get("ws", {})
+    path = channel["address"]
+    ws = channel.get("bindings", {}).get("ws", {})
     good, used_up = ({"X-API-Key": new_key(tier=tier)} for tier in ("pro", "once"))
     asked = [
         (path, headers)
@@ -422,7 +425,8 @@ def test_frames_tell_what_is_stored_now_and_is_the_keys(app: Service, key: str, 
     A socket that was opened before something has changed replies as one that was opened later.
     """
     add_rows(row(key), "~own", 1)
-    path, other = SOCKETS["channels"][name]["address"], add_hidden_user()
+    path = SOCKETS["channels"][name]["address"]
+    other = add_hidden_user()
     sent = b"".join(
         frame(TEXT, (text if isinstance(text, str) else json.dumps(text)).encode())
         for each in socket_operations(name)

@@ -235,7 +235,8 @@ def test_start_that_adds_a_column_waits_for_nobody(place: Settings) -> None:
 def test_row_whose_query_began_before_a_change_is_not_remembered(
     store: KeyStore, new_id: NewId, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    key_id, query = new_id(), store._query
+    key_id = new_id()
+    query = store._query
 
     def query_while_it_changes(*sql: Any) -> Any:
         rows = query(*sql)
@@ -284,8 +285,8 @@ def test_nothing_that_a_store_asks_waits_for_connections_of_pages(
 def test_expired_keys_and_old_hours_are_deleted_after_a_save(
     store: KeyStore, new_id: NewId
 ) -> None:
-    soon, this = now() + 60, now() // HOUR * HOUR
-    kept = {new_id(created_at=0, last_used_at=1), new_id(rotated_at=1, expires_at=soon)}
+    this = now() // HOUR * HOUR
+    kept = {new_id(created_at=0, last_used_at=1), new_id(rotated_at=1, expires_at=now() + 60)}
     new_id(rotated_at=1, expires_at=now() - 1)
     add_rows(ApiKey.get_by_id(new_id(expires_at=1)), "x", 1)
     HourlyUsage.insert_many((this - age * HOUR, "a" * 8, 1) for age in (0, 24, 26)).execute()
@@ -346,8 +347,11 @@ def test_of_two_forms_at_once_one_is_refused(
 @in_sqlite
 def test_transaction_is_alone_from_its_start(place: Settings) -> None:
     """So what it has read is still true when it writes."""
-    other, refused = sqlite3.connect(str(place.sqlite), timeout=0), sqlite3.OperationalError
-    with closing(other), transaction(), pytest.raises(refused, match="locked"):
+    with (
+        closing(sqlite3.connect(str(place.sqlite), timeout=0)) as other,
+        transaction(),
+        pytest.raises(sqlite3.OperationalError, match="locked"),
+    ):
         other.execute("BEGIN IMMEDIATE")
 
 
@@ -373,7 +377,8 @@ def test_clocks_that_differ_open_no_window_twice(
 ) -> None:
     """Two processes, at the turn of a window: each admits as much as it can."""
     monkeypatch.setattr(postgres, "time", clock := Clock())
-    key_id, quota = new_id(), Quota("free", 5, seconds)
+    key_id = new_id()
+    quota = Quota("free", 5, seconds)
     turn = window_end(time.time(), DAY)
     granted = [
         remaining(store.hit(key_id, quota)) is not None
@@ -390,10 +395,10 @@ def test_request_that_waited_for_the_database_opens_no_window(
     store: KeyStore, new_id: NewId, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is counted in the window that others have begun meanwhile."""
-    key_id, quota = new_id(), Quota("free", 5, 1)
+    key_id = new_id()
     monkeypatch.setattr(postgres, "time", clock := Clock(now := 1000.0 * int(time.time() / 1000)))
     assert [
-        remaining(store.hit(key_id, quota))
+        remaining(store.hit(key_id, Quota("free", 5, 1)))
         for clock.now in (now + 2, now, now + 2, now + 2, now, now + 1, now, now + 2)
     ] == [4, 3, 2, 1, 0, None, None, None], "see SAME_WINDOW in storage/postgres.py"
 
@@ -403,9 +408,10 @@ def test_request_that_finds_the_next_window_begun_is_counted_in_it(
     store: KeyStore, new_id: NewId, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another process has begun it between the statement that refuses and the one that reads."""
-    turn, quota = window_end(time.time(), HOUR), Quota("free", 5, HOUR)
+    turn = window_end(time.time(), HOUR)
     monkeypatch.setattr(postgres, "time", clock := Clock(turn - 0.1))
-    key_id, look_up = new_id(reset=turn, used=5), store._look_up
+    key_id = new_id(reset=turn, used=5)
+    look_up = store._look_up
 
     def turn_and_look_up(key_id: str) -> ApiKey | None:
         clock.now = turn + 0.1
@@ -413,7 +419,7 @@ def test_request_that_finds_the_next_window_begun_is_counted_in_it(
         return look_up(key_id)
 
     monkeypatch.setattr(store, "_look_up", turn_and_look_up)
-    assert remaining(store.hit(key_id, quota)) == 3, (
+    assert remaining(store.hit(key_id, Quota("free", 5, HOUR))) == 3, (
         "it is refused in a window in which something is left: see the second look in `hit`"
     )
 

@@ -1018,7 +1018,8 @@ def test_nothing_of_another_user_is_shown_or_changed(
         for path in pages(app, method, NAME)
         if app.test_client().open(path, method=method).location == "/log-in"
     }
-    before, rows = hidden_rows(), snapshot(())
+    before = hidden_rows()
+    rows = snapshot(())
     for path in sorted(
         {*routes(app, method), *named} - (PUBLIC_FORMS if method == "POST" else set())
     ):
@@ -1155,7 +1156,8 @@ def test_form_changes_only_the_row_in_its_path_and_says_whether_it_deletes(
     log_in("bob")
     keys = [row(secret_in(create_key(ada, name))) for name in "abc"]
     add_many_rows(keys[0], 1, 3)
-    before, said = snapshot(), dict[str, bool]()
+    before = snapshot()
+    said: dict[str, bool] = {}
     own_ids = {  # the ID, and those of the rows to which a row belongs, but not of the user
         table: {
             *("id", "key_id"),
@@ -1230,7 +1232,8 @@ def test_every_page_and_form_of_a_user_needs_a_log_in(
     app: Flask, ada: FlaskClient, client: FlaskClient
 ) -> None:
     create_key(ada)
-    before, forms = snapshot(), set(routes(app, "POST")) - PUBLIC_FORMS
+    before = snapshot()
+    forms = set(routes(app, "POST")) - PUBLIC_FORMS
     evil = evil_form(app, ada)
     assert {KEYS, PROFILE, f"{path_of(0)}/rename"} < forms
     advice = "needs a log-in: bp.before_request(require_log_in); or name it in tests/test_web.py:"

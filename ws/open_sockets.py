@@ -31,7 +31,8 @@ class OpenSockets:
     """Counts the sockets of each caller from the handshake on; `open` has the open ones."""
 
     def __init__(self, limit: int, limit_per_caller: int) -> None:
-        self.limit, self.limit_per_caller = limit, limit_per_caller
+        self.limit = limit
+        self.limit_per_caller = limit_per_caller
         self.is_stopping = False
         self.open: dict[WebSocket, ApiKey | None] = {}  # each with its key, if it has one
         self._count_by_caller: Counter[str] = Counter()  # by the key's id, or the client's address

@@ -46,7 +46,8 @@ def run_commands(
         text = app.test_cli_runner().invoke(args=[*name.split(), "--help"]).stdout
         lacking = {*re.findall(r"^  (--[\w-]+)  ", text, re.M)} - {*arguments.split(), "--help"}
         assert not lacking, f"edit COMMANDS in tests/helpers/commands.py: {name}: {lacking}"
-    connections, key = models.db.obj, ""  # a command uses another one
+    connections = models.db.obj  # a command uses another one
+    key = ""
     for name, arguments in COMMANDS.items():
         line = f"{name} {arguments}".replace("KEY", key).replace("FOLDER", str(folder))
         with (

@@ -64,7 +64,8 @@ class Load(AbstractContextManager["Load"]):
 
 
 def ask(client: RawSocket, key: str) -> Reply:
-    started, status, remaining = time.monotonic(), 0, -1
+    started = time.monotonic()
+    status, remaining = 0, -1
     with suppress(OSError):
         answer = client.request(TEST, X_API_Key=key)
         status, remaining = answer.status, int(answer.headers.get("X-RateLimit-Remaining", -1))

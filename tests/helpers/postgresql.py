@@ -45,7 +45,8 @@ class Cluster(AbstractContextManager["Cluster"]):
     ) -> None:
         """A new server, or one that follows the `primary` until `pg_promote` is called."""
         self._settings = OPTIONS | (options or {})
-        self._binaries, self.port = Path(find_program("initdb")).resolve().parent, free_port()
+        self._binaries = Path(find_program("initdb")).resolve().parent
+        self.port = free_port()
         self.password: str = primary.password if primary else secrets.token_hex()
         self._directory = Path(tempfile.mkdtemp(prefix="pg-"))
         self._options: dict[str, Any] = {"cwd": self._directory}
@@ -69,7 +70,8 @@ class Cluster(AbstractContextManager["Cluster"]):
     @contextmanager
     def pooled(self, **defaults: str) -> Iterator[str]:
         """A new database behind a PgBouncer, which runs each transaction in one of two sessions."""
-        port, file = free_port(), self._directory / "pgbouncer.ini"
+        port = free_port()
+        file = self._directory / "pgbouncer.ini"
         file.write_text(
             f"""[databases]
             * = host=127.0.0.1 port={self.port} user=demo password={self.password}

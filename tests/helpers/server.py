@@ -200,7 +200,8 @@ class Server(contextlib.AbstractContextManager["Server"]):
     _process: Any = None  # once it was started
 
     def __init__(self, directory: Path, *command: str, **settings: str) -> None:
-        self.directory, self.command = directory, list(command) or serve_command()
+        self.directory = directory
+        self.command = list(command) or serve_command()
         self._database = directory / "data" / "service.db"
         self._database.parent.mkdir(parents=True, exist_ok=True)
         self.port = free_port()
@@ -372,7 +373,9 @@ class Server(contextlib.AbstractContextManager["Server"]):
         """A new key of a new user, written by hand: commands would take a second for them."""
         if not (self.postgres or self._database.exists()):
             prepare_database(load(self.env))
-        owner, now, key = f"user{self._keys}", int(time.time()), random_key(type)
+        key = random_key(type)
+        now = int(time.time())
+        owner = f"user{self._keys}"
         self._keys += 1
         user = {"id": USER_ID * self._keys, "username": owner, "email": f"{owner}@example.com"}
         row = {"id": key[8:16], "user_id": user["id"], "name": name, "type": type, "tier": tier}

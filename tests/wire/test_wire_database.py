@@ -54,7 +54,8 @@ def test_lock_by_another_process_loses_nothing(start_server: StartServer) -> Non
 @pytest.mark.ci
 def test_moved_file_loses_nothing(start_server: StartServer, tmp_path: Path) -> None:
     """Its name has what a URI would take apart."""
-    file, away = tmp_path / "50%20 of a?b=c#d.db", tmp_path / "away"
+    file = tmp_path / "50%20 of a?b=c#d.db"
+    away = tmp_path / "away"
     server = start_server(DATABASE_URL=f"sqlite:///{file}", WEB_CONCURRENCY="1")
     keys = [server.new_key() for _ in range(2)]
     assert server.ask(TEST, X_API_Key=keys[0]).status == 200
@@ -123,7 +124,8 @@ def test_what_a_page_stores_is_flushed_and_so_is_what_a_checkpoint_moves(
     """
     options = ["-D", "-f", "-y", "-e", "trace=fsync,fdatasync", "-o", f"{tmp_path}/trace"]
     server = start_server(find_program("strace"), *options, *serve_command())
-    key, file = server.new_key(), server.database
+    key = server.new_key()
+    file = server.database
 
     def flushed(name: str) -> int:
         return (tmp_path / "trace").read_text().count(f"{name}>")

@@ -103,7 +103,8 @@ def test_reader_that_pauses_holds_up_nobody(
 
     The output is the server's standard input, which the test has open, too.
     """
-    rounds, pair = tmp_path / "rounds", make()
+    rounds = tmp_path / "rounds"
+    pair = make()
     with (
         open(pair[0], "rb", buffering=0) as reader,
         open(pair[1], "wb") as writer,

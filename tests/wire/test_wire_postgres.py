@@ -36,9 +36,9 @@ def test_outage_under_load_is_503_within_four_seconds_and_no_count_is_wrong(
         replies = own.replies_through(outage, load)
     assert {reply.status for reply in replies} == {200, 503}
     assert max(reply.seconds for reply in replies if reply.status == 503) < patience(4)
-    counted, total = len(accepted(replies)), sum(map(server.total, keys))
+    total = sum(map(server.total, keys))
     # What was given up may have been counted.
-    assert counted <= total <= counted + (64 if outage == "freeze" else 0)
+    assert 0 <= total - len(accepted(replies)) <= (64 if outage == "freeze" else 0)
     for line in ("database unavailable: ", *(["error connecting"] if outage != "freeze" else [])):
         assert 1 <= len(server.log_lines(line)) <= 2, "once a minute for each process"
     assert own.password not in server.log()
@@ -65,7 +65,8 @@ def test_memory_does_not_grow_in_an_outage(own: Cluster, start_patched: StartSer
 
 def test_workers_start_without_a_server(own: Cluster, start_server: StartServer) -> None:
     server = start_server(DATABASE_URL=own.new_database())
-    key, before = server.new_key(), server.worker_pids
+    key = server.new_key()
+    before = server.worker_pids
     own.stop()
     for pid in before:
         os.kill(pid, signal.SIGKILL)
@@ -194,7 +195,7 @@ def test_idle_process_has_no_connection(own: Cluster, start_patched: StartServer
 def test_given_up_statements_end_on_the_server(own: Cluster, start_server: StartServer) -> None:
     """Or they would soon have all of its connections."""
     server = start_server(DATABASE_URL=(url := own.new_database()), WEB_CONCURRENCY="1")
-    key, waiting = server.new_key(), "SELECT 1 FROM pg_locks WHERE NOT granted"
+    key = server.new_key()
     for number in range(PAGE_CONNECTIONS + 1):  # the later ones find all connections closed
         assert [
             server.ask(TEST, X_API_Key=key).status,
@@ -210,6 +211,7 @@ def test_given_up_statements_end_on_the_server(own: Cluster, start_server: Start
         )
     with writing(url, 'LOCK TABLE api_key, "user"'):
         assert [server.ask(TEST, X_API_Key=key).status, server.sign_up("bob").status] == [503] * 2
+        waiting = "SELECT 1 FROM pg_locks WHERE NOT granted"
         eventually(lambda: not own.query(own.url(), waiting), patience(2))
 
 

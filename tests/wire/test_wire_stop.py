@@ -158,7 +158,8 @@ def test_service_started_with_nohup_stays(start_server: StartServer) -> None:
 
 def test_postgresql_reload_fails_nobody(start_server: StartServer, cluster: object) -> None:
     server = start_server(RATE_LIMITS="free=1000000/day")
-    key, before = server.new_key(), set(server.worker_pids)
+    key = server.new_key()
+    before = set(server.worker_pids)
     with Load(server.port, key, connections=4) as load:
         eventually(lambda: len(load.replies) > 100)
         for number, workers in ((signal.SIGHUP, 2), (signal.SIGTTIN, 3)):
