@@ -763,7 +763,7 @@ def test_key_ends_when_it_was_told_to(ada: FlaskClient) -> None:
         assert f'<option value="{expires}">' in form
         made = row(secret_in(create_key(ada, expires, expires=expires)))
         page = ada.get(f"{KEYS}/{made.id}/rotate").text
-        assert re.findall("The old key expires [^>]*>(.*?)<.* at the latest", page) == (
+        assert re.findall("The old key expires [^>]*><span[^>]*>(.*?)<.* at the latest", page) == (
             ["in 5 min"] if expires == "5 minutes" else []
         ), "whether it ends before its grace"
         lifetime = made.expires_at and made.expires_at - made.created_at
@@ -771,9 +771,10 @@ def test_key_ends_when_it_was_told_to(ada: FlaskClient) -> None:
     write(ApiKey.created_at, ApiKey.expires_at.is_null())  # "never" is the newest
     write(ApiKey.expires_at, ApiKey.expires_at - 23 * DAY - 1, ApiKey.name == "30 days")
     page = ada.get(SECURITY).text
-    assert re.findall(r'class="error">\s*<time.*?>(.*?)<', page) == ["in 7 days", "in 5 min"], (
-        "a key that ends in less than a week is marked, and no other: see security.html"
-    )
+    assert re.findall(r'class="error">\s*<time.*?><span.*?>(.*?)<', page) == [
+        "in 7 days",
+        "in 5 min",
+    ], "a key that ends in less than a week is marked, and no other: see security.html"
     assert re.findall('<th scope="row">(.*?) *<div>', page) == [
         *("never", "1 year", "30 days", "5 minutes", "90 days")
     ], "new ones first, then by name"
@@ -856,8 +857,9 @@ def test_chart_shows_24_hours_of_all_keys_of_the_user(log_in: LogIn, ada: FlaskC
     texts = (
         f'used <time datetime="{date_time(this_hour - 23 * 3600)}"',
         (
-            f'created <time datetime="{date_time(made := stored_keys()[0].created_at)}" '
-            f'title="{display(made)}">just now<span class="unseen">, {display(made)}</span></time>'
+            f'created <time datetime="{date_time(made := stored_keys()[0].created_at)}"><span '
+            f'aria-hidden="true" title="{display(made)}">just now</span><span class="unseen">'
+            f"just now, {display(made)}</span></time>"
         ),
         "<strong>3,012</strong> requests</p>",
         "at most 3,000 in an hour",
@@ -917,7 +919,7 @@ def test_key_that_was_used_ends_the_one_that_it_has_replaced(ada: FlaskClient) -
     assert re.search(
         '">replaced<.*>3 of 5\\s.*<meter min="0" max="5" low="3.5" high="4.5" optimum="0" value='
         '"3".*this day, resets 00:00<'
-        '.*data-label="Expires: "><div><span>\\s*<time [^>]*>in 24 h<',
+        '.*data-label="Expires: "><div><span>\\s*<time [^>]*><span [^>]*>in 24 h<',
         ada.get(SECURITY).text,
         re.DOTALL,
     ), "the list does not show a replaced key with 3 of 5 and its meter: see security.html, peek"

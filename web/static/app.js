@@ -147,7 +147,7 @@ function show(entry, { response, text = "", status = "No response", ...how }) {
   const find = (name) => entry.querySelector(`.response ${name}`);
   const headers = [...(response?.headers ?? [])].map(([name, value]) => `${name}: ${value}\n`);
   mark(entry, status, { ...how, mood: response?.ok ? "good" : "bad" });
-  find(".body").textContent = parse(text) ? JSON.stringify(parse(text), null, 2) : text;
+  find(".body code").textContent = parse(text) ? JSON.stringify(parse(text), null, 2) : text;
   find(".body").hidden = !text;
   find(".headers").textContent = headers.join("");
   find("details").hidden = !headers.length;
