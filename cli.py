@@ -166,8 +166,14 @@ def rotate_key(key_id: str, grace: int) -> None:
 @click.argument("username", required=False)
 def list_keys(username: str | None) -> None:
     """List all keys, or those of one user."""
-    keys = ApiKey.select(ApiKey, User.username).join(User).where(valid_keys(username))
-    print_rows(KEY_COLUMNS, keys.order_by(User.id, ApiKey.created_at, ApiKey.id).objects())
+    print_rows(
+        KEY_COLUMNS,
+        ApiKey.select(ApiKey, User.username)
+        .join(User)
+        .where(valid_keys(username))
+        .order_by(User.id, ApiKey.created_at, ApiKey.id)
+        .objects(),
+    )
 
 
 @key_group.command("tier")

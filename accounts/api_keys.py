@@ -117,8 +117,11 @@ def _store(key: ApiKey, most: int = MAX_KEYS) -> tuple[ApiKey, str]:
     """
     if key.has_expired:
         raise InvalidInput(key="This key would have expired already.")
-    keys = ApiKey.select(ApiKey.id, ApiKey.predecessor)
-    predecessor_of = dict(keys.where(ApiKey.user == key.user_id, ApiKey.valid()).tuples())
+    predecessor_of = dict(
+        ApiKey.select(ApiKey.id, ApiKey.predecessor)
+        .where(ApiKey.user == key.user_id, ApiKey.valid())
+        .tuples()
+    )
     current = predecessor_of.keys() - predecessor_of.values()
     if len(predecessor_of) >= MAX_KEYS or len(current) >= most:
         advice = f"A user can have {most} {'key' if most == 1 else 'keys'}. Revoke one first."

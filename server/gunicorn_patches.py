@@ -72,8 +72,10 @@ def write_error(sock: Any, status: int, reason: str, message: str) -> None:
         detail=message.rstrip("'").rpartition("'")[2],
         headers={**dict(API_HEADERS), "Connection": "close", "Date": util.http_date()},
     ).get_response()
-    header = f"HTTP/1.1 {response.status}\r\n{response.headers}"  # which ends in an empty line
-    util.write_nonblock(sock, header.encode() + response.data)
+    # The headers end in an empty line.
+    util.write_nonblock(
+        sock, f"HTTP/1.1 {response.status}\r\n{response.headers}".encode() + response.data
+    )
 
 
 class FastResponse(http.wsgi.Response):

@@ -85,8 +85,9 @@ class Problem(HTTPException):
             "code": code or known[0],
             **members,
         }
-        response = Response(json_text(body) + "\n", status, headers, "application/problem+json")
-        super().__init__(detail, response)
+        super().__init__(
+            detail, Response(json_text(body) + "\n", status, headers, "application/problem+json")
+        )
         self.code = status
 
 
