@@ -84,10 +84,11 @@ class FastResponse(http.wsgi.Response):
     def process_headers(self, headers: list[tuple[str, str]]) -> None:
         """Take over the headers, which werkzeug has checked already.
 
-        gunicorn would check them again. It has to see two of them, which it sends itself.
+        gunicorn would check them again. It has to see those of the connection, such as Date and
+        Transfer-Encoding, which it sends itself.
         """
         values = {name.lower(): value for name, value in headers}
-        if values.keys() & {"connection", "date"}:
+        if values.keys() & util.hop_headers:
             super().process_headers(headers)
             return
         if "content-length" in values:

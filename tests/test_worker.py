@@ -106,6 +106,20 @@ def test_complete_body_comes_in_one_packet_with_the_header(
         assert received.endswith(b"\r\n\r\n" + body), "see Response.write"
 
 
+def test_view_may_pass_on_the_headers_of_another_server(worker: Worker) -> None:
+    gunicorn_patches.patch_gunicorn(worker.cfg)
+    others = [("Server", "x"), ("Transfer-Encoding", "chunked"), ("Keep-Alive", "timeout=5")]
+    worker.wsgi = lambda environ, start_response: hello(
+        environ, lambda status, headers: start_response(status, [*headers, *others])
+    )
+    with connected(worker) as client:
+        client.sendall(GET)
+        head = client.recv(4096).lower()
+    assert (head.count(b"\nserver:"), b"chunked" in head, b"timeout" in head) == (
+        (1, False, False)
+    ), "gunicorn drops those of its connection: see process_headers"
+
+
 def test_each_part_of_a_stream_is_sent_as_soon_as_it_exists(worker: Worker) -> None:
     may_go_on = Event()
 
