@@ -356,7 +356,8 @@ def test_response_of_the_api_is_whole_and_has_the_headers_of_the_limit(
 
 
 @pytest.mark.parametrize(
-    ("method", "body"), [("GET", b""), ("HEAD", b""), ("POST", b"x"), ("POST", b"x" * 3_000_000)]
+    ("method", "body"),
+    [("GET", b""), ("HEAD", b""), ("POST", b"x" * 9), ("POST", b"x" * 3_000_000)],
 )
 @pytest.mark.parametrize(
     ("code", "status"), [("missing_api_key", 401), ("invalid_api_key", 401), ("rate_limited", 429)]
@@ -373,6 +374,7 @@ def test_refused_request_gets_the_answer_of_the_service(
     assert answer.status == expected.status == status
     if len(body) < 1_000_000:  # or else curl may stop to read when it stops to send
         assert answer.body == (b"" if method == "HEAD" else expected.body)
+        assert lower(answer).get("connection") != "close", f"edit deploy/{gate.name}"
     assert [*dict(answer_headers(answer).items() ^ answer_headers(expected).items())] == [
         "x-gate-problem"  # which only a proxy gets
     ], f"edit deploy/{gate.name}"
