@@ -215,14 +215,15 @@ def usage(username: str | None) -> None:
         .alias("recent")
     )
     counts = [fn.COALESCE(recent.c[name], 0).alias(name) for name in ("this_hour", "last_24_hours")]
-    query = (
+    print_rows(
+        USAGE_COLUMNS,
         ApiKey.select(ApiKey.id, User.username, ApiKey.name, *counts, ApiKey.total)
         .join(User)
         .join_from(ApiKey, recent, JOIN.LEFT_OUTER, on=(recent.c.key_id == ApiKey.id))
         .where(valid_keys(username))
         .order_by(SQL("last_24_hours").desc(), ApiKey.id)
+        .objects(),
     )
-    print_rows(USAGE_COLUMNS, query.objects())
 
 
 @click.command(cls=Command)

@@ -104,12 +104,12 @@ def hourly_requests(user: User) -> dict[int, int]:
     hours = chart_hours()
     # By hour and key, like the index: a condition on the user alone would read all rows of a day.
     keys = ApiKey.select(ApiKey.id).where(ApiKey.user == user, ApiKey.last_used_at >= hours[0])
-    counts = (
+    return dict.fromkeys(hours, 0) | dict(
         HourlyUsage.select(HourlyUsage.hour, fn.SUM(HourlyUsage.requests))
         .where(HourlyUsage.hour.in_(hours), HourlyUsage.key_id.in_(keys))
         .group_by(HourlyUsage.hour)
+        .tuples()
     )
-    return dict.fromkeys(hours, 0) | dict(counts.tuples())
 
 
 @bp.post("/security/keys")
