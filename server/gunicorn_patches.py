@@ -100,11 +100,12 @@ class FastResponse(http.wsgi.Response):
             super().write(arg)
             return
         lines = [f"{name}: {value}\r\n" for name, value in self.headers]
-        data = "".join([*self.default_headers(), *lines, "\r\n"]).encode("latin-1") + arg
+        header = "".join([*self.default_headers(), *lines, "\r\n"]).encode("latin-1")
         self.headers_sent: bool = True  # not before, because a header may fail to be encoded
         self.sent = len(arg)  # for the access log
         # The kernel nearly always takes all of it. `sendall` would ask for its buffer first, and
         # limit the time for all of it, although the client reads.
+        data = memoryview(header + arg)  # its slices are no copies
         while data:
             data = data[self.sock.send(data) :]
 
