@@ -64,10 +64,9 @@ def test_commands_of_the_page_print_what_it_says(
     server = start_server(RATE_LIMITS="free=5/day,tiny=5/day")
     script = "".join(parts[: 4 * commands : 4]).replace(".venv/bin/python", sys.executable)
     script = script.replace(":8000", f":{server.port}")
-    printed = bash(script, tmp_path, server.env | {"KEY": server.new_key(tier="tiny")})
-    assert timeless(printed) == timeless("".join(parts[2 : 4 * commands : 4])), (
-        "edit docs/testing-clients.md"
-    )
+    assert timeless(
+        bash(script, tmp_path, server.env | {"KEY": server.new_key(tier="tiny")})
+    ) == timeless("".join(parts[2 : 4 * commands : 4])), "edit docs/testing-clients.md"
 
 
 def test_commands_of_the_table_of_closes_work(tmp_path: Path) -> None:

@@ -417,8 +417,13 @@ def test_a_backup_is_restored(request: pytest.FixtureRequest, tmp_path: Path, nu
     server = Server(tmp_path, **url)
 
     def paste(title: str) -> None:
-        block = written("operating.md", title)[number].replace("demo.db", "service.db")
-        bash(block.replace(".venv/bin/flask", FLASK), tmp_path / "data", server.env)
+        bash(
+            written("operating.md", title)[number]
+            .replace("demo.db", "service.db")
+            .replace(".venv/bin/flask", FLASK),
+            tmp_path / "data",
+            server.env,
+        )
 
     with server:
         key = server.start().new_key()

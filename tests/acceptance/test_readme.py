@@ -235,8 +235,9 @@ def test_gate_can_be_tried(checkout: Checkout, program: str) -> None:
     (proxy,) = [block for block in proxies if f"{program} " in block]
     assert program == "nginx" or proxy in blocks("sh"), "README has the same command"
     for file in checkout.folder.glob("deploy/gate.*"):
-        text = checkout.on_our_ports(file.read_text())
-        file.write_text(text.replace("\n{\n", "\n{\n\tadmin off\n", 1))
+        file.write_text(
+            checkout.on_our_ports(file.read_text()).replace("\n{\n", "\n{\n\tadmin off\n", 1)
+        )
     with (
         checkout.started(api, "api"),
         checkout.running(service) as shown,

@@ -113,10 +113,13 @@ class Cluster(AbstractContextManager["Cluster"]):
 
     def start(self) -> "Cluster":
         options = [part for option in self._settings.items() for part in ("-c", "=".join(option))]
-        place = ["-D", "data", "-k", str(self._directory), "-p", str(self.port)]
         with (self._directory / "log").open("ab") as log:
             self._process = subprocess.Popen(
-                [str(self._binaries / "postgres"), *place, *options],
+                [
+                    str(self._binaries / "postgres"),
+                    *("-D", "data", "-k", str(self._directory), "-p", str(self.port)),
+                    *options,
+                ],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
