@@ -55,6 +55,12 @@ SCROLLED = """async ({ parentElement: log }) => {
         await new Promise(requestAnimationFrame)
     return [before, isAtEnd()]
 }"""
+# The headers of a window that ends in a second.
+ENDING = {
+    "X-RateLimit-Limit": "9",
+    "RateLimit-Policy": '"free";q=9;w=60',
+    "RateLimit": '"free";r=0;t=1',
+}
 OPEN_ALL = "() => { for (const each of document.querySelectorAll('details')) each.open = true }"
 
 
@@ -323,7 +329,7 @@ def test_console_says_what_is_wrong(page: Page) -> None:
     expect(press(page, ECHO, "Send")).to_have_text("ClosedThis is a bug in the service (1011)")
     asked: list[Any] = []
     page.route(f"**{GATE}", lambda route: asked.append(route))
-    page.route(f"**{TEST}", lambda route: route.fulfill(status=200))  # so the key is good
+    page.route(f"**{TEST}", lambda route: route.fulfill(status=200, headers=ENDING))  # a good key
     for status, headers, words in [
         (502, {}, "This response is not from the API."),
         (503, {"Retry-After": "Sun, 29 Nov 2026 09:00:00 GMT"}, "ms<i> {"),
@@ -354,8 +360,10 @@ def test_console_says_what_is_wrong(page: Page) -> None:
     page.context.set_offline(True)
     press(page, YEAR, "Send")
     expect(
-        card(page, YEAR).locator(".response:not(:has(.body:visible))"),
-        "nothing of the earlier answer",
+        card(page.locator("body:has(.allowance[hidden])"), YEAR).locator(
+            ".response:not(:has(.body:visible))"
+        ),
+        "nothing of the earlier answer, nor of a window that has ended",
     ).to_have_text(
         re.compile(r"^No response\s*The server cannot be reached[.]$"), use_inner_text=True
     )

@@ -154,7 +154,7 @@ function show(entry, { response, text = "", status = "No response", ...how }) {
   colour();
 }
 
-/** Show what is left of the key's limit, if the headers say so. */
+/** Show what is left of the key's limit, if the headers say so, until the window ends. */
 function showAllowance(headers) {
   const [limit, left] = ["limit", "remaining"].map((n) => Number(headers.get(`x-ratelimit-${n}`)));
   const line = document.querySelector(".allowance");
@@ -167,6 +167,9 @@ function showAllowance(headers) {
   const [some, all] = [left, limit].map((number) => number.toLocaleString("en"));
   words.textContent = `${tier}: ${some} of ${all} left ${unit === "day" ? "today" : `this ${unit}`}`;
   line.hidden = false;
+  const [, secondsLeft] = /t=([0-9]+)/.exec(headers.get("ratelimit"));
+  clearTimeout(line.end);
+  line.end = setTimeout(() => (line.hidden = true), secondsLeft * 1000);
 }
 
 const TOKEN = new RegExp(
