@@ -20,6 +20,7 @@ from playhouse.pool import PooledSqliteDatabase
 from models import HOUR, ApiKey, now
 from ratelimit import Allowance, Limiter, Quota, Usage
 from storage.key_store import KeyStore
+from storage.outage import reason_of
 
 log = logging.getLogger(__name__)
 
@@ -177,15 +178,15 @@ class Store(KeyStore):
         with suppress(PeeweeException):  # all requests have ended, so a wait holds nobody up
             self._query(f"PRAGMA busy_timeout = {1000 * LAST_SECONDS}")
         super().save_and_close()
-        with suppress(PeeweeException):
+        try:
             # A checkpoint that waits for readers would make the stop too long.
             self._query(f"PRAGMA busy_timeout = {1000 * BUSY_SECONDS:.0f}")
             _, frames, copied = self._query("PRAGMA wal_checkpoint(TRUNCATE)")[0]
-            if frames != copied:  # another program reads an older snapshot
-                log.warning(
-                    "another program still reads the database: until it ends, "
-                    "the file is complete only together with its -wal file"
-                )
+            hindrance = "" if frames == copied else "another program reads an older snapshot"
+        except PeeweeException as error:
+            hindrance = reason_of(error)
+        if hindrance:
+            log.warning("the file is complete only together with its -wal file: %s", hindrance)
         self._database.close()
 
     @peewee_errors()  # peewee converts errors of `execute`, but not of `fetchall`
