@@ -1566,7 +1566,7 @@ def test_no_form_is_taken_from_another_site(
             headers.get("Host") == "localhost:99999",  # which has a cookie of its own
         ], f"{path}: the page offers what is no help; it does not know whether she is logged in"
     assert ada.post(PROFILE).status_code == 422, (
-        "a form of another site logs Ada out, or counts for her: see receive_form in web/forms.py"
+        "a form of another site logs Ada out, or counts for her: see check_form in web/forms.py"
     )
 
 

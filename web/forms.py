@@ -38,8 +38,8 @@ def read_form() -> None:
         request.get_data()
 
 
-def receive_form() -> None:
-    """Count a form; refuse cross-site requests (CSRF) and other types."""
+def check_form() -> None:
+    """Refuse a form of another site (CSRF) or of another type, and count it for its caller."""
     kind = (request.content_type or FORM_TYPE).partition(";")[0].strip().lower()
     # With this type, werkzeug parses forms only, and no parameters of a type, which can be slow.
     request.environ["CONTENT_TYPE"] = FORM_TYPE if request.method == "POST" else ""

@@ -17,7 +17,7 @@ from service.connections import TURN_SECONDS
 from service.responses import is_api, title_of
 from service.timestamps import date_time, display, relative_time
 from web import console, log_in, profile_settings
-from web.forms import free_slot, read_form, receive_form
+from web.forms import check_form, free_slot, read_form
 from web.log_in import PageSessions, load_user
 
 SECURITY_HEADERS = {
@@ -91,7 +91,7 @@ def wait_for_turn() -> ResponseReturnValue | None:
 def before_page() -> None:
     """Check the form and find out who is logged in, before a view is called."""
     g.errors = {}
-    receive_form()
+    check_form()
     load_user()  # after the form, because one that is refused should cost no query
 
 
