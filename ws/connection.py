@@ -87,8 +87,9 @@ def check_handshake(environ: dict[str, str]) -> None:
                 "Sec-WebSocket-Version": "13",
             },
         )
-    fits = all(re.fullmatch(form, environ.get(name, "")) for name, form in HANDSHAKE.items())
-    if not fits or "upgrade" not in tokens(environ, "HTTP_CONNECTION"):
+    if "upgrade" not in tokens(environ, "HTTP_CONNECTION") or not all(
+        re.fullmatch(form, environ.get(name, "")) for name, form in HANDSHAKE.items()
+    ):
         raise Problem(
             400,
             "bad_handshake",
@@ -103,8 +104,11 @@ def plain_handshake(environ: dict[str, str]) -> dict[str, str]:
     wsproto would raise an exception for unusual headers. Without Sec-WebSocket-Extensions it agrees
     to no compression, which would take 100 KiB a connection.
     """
-    plain = {"HTTP_HOST": "localhost", "HTTP_UPGRADE": "websocket", "HTTP_CONNECTION": "Upgrade"}
-    return {n: v for n, v in environ.items() if n in HANDSHAKE or n[:5] != "HTTP_"} | plain
+    return {n: v for n, v in environ.items() if n in HANDSHAKE or n[:5] != "HTTP_"} | {
+        "HTTP_HOST": "localhost",
+        "HTTP_UPGRADE": "websocket",
+        "HTTP_CONNECTION": "Upgrade",
+    }
 
 
 def tokens(environ: dict[str, str], name: str) -> set[str]:
