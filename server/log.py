@@ -7,6 +7,7 @@ import re
 import stat
 import sys
 from contextlib import suppress
+from pathlib import Path
 from select import PIPE_BUF, POLLOUT
 from typing import Any, TextIO
 
@@ -88,18 +89,22 @@ class RedactingLogger(Logger):
 
     def setup(self, cfg: Any) -> None:
         super().setup(cfg)
-        self._adapt_handlers()
+        for handler in self.error_log.handlers + self.access_log.handlers:
+            handler.setFormatter(LineFormatter(self.error_fmt, self.datefmt))
+        self.reopen_files()  # as an Output
         logging.root.handlers = list(self.error_log.handlers)
         # At level DEBUG, packages log password hashes and addresses.
         logging.root.setLevel(max(self.loglevel, logging.INFO))
 
     def reopen_files(self) -> None:
-        super().reopen_files()
-        self._adapt_handlers()
+        """Open the files again, which may have been renamed.
 
-    def _adapt_handlers(self) -> None:
+        If a file can't be opened, the log goes on in the old one; gunicorn itself would end.
+        """
         for handler in self.error_log.handlers + self.access_log.handlers:
-            handler.setFormatter(LineFormatter(self.error_fmt, self.datefmt))
-            if hasattr(handler, "baseFilename"):  # a FileHandler
-                with handler.stream as file:  # may be closed: `Output` has opened it again
-                    handler.setStream(Output(file))
+            if isinstance(handler, logging.FileHandler):
+                try:
+                    with Path(handler.baseFilename).open("a") as file:
+                        handler.setStream(Output(file))
+                except OSError as error:
+                    self.error("could not open a log file again: %s", error)

@@ -168,7 +168,7 @@ def test_other_servers_answer_only_which_command_to_run(tmp_path: Path, command:
 
 
 def test_supported_options_work_together(start_server: StartServer, tmp_path: Path) -> None:
-    """Log files that were renamed are opened again at a SIGUSR1."""
+    """Log files that were renamed are opened again at a SIGUSR1, if they can be opened."""
     pid, log, access, other = (tmp_path / name for name in ("pid", "log", "access", "other"))
     server = start_server(
         *serve_command(),
@@ -189,6 +189,11 @@ def test_supported_options_work_together(start_server: StartServer, tmp_path: Pa
     assert re.fullmatch(
         r"\[20[\d-]{8} [\d:]{8} \+\d{4}\] \[\d+\] \[WARNING\] Invalid request .*\n", log.read_text()
     ), "one line, because others are less than warnings: see setup in server/log.py"
+    log.rename(kept := tmp_path / "kept")
+    log.mkdir()  # so that it can't be opened
+    os.kill(server.pid, signal.SIGUSR1)
+    eventually(lambda: kept.read_text().count(f"again: [Errno 21] Is a directory: '{log}'") == 2)
+    assert server.ask(STATUS).status == 200
     assert server.log() == ""
     server.stop()
 
