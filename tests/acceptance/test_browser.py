@@ -565,7 +565,7 @@ AUDIT = """async () => {
 # own, which Orca does not read; links or buttons that sound alike but differ; cells without their
 # label; what a screen reader should read, but is not rendered; code and answers that Firefox would
 # translate (`code`, it leaves out); a button that moves what is around it; an empty form that
-# Firefox calls invalid; a light page in the dark.
+# Firefox calls invalid; what is only read aloud, but copied; a light page in the dark.
 FAULTS = """() => {
     const all = selector => [...document.querySelectorAll(selector)]
     const wide = all("html, pre, .scroll, .log, .bar").filter(e => e.scrollWidth > e.clientWidth)
@@ -575,6 +575,7 @@ FAULTS = """() => {
     const prose = all("pre, .log").filter(e => e.translate)
     const shown = all("[hidden]").filter(e => e.checkVisibility())
     const invalid = all("form:invalid:not([aria-invalid=false])")
+    const copied = all(".unseen").filter(e => getComputedStyle(e).userSelect !== "none")
     const says = ["Copied", "Selected", "Copy"]
     const jumpy = all("[data-copy]").filter(e =>
         new Set(says.map(text => (e.textContent = text, e.offsetWidth))).size > 1)
@@ -591,7 +592,7 @@ FAULTS = """() => {
     const unread = all(".unseen, [role=status]").filter(e => !e.checkVisibility(read) &&
         !e.closest("[hidden], details:not([open])"))
     const faults = [...wide, ...bare, ...tiny, ...shown, ...cut, ...alike, ...nameless, ...unread,
-        ...prose, ...jumpy, ...invalid]
+        ...prose, ...jumpy, ...invalid, ...copied]
     const green = getComputedStyle(document.body).backgroundColor.match(/\\d+/g)[1]
     const { matches } = matchMedia(`(prefers-color-scheme: ${green < 128 ? "dark" : "light"})`)
     return [...faults.map(e => e.outerHTML.slice(0, 200)), ...(matches ? [] : ["color-scheme"])]
