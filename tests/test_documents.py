@@ -925,7 +925,7 @@ DIRECTIVES = {
         default*9 default_type error_log*2 error_page*3 gzip if*5 ignore_invalid_headers internal*3
         keepalive*2 keepalive_timeout*2 large_client_header_buffers listen*2 location*8
         log_format map*10 proxy_buffer_size proxy_buffering proxy_buffers proxy_connect_timeout*3
-        proxy_hide_header*2 proxy_http_version*2 proxy_ignore_headers proxy_intercept_errors
+        proxy_hide_header*2 proxy_http_version*2 proxy_ignore_headers proxy_intercept_errors*2
         proxy_method proxy_next_upstream_timeout proxy_pass*4 proxy_pass_request_body*2
         proxy_pass_request_headers*2 proxy_read_timeout*2 proxy_request_buffering
         proxy_send_timeout proxy_set_header*27 recursive_error_pages return*7 rewrite*2 server*5

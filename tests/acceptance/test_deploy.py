@@ -82,12 +82,12 @@ def nginx(folder: Path, name: str, port: int, changes: dict[str, str]) -> list[s
         f"{kind}_temp_path {folder}/{kind}; "
         for kind in ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
     )
-    # The gate has to turn underscores, odd names, and compression off, which Debian and Ubuntu turn
-    # on; some operators allow only TLS 1.3.
+    # The gate has to turn all but paths off; Debian and Ubuntu have `gzip on`. Some operators allow
+    # only TLS 1.3.
     (folder / "main.conf").write_text(
         f"daemon off; master_process off; pid {folder}/pid; error_log stderr;\n"
         f"events {{}}\nhttp {{ underscores_in_headers on; ignore_invalid_headers off; gzip on;\n"
-        f"ssl_protocols TLSv1.3; {paths}include {folder}/site.conf; }}\n"
+        f"proxy_intercept_errors on; ssl_protocols TLSv1.3; {paths}include {folder}/site.conf; }}\n"
     )
     return [find_program("nginx"), "-p", str(folder), "-c", "main.conf", "-e", "stderr"]
 
