@@ -82,8 +82,8 @@ def nginx(folder: Path, name: str, port: int, changes: dict[str, str]) -> list[s
         f"{kind}_temp_path {folder}/{kind}; "
         for kind in ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
     )
-    # The gate has to turn all but paths off; Debian and Ubuntu have `gzip on`. Some operators allow
-    # only TLS 1.3.
+    # Operators may have set these for all sites; Debian and Ubuntu set `gzip on`. The gate must not
+    # depend on them.
     (folder / "main.conf").write_text(
         f"daemon off; master_process off; pid {folder}/pid; error_log stderr;\n"
         f"events {{}}\nhttp {{ underscores_in_headers on; ignore_invalid_headers off; gzip on;\n"
