@@ -579,6 +579,7 @@ FAULTS = """() => {
     const says = ["Copied", "Selected", "Copy"]
     const jumpy = all("[data-copy]").filter(e =>
         new Set(says.map(text => (e.textContent = text, e.offsetWidth))).size > 1)
+    for (const e of all("textarea")) e.style.letterSpacing = "0.5em" // as some readers set it
     const cut = all("textarea, pre, .card").filter(e =>
         getComputedStyle(e).overflowY === "hidden" && e.scrollHeight > e.clientHeight + 1)
     const sound = ({ localName, ariaLabel, textContent: text, attributes }) =>
