@@ -82,17 +82,28 @@ def add_hidden_user() -> str:
 
 @db.connection_context()
 def add_rows(
-    key: ApiKey, text: str, number: int, is_full: bool = False, tables: Any = None, named: str = ""
-) -> None:
+    key: ApiKey,
+    text: str,
+    number: int,
+    is_full: bool = False,
+    tables: Any = None,
+    named: str = "",
+    parents: dict[str, Any] | None = None,
+) -> dict[str, Any]:
     """Store a row of the key's user in each table that was added to the first three, or in these.
+
+    With `parents`, which an earlier call has returned, only in tables whose rows belong to those of
+    another added table: they belong to those of that call, which may be another user's.
 
     It has this text in each column of texts but the named one, and this number wherever one is
     needed, or, if is_full, in all that aren't made for each row, as an UUID is. Times are 90
     minutes ago, and come in the order of their columns; with an odd number, expires_at, and those
     that may be null, are tomorrow.
     """
-    owners: dict[str, Any] = {"user": key.user_id, "api_key": key.id}
-    for table in TABLES[3:] if tables is None else tables:
+    owners: dict[str, Any] = (parents or {}) | {"user": key.user_id, "api_key": key.id}
+    for table in tables or [
+        each for each in TABLES[3:] if not parents or {*each._meta.refs.values()} & {*TABLES[3:]}
+    ]:
         row: dict[str, object] = {}
         for name, field in table._meta.fields.items():
             if isinstance(field, ForeignKeyField):
@@ -112,6 +123,7 @@ def add_rows(
         made = table.insert(row).on_conflict_ignore().execute()  # a number may be unique
         # A row of a table that comes later may belong to this one.
         owners[table._meta.table_name] = row.get(table._meta.primary_key.name, made)
+    return owners
 
 
 @db.connection_context()
