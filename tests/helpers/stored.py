@@ -208,9 +208,13 @@ def snapshot(counts: Collection[str] = COUNTS) -> dict[Any, list[dict[str, Any]]
 def neglected(before: dict[Any, list[dict[str, Any]]], value: object) -> set[str]:
     """The columns of changed rows that have another new value than this one, or than now.
 
-    And those of the time of a change that are still the same. False may take a time back.
+    And those of the time of a change that are still the same. False may take a time back, and a
+    text, such as a currency, may be stored in capital or in small letters.
     """
-    wanted = [value, None if value is False else value, *range(now() - 30, now() + 2)]
+    wanted = [
+        *((value.upper(), value.lower()) if isinstance(value, str) else ()),
+        *(value, None if value is False else value, *range(now() - 30, now() + 2)),
+    ]
     return {
         column
         for table, rows in snapshot().items()
