@@ -727,6 +727,18 @@ def test_new_row_is_found_by_its_id(
     )
     new = [each.get("id") for each in missing(before, snapshot())]
     assert not new or not made or made["id"] in new, f"{operation} returns {made}, and stores {new}"
+    assert (
+        not made
+        or not isinstance(operation.example, dict)
+        or all(
+            len(shown) >= len(operation.example[name])
+            for name, shown in made.items()
+            if isinstance(shown, list) and isinstance(operation.example.get(name), list)
+        )
+    ), (
+        f"{operation} returns {made} for {operation.example}: show also rows to which no others "
+        "belong (in SQL, a left join)"
+    )
     for other in sorted(EVERY, key=lambda each: each.method == "DELETE"):
         found = re.fullmatch(re.escape(operation.path) + r"(?:/\{(\w+)\})?", other.path)
         if made and found and (found[1] or other.is_safe):
@@ -750,14 +762,16 @@ def test_new_row_is_found_by_its_id(
                 )
                 for day in {*re.findall(r"\d{4}-\d\d-\d\d", str(made) * bool(days))} or {""}
             ]
-            advice = (
+            assert [
+                all(answer.status_code < 300 for answer in answers),
+                not other.is_safe
+                or any(
+                    made | each == each | made for answer in answers for each in objects(answer)
+                ),
+            ] == [True, True], (
                 f"{other} does not find what {operation} returns, with its day as {days or 'none'}"
                 f": {[answer.text or answer for answer in answers]}"
             )
-            assert all(answer.status_code < 300 for answer in answers), advice
-            assert not other.is_safe or any(
-                made | each == each | made for answer in answers for each in objects(answer)
-            ), advice
     changed = [  # besides the row in the path, and that of the user, which may have a count
         each
         for each in missing(snapshot(), before)
