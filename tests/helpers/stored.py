@@ -226,16 +226,17 @@ def neglected(before: dict[Any, list[dict[str, Any]]], value: object) -> set[str
 
 
 def remarked(before: dict[Any, list[dict[str, Any]]]) -> list[str]:
-    """Advice for each time that was there, and is another one now."""
+    """Advice for each time that was there, and is another one now; or an end that had passed."""
     return [
-        f"moves {column}, when it is sent again: add {column}.is_null() to where(), or call the "
-        f"column last_{column} if the last time counts"
+        f"moves {column}, when it is sent again: add {column}.is_null() to where(), or that it is "
+        f"to come, or call the column last_{column} if the last time counts"
         for table, rows in snapshot().items()
         for old, new in product(before[table], rows)
         if old.get("id", new) == new.get("id")
         for column, field in table._meta.fields.items()
-        if field.null and column.endswith("_at") and column[:5] != "last_" and column not in UPDATED
+        if column.endswith("_at") and column[:5] != "last_" and column not in UPDATED
         if None not in (old[column], new[column]) and old[column] != new[column]
+        if field.null or (column == "expires_at" and max(old[column], new[column]) <= now())
     ]
 
 
