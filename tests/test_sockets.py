@@ -467,5 +467,5 @@ def test_frames_tell_what_is_stored_now_and_is_the_keys(app: Service, key: str, 
         ]
         assert opened[1] in one or len({*one, *another}) > 1, (
             f"{path}: a socket that is open sends {opened[1]}, but a new one {one[0]}: ask for the "
-            "rows whenever something is sent"
+            "rows whenever something is sent, and send each change once"
         )

@@ -60,6 +60,16 @@ RULES = {
         r"{[^{}]*database_url",
         [],
     ),
+    # What is false is counted, too: only null isn't.
+    "count rows by fn.COUNT(ROW.id).filter(condition)": (
+        r"\bCOUNT\((?!Case)[^()]*(?:\.(?:is_null|in_|not_in|contains|startswith)\(| [=!<>]=? )",
+        [],
+    ),
+    # Else 4.05 looks like 4.5, and 9:05 like 9:5.
+    "write the digits after a point or a colon with their zeros, as in {cents % 100:02}": (
+        r"}[.:]\$?{+[^{}:]*%\s*\w+\s*}",
+        [],
+    ),
     # In SQLite, one has no end.
     "use BigIntegerField: in PostgreSQL, this ends at 2,147,483,647, or before": (
         r"\b(Small)?IntegerField\b",
