@@ -25,7 +25,8 @@ CALLS: set[str] = set()
 AUDITED: set[str] = set()
 # Paths of lists with all rows of a user, who can't have more than the table allows.
 COMPLETE: set[str] = set()
-# Routes of forms that are meant to change several rows, such as a choice of the main one.
+# Routes of forms that are meant to change several rows, such as a choice of the main one; paths of
+# operations that are meant to change rows of others that belong to a row of the user.
 SEVERAL: set[str] = set()
 # Types of messages that a socket sends to others only when something is new.
 SELDOM: set[str] = set()

@@ -71,7 +71,7 @@ def add_hidden_user() -> str:
     for field in fields(*TEXTS):
         if field.model in owned and field.name not in NEEDED:
             write(field, "HIDDEN", field.model.id == owned[field.model])
-    add_rows(key, "HIDDEN", 777_777)
+    add_rows(key, "HIDDEN", 777_777, parents=add_rows(key, "HIDDEN", 777_777))
     add_rows(key, "HIDDEN", 777_777, is_full=True)
     for number, name in enumerate(
         sorted({field.name for field in fields(*TEXTS) if field.model in TABLES[3:]})
