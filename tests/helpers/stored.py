@@ -9,7 +9,7 @@ from typing import Any
 from unittest import mock
 
 import peewee
-from peewee import AutoField, CharField, Field, ForeignKeyField, TextField, fn
+from peewee import AutoField, BooleanField, CharField, Field, ForeignKeyField, TextField, fn
 
 from accounts import api_keys, users
 from helpers.described import ANY_TIME
@@ -96,7 +96,8 @@ def add_rows(
     another added table: they belong to those of that call, which may be another user's.
 
     It has this text in each column of texts but the named one, and this number wherever one is
-    needed, or, if is_full, in all that aren't made for each row, as an UUID is. Times are 90
+    needed, or, if is_full, in all that aren't made for each row, as an UUID is. A boolean is True
+    if is_full, or else False, whatever its default is. Times are 90
     minutes ago, and come in the order of their columns; with an odd number, expires_at, and those
     that may be null, are tomorrow.
     """
@@ -117,9 +118,11 @@ def add_rows(
                 is_ahead = (field.null or name == "expires_at") and number % 2
                 row[name] = now() - 5400 + len(row) + (DAY if is_ahead else 0)
             elif not (callable(field.default) or isinstance(field, AutoField)) and (
-                is_full or not (field.null or field.default is not None)
+                is_full
+                or isinstance(field, BooleanField)
+                or not (field.null or field.default is not None)
             ):
-                row[name] = number
+                row[name] = is_full if isinstance(field, BooleanField) else number
         made = table.insert(row).on_conflict_ignore().execute()  # a number may be unique
         # A row of a table that comes later may belong to this one.
         owners[table._meta.table_name] = row.get(table._meta.primary_key.name, made)
@@ -276,11 +279,23 @@ def hidden_rows(counts: Collection[str] = COUNTS) -> list[dict[str, Any]]:
     return found
 
 
-def check_beside_others(send: Callable[[], dict[str, str]], key: str, values: list[Any]) -> None:
-    """Where two texts are the same, a third one is, too, when another user has more rows."""
+def check_beside_others(
+    send: Callable[[], dict[str, str]],
+    key: str,
+    values: list[Any],
+    parents: dict[str, Any] | None = None,
+) -> None:
+    """Where two texts are the same, a third one is, too, when another user has more rows.
+
+    Some of these belong to the `parents`, which an earlier call of add_rows has returned.
+    """
     send()  # some pages leave a message for the next one
     first, second = send(), send()
-    api_keys.create_key(users.create("eve", "eve@example.com", "long enough"), "another")
+    add_rows(
+        api_keys.create_key(users.create("eve", "eve@example.com", "long enough"), "another")[0],
+        *("=guest", 1),
+        parents=parents,
+    )
     add_many_rows(row(key), 200, 210)
     for value in values:
         add_rows(row(key), str(value), value if isinstance(value, int) else 777_778, is_full=True)
@@ -292,7 +307,8 @@ def check_beside_others(send: Callable[[], dict[str, str]], key: str, values: li
         ]
         changes = [each for each in zip_longest(*texts) if each[0] == each[1] != each[2]]
         assert not changes, (
-            f"{what} shows or counts rows of others: name the user in each query: {changes}"
+            f"{what} shows or counts rows of others: name the user in each query, or see TOTALS: "
+            f"{changes}"
         )
 
 
