@@ -112,8 +112,11 @@ def test_header(proxied: Server, target: str, name: str) -> None:
 @pytest.mark.parametrize("target", [*PAGES, *SOCKETS])
 def test_path_and_query(proxied: Server, target: str, separator: str) -> None:
     parts = ("a", "a/", "/", "../", "%2f", "%00", "a=b&", "&", "=", "%", "+", "next=/&", "api_key=")
-    others = {part: get(target + separator + part * (LINE // len(part))) for part in parts}
-    assert_costs_little(proxied, get(target), others)
+    assert_costs_little(
+        proxied,
+        get(target),
+        {part: get(target + separator + part * (LINE // len(part))) for part in parts},
+    )
 
 
 def post(path: str, session: str, kind: str = FORM_TYPE, **fields: str) -> Request:

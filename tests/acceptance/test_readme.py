@@ -278,8 +278,9 @@ def test_recipes_leave_the_tests_green(installed: Checkout) -> None:
     described = []
     for recipe in RECIPES:
         installed.follow(recipe, "*.py", "*.html")
-        named = re.findall(r"\+\+\+ b/(.*\.(?:md|json))", recipe.read_text())
-        described += [(recipe, file) for file in named]
+        described += [
+            (recipe, file) for file in re.findall(r"\+\+\+ b/(.*\.(?:md|json))", recipe.read_text())
+        ]
     while described:
         with pytest.raises(AssertionError) as failed:
             installed.paste(

@@ -83,8 +83,9 @@ class Cluster(AbstractContextManager["Cluster"]):
             default_pool_size = 2
             unix_socket_dir =""".replace("  ", "")
         )
-        command = [find_program("pgbouncer"), "-q", str(file)]
-        with subprocess.Popen(command, stderr=-3, **self._options) as process:
+        with subprocess.Popen(
+            [find_program("pgbouncer"), "-q", str(file)], stderr=-3, **self._options
+        ) as process:
             try:
                 eventually(lambda: listens("127.0.0.1", port), what="PgBouncer starts")
                 yield self.new_database(**defaults).replace(f":{self.port}/", f":{port}/")
