@@ -15,7 +15,8 @@ ECHO, TIME = SOCKETS = ("/api/v1/ws/echo", "/api/v1/ws/time")
 PROFILE, SECURITY = "/settings/profile", "/settings/security"
 KEYS = f"{SECURITY}/keys"
 
-# Pages and endpoints that show totals of all users on purpose.
+# Pages, endpoints and sockets that show totals of all users, or rows that are for everybody, on
+# purpose. Put only the paths here that show a row to everybody, not those that change it.
 TOTALS: set[str] = set()
 # Protected endpoints that also answer when nothing is left, and then don't count.
 UNLIMITED = {STATS}
