@@ -339,7 +339,8 @@ def test_key_is_checked_and_each_request_counted(
             )
     answer, again = ask(key), ask(key)
     assert answer.status_code < 300 or (answer.status_code == 404 and operation.parameters), (
-        f"{operation} must be taken, also beside three rows of its user: {answer.text}"
+        f"{operation} must be taken, also beside three rows of its user, whose times have passed: "
+        f"call the column of an end expires_at, whose time is to come: {answer.text}"
     )
     counted = app.store.usage_of(row(key)).total
     assert ("n't count" if operation.needs_key else "Counts as one") not in (
