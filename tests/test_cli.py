@@ -425,8 +425,10 @@ def test_command_that_waits_for_its_reader_keeps_nobody_from_storing(
     os.write(output, b"\n" * fcntl.fcntl(output, fcntl.F_GETPIPE_SZ))  # now it is full
     line = f"exec $FLASK key {command.replace('KEY', key[:16])}"
     with subprocess.Popen(line, stdout=output, **shell) as process, open(reader) as printed:
-        wait_channel = Path(f"/proc/{process.pid}/wchan")
-        eventually(lambda: re.search("select|poll|pipe", wait_channel.read_text()), 30)
+        eventually(
+            lambda: re.search("select|poll|pipe", Path(f"/proc/{process.pid}/wchan").read_text()),
+            30,
+        )
         with contextlib.closing(sqlite3.connect(str(config.database_url), timeout=0)) as other:
             with other:
                 assert other.execute("UPDATE api_key SET name = 'late'").rowcount == 2001
