@@ -443,11 +443,14 @@ def test_frames_tell_what_is_stored_now_and_is_the_keys(app: Service, key: str, 
         def talk(client: Any) -> None:
             peer = RawSocket(sock=client)
             peer.answer()
-            for happen in (list, list, meanwhile, list):  # after it, old frames may come
-                happen()
-                # Later, so that a socket also sends what nobody has asked for.
-                gevent.spawn_later(0.005, peer.send, sent + frame(PING))
-                told.append(str(sorted({each.payload for each in iter(peer.frame, (PONG, b""))})))
+            with suppress(ConnectionError):  # a socket may end by itself
+                for happen in (list, list, meanwhile, list):  # after it, old frames may come
+                    happen()
+                    # Later, so that a socket also sends what nobody has asked for.
+                    gevent.spawn_later(0.005, peer.send, sent + frame(PING))
+                    told.append(
+                        str(sorted({each.payload for each in iter(peer.frame, (PONG, b""))}))
+                    )
             leave(client)
 
         ask(app, path, {"X-API-Key": key}, talk)
@@ -478,7 +481,7 @@ def test_frames_tell_what_is_stored_now_and_is_the_keys(app: Service, key: str, 
                 *(list, list),
             )
         ]
-        assert opened[1] in ("[]", *one) or len({*one, *another}) > 1, (
-            f"{path}: a socket that is open sends {opened[1]}, but a new one {one[0]}: ask for the "
+        assert {*opened[1:]} <= {"[]", *one} or len({*one, *another}) > 1, (
+            f"{path}: a socket that is open sends {opened}, but a new one {one}: ask for the "
             "rows whenever something is sent, and send each change once"
         )

@@ -104,8 +104,11 @@ def get(target: str, name: str = "Accept", value: str = "a") -> Request:
 @pytest.mark.parametrize("name", HEADERS)
 @pytest.mark.parametrize("target", [*PAGES, *SOCKETS])
 def test_header(proxied: Server, target: str, name: str) -> None:
-    others = {"".join(shape): get(target, name, long(*shape, HEADER)) for shape in SHAPES}
-    assert_costs_little(proxied, get(target), others)
+    assert_costs_little(
+        proxied,
+        get(target),
+        {"".join(shape): get(target, name, long(*shape, HEADER)) for shape in SHAPES},
+    )
 
 
 @pytest.mark.parametrize("separator", ["?", "/"])
