@@ -221,7 +221,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Any]]:
 
 @pytest.fixture
 def stopped_clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that two pages, answers or frames also have the same seconds of what is running."""
+    """Time stands still, so that two pages, answers or frames show the same seconds."""
     monkeypatch.setattr("time.time", mock.Mock(return_value=time.time()))
 
 

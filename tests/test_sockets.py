@@ -452,7 +452,8 @@ def test_frames_tell_what_is_stored_now_and_is_the_keys(app: Service, key: str, 
 
     change(other, used=0)
     send(other)
-    # None of these is over yet, if it ends. There are enough that each ID is one in each table.
+    # With an odd number, a row has not ended yet. Each table gets ten rows, so that it has one with
+    # the ID of the first row of any other table.
     theirs, *_ = [add_rows(row(other), "HIDDEN", number) for number in range(777_779, 777_799, 2)]
     check_beside_others(
         lambda: (

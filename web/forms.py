@@ -32,7 +32,7 @@ View = Callable[..., ResponseReturnValue]
 def read_form() -> None:
     """Read a form before its page has a turn; refuse one that is incomplete or late.
 
-    A path that takes no form has no rule for a POST; what is sent there is ignored.
+    A POST to a path without a form matches no route, so its body is ignored.
     """
     if request.method == "POST" and request.url_rule and not is_api(request.path):
         request.get_data()

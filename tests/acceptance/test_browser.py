@@ -564,7 +564,7 @@ AUDIT = """async () => {
 # What is cut off, or shown although it is hidden, and live regions or groups with text of their
 # own, which Orca does not read; links or buttons that sound alike but differ; cells without their
 # label; what a screen reader should read, but is not rendered; code and answers that Firefox would
-# translate (`code`, it leaves out); a button that moves what is around it; an empty form that
+# translate (it leaves out `code`); a button that moves what is around it; an empty form that
 # Firefox calls invalid; what is only read aloud, but copied; a light page in the dark.
 FAULTS = """() => {
     const all = selector => [...document.querySelectorAll(selector)]

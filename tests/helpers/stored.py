@@ -92,14 +92,14 @@ def add_rows(
 ) -> dict[str, Any]:
     """Store a row of the key's user in each table that was added to the first three, or in these.
 
-    With `parents`, which an earlier call has returned, only in tables whose rows belong to those of
-    another added table: they belong to those of that call, which may be another user's.
+    With `parents`, which an earlier call has returned, it stores only rows that belong to a row of
+    another added table. They belong to the rows of that call, which may be another user's.
 
     It has this text in each column of texts but the named one, and this number wherever one is
     needed, or, if is_full, in all that aren't made for each row, as an UUID is. A boolean is True
-    if is_full, or else False, whatever its default is. Times are 90
-    minutes ago, and come in the order of their columns; with an odd number, expires_at, and those
-    that may be null, are tomorrow.
+    if is_full, or else False, whatever its default is. Times are 90 minutes ago, and come in the
+    order of their columns; with an odd number, expires_at, and those that may be null, are
+    tomorrow.
     """
     owners: dict[str, Any] = (parents or {}) | {"user": key.user_id, "api_key": key.id}
     for table in tables or [
